@@ -1,0 +1,40 @@
+"""`python -m bench SUBJECT... [--data FOLDER] [more]`: one table a subject; `make bench` calls it.
+
+Each subject is a module with `main(argv)`; options after the subjects go to each of them as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from segue.errors import SegueError
+
+SUBJECTS = ("epoch", "prepare", "recommend", "evaluate")
+NEED_DATA = ("epoch", "recommend", "evaluate")
+WHERE = (
+    "give DATA=folder with an events.tsv.gz of the columns user, item, ts. The figures quoted are for MovieLens-1M, "
+    "published at https://grouplens.org/datasets/movielens/1m/"
+)
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("subjects", nargs="+", choices=SUBJECTS)
+    parser.add_argument("--data", type=Path, help="folder with events.tsv.gz")
+    chosen, rest = parser.parse_known_args(argv)
+    for subject in chosen.subjects:
+        if subject in NEED_DATA and (chosen.data is None or not (chosen.data / "events.tsv.gz").is_file()):
+            parser.error(f"{subject} needs a log: {WHERE}")
+    for subject in chosen.subjects:
+        data = ["--data", str(chosen.data)] if subject in NEED_DATA else []
+        importlib.import_module(f"bench.{subject}").main([*data, *rest])
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except SegueError as error:
+        sys.exit(f"bench: {error}")

@@ -1,0 +1,166 @@
+"""Seconds of a training epoch: RecTools' SASRec against segue's `sasrec` and `esasrec`, in turns, in one run.
+
+The same events, positions, width, depth, heads, length, dropout, loss, number type and threads on both sides. Batching
+is timed on both sides; building of data sets, each process's first epoch, validation and saving are not. Each
+measurement is a process of its own, and the three take turns, so that a drift of the machine meets all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.results import publish
+from segue import api
+from segue.errors import InputError
+
+ROOT = Path(__file__).parent.parent
+PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+PEER = "rectools"
+RUNNERS = (PEER, "sasrec", "esasrec")
+SHAPE = {"width": 64, "depth": 2, "heads": 1, "length": 200, "dropout": 0.2}
+NOTES = (
+    "RecTools also drops attention weights (its MultiheadAttention takes the same rate), segue does not: that path has "
+    "no fused kernel on a CPU.",
+    "RecTools: 128 users a batch, padded to the length. segue: batches of packed tokens as the recipe says.",
+    "sasrec has a feed-forward part as wide as the model, like RecTools; esasrec's is gated and four times as wide.",
+)
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench epoch", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder with events.tsv.gz")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2, help="of each run; the first is not counted")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--length", type=int, default=SHAPE["length"])
+    parser.add_argument("--child", choices=RUNNERS[1:], help=argparse.SUPPRESS)
+    chosen = parser.parse_args(argv)
+    if chosen.epochs < 2 or chosen.runs < 1:
+        parser.error("--epochs must be at least 2 (the first is not counted) and --runs at least 1")
+    if chosen.child:
+        print(json.dumps(train_ours(chosen.child, chosen.data, vars(chosen))))
+        return
+    if not PEER_PYTHON.exists():
+        raise InputError("The library to compare with is not installed; start this with `make bench SUBJECT=epoch`.")
+    with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
+        results = measure(prepared(chosen.data, Path(folder)), chosen)
+    show(results)
+
+
+def prepared(data: Path, folder: Path) -> Path:
+    """A data folder, and beside it the training part for the other side: every event but a user's last two."""
+    made = api.prepare(data / "events.tsv.gz", out=folder / "data")
+    offsets, ends = np.asarray(made.sequences.offsets), np.asarray(made.split.train_end)
+    lengths = ends - offsets[:-1]
+    rows = np.arange(lengths.sum()) + np.repeat(offsets[:-1] - (np.cumsum(lengths) - lengths), lengths)
+    users = np.repeat(np.arange(len(lengths)), lengths)
+    np.savez(folder / "train.npz", users=users, items=np.asarray(made.sequences.items)[rows].astype(np.int64))
+    return folder
+
+
+def measure(folder: Path, chosen: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """Each runner's results, `runs` of them, taken in turns."""
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in RUNNERS}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads), "MKL_NUM_THREADS": str(chosen.threads)}
+    for run in range(chosen.runs):
+        for name in RUNNERS:
+            command = _command(name, folder, chosen)
+            done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise InputError(f"{name} failed: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+            result = json.loads(done.stdout.strip().splitlines()[-1])
+            results[name].append(result)
+            shown = ", ".join(f"{seconds:.1f}" for seconds in result["seconds"])
+            print(f"run {run + 1} of {chosen.runs}  {name:9} seconds an epoch: {shown}", file=sys.stderr, flush=True)
+    return results
+
+
+def _command(name: str, folder: Path, chosen: argparse.Namespace) -> list[str]:
+    numbers = ["--epochs", str(chosen.epochs), "--threads", str(chosen.threads), "--length", str(chosen.length)]
+    if name != PEER:
+        return [sys.executable, "-m", "bench.epoch", "--data", str(folder / "data"), "--child", name, *numbers]
+    script = str(ROOT / "bench" / "peers" / "rectools_epoch.py")
+    shape = [part for key in ("width", "depth", "heads", "dropout") for part in (f"--{key}", str(SHAPE[key]))]
+    return [str(PEER_PYTHON), script, str(folder / "train.npz"), *shape, *numbers]
+
+
+def train_ours(recipe: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Train with segue's own loop, unjudged, and say what the other side says."""
+    import torch
+
+    from segue.config import make_settings, read_recipe
+    from segue.data.dataset import Data
+    from segue.evaluate.trained import training_counts
+    from segue.models.build import build_model
+    from segue.objective.objective import Objective
+    from segue.train.loop import fit, training_windows
+
+    torch.set_num_threads(chosen["threads"])
+    shape = {**SHAPE, "length": chosen["length"]}
+    settings = make_settings(read_recipe(recipe), [f"model.{key}={value}" for key, value in shape.items()])
+    if settings.objective.loss != "softmax":
+        raise InputError(f"The recipe {recipe} no longer has the full softmax, so its epoch cannot be compared.")
+    log = Data.open(data)
+    objective = Objective(settings.objective, training_counts(log.sequences, log.split, len(log.vocabulary)))
+    windows = training_windows(log.sequences, log.split.train_end, length=shape["length"] + objective.extra)
+    model = build_model(settings.model, len(log.vocabulary), generator=torch.Generator().manual_seed(1))
+    with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
+        state = fit(
+            model,
+            objective,
+            windows,
+            settings=settings.train,
+            epochs=chosen["epochs"],
+            judge=None,
+            state_file=Path(folder) / "state.safetensors",
+        )
+    return {
+        "trainer": f"segue {recipe}",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "threads": torch.get_num_threads(),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "positions": state.progress.history[-1]["positions"],
+        "items": len(log.vocabulary),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens": settings.train.tokens,
+        "seconds": state.progress.seconds,
+        "losses": [epoch["loss"] for epoch in state.progress.history],
+    }
+
+
+def show(results: dict[str, list[dict[str, Any]]]) -> None:
+    """The table; a side that processed other positions is refused, for its seconds mean something else."""
+    positions = {run["positions"] for runs in results.values() for run in runs}
+    if len(positions) != 1:
+        raise InputError(f"The sides processed different numbers of positions: {sorted(positions)}.")
+    middle = {name: statistics.median(s for run in runs for s in run["seconds"][1:]) for name, runs in results.items()}
+    rows = [
+        {
+            "trainer": runs[0]["trainer"],
+            "seconds an epoch": middle[name],
+            "times faster": middle[PEER] / middle[name],
+            "positions": runs[0]["positions"],
+            "final loss": statistics.median(run["losses"][-1] for run in runs),
+            "parameters": runs[0]["parameters"],
+            "threads": runs[0]["threads"],
+            "versions": " ".join(f"{key} {value}" for key, value in runs[0]["versions"].items()),
+        }
+        for name, runs in results.items()
+    ]
+    n = len(results[PEER])
+    publish("epoch", title=f"A training epoch, median of {n} alternated runs", rows=rows, notes=NOTES, body=results)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

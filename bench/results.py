@@ -1,0 +1,53 @@
+"""A subject's rows → a table on the screen and `bench/results/SUBJECT.json`."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from segue.folders import write_json
+
+FOLDER = Path(__file__).parent / "results"
+LIBRARIES = ("segue", "torch", "numpy", "polars", "pyarrow", "narwhals")
+
+
+def machine() -> dict[str, Any]:
+    """What every result must say: without it a number of seconds means nothing."""
+    return {
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in LIBRARIES},
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "machine": platform.machine(),
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def publish(subject: str, *, title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str], body: Any) -> Path:
+    """Print one table (the keys of the first row are its columns) with notes under it, and write all of it as JSON."""
+    table = Table(title=title, title_justify="left", caption="\n".join(notes), caption_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(_shown(value) for value in row.values()))
+    Console().print(table)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{subject}.json"
+    write_json(
+        path, {"subject": subject, "machine": machine(), "rows": list(rows), "notes": list(notes), "detail": body}
+    )
+    print(f"written: {path}")
+    return path
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,43 @@
+"""segue turns an event log into live, explained next-item recommendations.
+
+    data = segue.prepare("events.csv")
+    model = segue.train(data)
+    model.recommend(["espresso", "grinder"], k=10)
+
+`import segue` is light: torch comes with the first name that needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from segue.api import Data, Recommender, Report, compare, evaluate, load, prepare, train
+
+__all__ = ["Data", "Recommender", "Report", "compare", "evaluate", "load", "prepare", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        globals()[name] = value = getattr(import_module("segue.api"), name)
+        return value
+    raise AttributeError(f"module 'segue' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """Two rooms are called like public verbs (`segue.train`, `segue.evaluate`), and importing a room would put it
+    in the verb's place. The verbs stay; `from segue.train.loop import …` reaches a room without an attribute."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

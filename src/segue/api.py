@@ -1,0 +1,237 @@
+"""The public verbs: prepare, train, load, evaluate, compare. What they take and give are ids, never numbers.
+
+Importing this is light: torch is imported by the verbs that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from segue.data.dataset import Data
+from segue.data.prepare import prepare
+from segue.data.summary import summary_lines
+from segue.errors import InputError, SettingsError
+from segue.folders import read_manifest
+
+if TYPE_CHECKING:
+    from segue.config import About
+    from segue.evaluate.compare import Comparison, MeasuredRun
+    from segue.evaluate.report import Report
+    from segue.recommend.recommender import Recommender
+    from segue.train.loop import Step
+
+__all__ = [
+    "Data",
+    "Recommender",
+    "Report",
+    "compare",
+    "comparison_table",
+    "evaluate",
+    "history_of",
+    "kept_report",
+    "load",
+    "prepare",
+    "recipes",
+    "recommend_users",
+    "report_table",
+    "summary_lines",
+    "train",
+    "write_comparison",
+]
+
+Measured = Callable[[str, int, int], None]
+"""Told who is measured, how many cases are done, and of how many."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Recommender":
+        from segue.recommend.recommender import Recommender
+
+        return Recommender
+    if name == "Report":
+        from segue.evaluate.report import Report
+
+        return Report
+    raise AttributeError(f"module 'segue.api' has no attribute {name!r}")
+
+
+def train(
+    data: Data | Path | str,
+    *,
+    out: Path | str | None = None,
+    recipe: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    all_events: bool = False,
+    progress: Callable[[Step], None] | None = None,
+    measured: Measured | None = None,
+) -> Recommender:
+    """Train a model and measure it. Gives a Recommender; with `out`, its run folder stays there.
+
+    recipe: a name of `segue recipes` or a TOML file. overrides: `section.key=value` laid over it.
+    resume: go on with training that was interrupted, or with a finished run that is given more epochs.
+    all_events: once validation has chosen the epochs, train that many on every event, for serving.
+    progress, measured: told how training and how measuring is getting on.
+    """
+    from segue.runs import make_run
+
+    return make_run(
+        data if isinstance(data, Data) else Data.open(Path(data)),
+        out=None if out is None else Path(out),
+        recipe=recipe,
+        overrides=overrides,
+        resume=resume,
+        all_events=all_events,
+        progress=progress,
+        measured=measured,
+    )
+
+
+def load(folder: Path | str) -> Recommender | Data:
+    """Open what `prepare` or `train` made: a run folder gives a Recommender, a data folder gives Data."""
+    from segue.folders import kind_of
+    from segue.recommend.recommender import Recommender
+
+    return Data.open(Path(folder)) if kind_of(Path(folder)) == "data" else Recommender.open(folder)
+
+
+def evaluate(
+    run: Recommender | Path | str,
+    *,
+    data: Data | Path | str | None = None,
+    at: Sequence[int] | None = None,
+    progress: Measured | None = None,
+) -> Report:
+    """Measure a run and the baselines, by one ruler, on the test part of the data it was trained on.
+
+    A run trained with `all_events` has seen the test part: for it this is the report of the run that chose its epochs.
+    """
+    from segue.recommend.recommender import Recommender
+    from segue.runs import data_of, measure, settings_of
+
+    recommender = run if isinstance(run, Recommender) else Recommender.open(run)
+    settings = settings_of(recommender)
+    if at is not None:
+        settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, at=tuple(at)))
+    if not recommender.manifest["all"]:
+        return measure(recommender.model, data_of(recommender, data), settings, note=None, progress=progress).report
+    report = kept_report(recommender)
+    if at is not None and sorted(set(at)) != report.depths:
+        raise SettingsError(
+            f"{recommender.folder} was trained on every event, so its test cannot be taken again; its report has the "
+            f"depths {', '.join(map(str, report.depths))}. Leave --at out."
+        )
+    return report
+
+
+def kept_report(recommender: Recommender) -> Report:
+    """The report in a run folder."""
+    from segue.evaluate.report import Report
+
+    assert recommender.folder is not None
+    return msgspec.json.decode((recommender.folder / "metrics.json").read_bytes(), type=Report)
+
+
+def report_table(report: Report) -> str:
+    """A report as lines for a terminal."""
+    from segue.evaluate.report import table
+
+    return table(report)
+
+
+def compare(runs: Sequence[Path | str]) -> Comparison:
+    """Set runs side by side, with paired intervals of their differences to the first."""
+    from segue.evaluate.compare import compare as side_by_side
+
+    measured = [_measured(Path(run)) for run in runs]
+    return side_by_side(measured, users=_case_users(Path(runs[0]), measured[0].report))
+
+
+def _case_users(run: Path, report: Report) -> np.ndarray | None:
+    """Whose case each is, where the run's data is still there: one user's cases of a split in time vary together."""
+    remembered = read_manifest(run, "run")["data"]
+    if report.split == "last" or not Path(remembered["folder"]).exists():
+        return None
+    data = Data.open(remembered["folder"])
+    return data.split.cases(report.part, report.target).users if data.digest == remembered["digest"] else None
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """A comparison as lines for a terminal."""
+    from segue.evaluate.compare import comparison_table as lines
+
+    return lines(comparison)
+
+
+def write_comparison(comparison: Comparison, path: Path) -> None:
+    """A comparison as a self-contained page with plots."""
+    from segue.evaluate.page import html
+
+    try:
+        path.write_text(html(comparison), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} could not be written: {error.strerror or error}.") from error
+
+
+def _measured(folder: Path) -> MeasuredRun:
+    from segue.evaluate.compare import MeasuredRun
+    from segue.evaluate.report import Report
+
+    manifest = read_manifest(folder, "run")
+    lines = (folder / "history.jsonl").read_bytes().splitlines()
+    return MeasuredRun(
+        name=folder.name,
+        data=manifest["data"]["digest"],
+        report=msgspec.json.decode((folder / "metrics.json").read_bytes(), type=Report),
+        ranks=np.load(folder / "ranks.npy"),
+        history=[msgspec.json.decode(line) for line in lines],
+    )
+
+
+def recipes() -> dict[str, About]:
+    """The recipes shipped with the package, and what each says of itself."""
+    from segue.config import make_settings, read_recipe, recipe_names
+
+    return {name: make_settings(read_recipe(name)).about for name in recipe_names()}
+
+
+def history_of(recommender: Recommender, user: str, *, data: Data | Path | str | None = None) -> list[Any]:
+    """A user's history in the log, as `recommend` takes it."""
+    from segue.recommend.batch import user_history
+
+    return list(user_history(_log_of(recommender, data), user))
+
+
+def recommend_users(
+    recommender: Recommender,
+    users: Path,
+    *,
+    out: Path,
+    k: int = 10,
+    data: Data | Path | str | None = None,
+    exclude: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
+    keep_seen: bool | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Any:
+    """Answers for a file of users, from their histories in the log, as a Parquet data set."""
+    from segue.recommend.batch import recommend_users as answer_users
+
+    log = _log_of(recommender, data)
+    return answer_users(
+        recommender, log, users, out, k=k, exclude=exclude, only=only, keep_seen=keep_seen, progress=progress
+    )
+
+
+def _log_of(recommender: Recommender, data: Data | Path | str | None) -> Data:
+    """Where histories are looked up: the data given, which may be a newer log, or the one the run remembers."""
+    from segue.runs import data_of
+
+    if data is None:
+        return data_of(recommender, None)
+    return data if isinstance(data, Data) else Data.open(data)

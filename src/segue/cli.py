@@ -1,0 +1,410 @@
+"""The command line. It speaks with people; `api`, `serve` and `demo` do the work and are imported when needed."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+
+from segue.errors import InputError, SegueError
+from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, say
+
+app = typer.Typer(
+    name="segue",
+    help="Turns an event log into live, explained next-item recommendations.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output and nothing else there.")]
+Run = Annotated[Path, typer.Argument(help="A run folder made by `segue train`.", show_default=False)]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="The run's data folder, if it has moved.", show_default=False)
+]
+K = Annotated[int, typer.Option("-k", help="How many items.")]
+
+
+def main() -> NoReturn:
+    """Run the command line; what segue refuses is said in a sentence, without a traceback."""
+    try:
+        app()
+    except SegueError:
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader, such as `head`, has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(0)
+
+
+def answer(body: Any) -> None:
+    """The JSON object of `--json`."""
+    sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
+
+
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        say(f"segue {installed('segue')}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    no_serve: Annotated[bool, typer.Option("--no-serve", help="End after the answers, without the service.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to keep what is made.", show_default="a temporary folder")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="Where the service listens.")] = 8000,
+    json: Json = False,
+) -> None:
+    """The whole path on the embedded data set: prepare, train, evaluate, answers, then the service."""
+    from segue.demo import run_demo
+
+    summary = run_demo(out=out, serve=not no_serve, port=port, quiet=json)
+    if json:
+        answer(summary)
+
+
+@app.command()
+def prepare(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Log files: CSV, TSV, JSON lines, Parquet; plain, gzip or zstd.", metavar="FILE...", show_default=False
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The data folder to make.", show_default=False)],
+    user: Annotated[
+        str | None, typer.Option("--user", help="Column of the user.", show_default="found by name")
+    ] = None,
+    item: Annotated[
+        str | None, typer.Option("--item", help="Column of the item.", show_default="found by name")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", help="Column of the time.", show_default="found by name")
+    ] = None,
+    value: Annotated[
+        str | None,
+        typer.Option("--value", help="Column of a number of the event, such as a rating.", show_default=False),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="Column of the kind of event, such as click or buy.", show_default=False),
+    ] = None,
+    items: Annotated[
+        Path | None, typer.Option("--items", help="A catalogue: id, title and any further columns.", show_default=False)
+    ] = None,
+    min_user: Annotated[int, typer.Option("--min-user", min=1, help="Events a user needs.")] = 5,
+    min_item: Annotated[int, typer.Option("--min-item", min=1, help="Events an item needs.")] = 5,
+    split: Annotated[str, typer.Option("--split", help="last, or time:WHEN.")] = "last",
+    time_format: Annotated[
+        str | None,
+        typer.Option(
+            "--time-format", help="How times are written, such as %d.%m.%Y %H:%M.", show_default="found by content"
+        ),
+    ] = None,
+    time_zone: Annotated[
+        str | None, typer.Option("--time-zone", help="Zone of times without an offset.", show_default="UTC")
+    ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option("--order", help="Column that orders events of equal time.", show_default="file and row"),
+    ] = None,
+    drop_duplicates: Annotated[
+        bool, typer.Option("--drop-duplicates", help="Keep one of each set of equal rows.")
+    ] = False,
+    max_rejected: Annotated[
+        str, typer.Option("--max-rejected", help="Share of unusable rows above which nothing is written.")
+    ] = "1%",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the data folder if it exists.")] = False,
+    json: Json = False,
+) -> None:
+    """Turn log files into a data folder."""
+    from segue import api
+
+    with PrepareDisplay(quiet=json) as display:
+        data = api.prepare(
+            files,
+            out=out,
+            user=user,
+            item=item,
+            time=time,
+            value=value,
+            kind=kind,
+            items=items,
+            min_user=min_user,
+            min_item=min_item,
+            split=split,
+            time_format=time_format,
+            time_zone=time_zone,
+            order=order,
+            drop_duplicates=drop_duplicates,
+            max_rejected=max_rejected,
+            overwrite=overwrite,
+            progress=display,
+        )
+    if json:
+        answer({"folder": str(out), **data.manifest})
+        return
+    for line in api.summary_lines(data.manifest):
+        say(line)
+    say(f"Made {out}. Next: segue train {out} --out RUN")
+
+
+@app.command()
+def train(
+    data: Annotated[Path, typer.Argument(help="A data folder made by `segue prepare`.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", help="The run folder to make.", show_default=False)],
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="A name of `segue recipes`, or a FILE.toml.", show_default="esasrec")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="section.key=value over the recipe; may be repeated.", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption, or with more epochs.")] = False,
+    all_events: Annotated[
+        bool, typer.Option("--all", help="Once the epochs are chosen, train on every event, for serving.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Train a model on a data folder and measure it."""
+    from segue import api
+
+    with TrainDisplay(quiet=json) as display, MeasureDisplay(quiet=json) as measured:
+        try:
+            model = api.train(
+                data,
+                out=out,
+                recipe=recipe,
+                overrides=changes or (),
+                resume=resume,
+                all_events=all_events,
+                progress=display,
+                measured=measured,
+            )
+        except KeyboardInterrupt:
+            display.stop()
+            sys.exit(130)
+    if json:
+        answer({"folder": str(out), **model.manifest, "report": api.kept_report(model)})
+        return
+    say(api.report_table(api.kept_report(model)))
+    say(f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}")
+
+
+@app.command()
+def recipes(json: Json = False) -> None:
+    """The recipes shipped with the package: what each is for and what it scored."""
+    from segue import api
+
+    known = api.recipes()
+    if json:
+        answer({"recipes": known})
+        return
+    for name, about in known.items():
+        say(f"{name}\n  {about.summary}\n  {about.paper}" + (f"\n  {about.scored}" if about.scored else ""))
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    data: DataOption = None,
+    at: Annotated[
+        str | None, typer.Option("--at", help="Depths of the list, such as 1,5,10,50.", show_default="the run's")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure a run and the baselines with one ruler."""
+    from segue import api
+
+    with MeasureDisplay(quiet=json) as display:
+        report = api.evaluate(run, data=data, at=None if at is None else _depths(at), progress=display)
+    if json:
+        answer(report)
+    else:
+        say(api.report_table(report))
+
+
+def _depths(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--at takes whole numbers with commas between, such as 1,5,10,50, got {text!r}.") from None
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...", show_default=False)],
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a self-contained page with plots.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Set runs side by side, with intervals and significance."""
+    from segue import api
+
+    comparison = api.compare(runs)
+    if html is not None:
+        api.write_comparison(comparison, html)
+    if json:
+        answer(comparison)
+    else:
+        say(api.comparison_table(comparison))
+        if html is not None:
+            say(f"Wrote {html}.")
+
+
+@app.command()
+def recommend(
+    run: Run,
+    history: Annotated[
+        str | None, typer.Option("--history", help="Ids, oldest first, as one CSV row; or @FILE.", show_default=False)
+    ] = None,
+    user: Annotated[str | None, typer.Option("--user", help="A user of the log.", show_default=False)] = None,
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            "--users", help="A file with a column of users and perhaps one of times; needs --out.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The folder for the answers to --users, as Parquet.", show_default=False),
+    ] = None,
+    k: K = 10,
+    data: DataOption = None,
+    keep_seen: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-seen/--no-keep-seen",
+            help="Whether items of the history may be answered.",
+            show_default="as the run was measured",
+        ),
+    ] = None,
+    exclude: Annotated[
+        str | None,
+        typer.Option("--exclude", help="Ids that are no answer, as one CSV row; or @FILE.", show_default=False),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", help="Ids that may be an answer, as one CSV row; or @FILE.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """The items that come next: one answer, or a batch."""
+    if sum(choice is not None for choice in (history, user, users)) != 1:
+        raise typer.BadParameter("give exactly one of --history, --user and --users", param_hint="--history")
+    if (users is None) != (out is None):
+        raise typer.BadParameter("--users and --out belong together", param_hint="--out")
+    from segue import api
+
+    model = api.Recommender.open(run)
+    limits: dict[str, Any] = {
+        "keep_seen": keep_seen,
+        "exclude": None if exclude is None else read_row(exclude),
+        "only": None if only is None else read_row(only),
+    }
+    if users is not None and out is not None:
+        with Display(quiet=json) as display:
+            facts = api.recommend_users(
+                model,
+                users,
+                out=out,
+                k=k,
+                data=data,
+                progress=lambda done: display.show("answering", done, 0, f"{done:,} users"),
+                **limits,
+            )
+        if json:
+            answer({"folder": str(out), **msgspec.to_builtins(facts)})
+        else:
+            say(
+                f"Wrote {facts.rows:,} answers for {facts.users:,} users to {out}; {facts.fallback:,} of them were "
+                f"answered by popularity, {facts.unknown_users:,} because the log does not know them."
+            )
+        return
+    entries = api.history_of(model, user, data=data) if user is not None else read_row(history or "")
+    result = model.recommend(entries, k, **limits)
+    if json:
+        answer(result)
+    else:
+        _show(result)
+
+
+def read_row(text: str) -> list[Any]:
+    """Entries from one CSV row, or from @FILE: CSV rows, or a JSON list (whose entries may carry times)."""
+    if not text.startswith("@"):
+        return next(csv.reader([text]), [])
+    path = Path(text[1:])
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as UTF-8 text: {error}.") from error
+    if content.lstrip().startswith("["):
+        try:
+            return msgspec.json.decode(content, type=list[Any])
+        except msgspec.MsgspecError as error:
+            raise InputError(f"{path} looks like JSON but is no list of entries: {error}.") from error
+    return [entry for row in csv.reader(content.splitlines()) for entry in row]
+
+
+def _show(result: Any) -> None:
+    if result.fallback:
+        say("No item of the history is known: these are the most popular ones.")
+    if result.unknown:
+        say(f"Unknown items, left out: {', '.join(result.unknown)}")
+    width = max((len(item.id) for item in result.items), default=0)
+    for rank, item in enumerate(result.items, start=1):
+        say(f"{rank:3}  {item.id:{width}}  {item.score:9.4f}  {item.title or ''}".rstrip())
+
+
+@app.command()
+def similar(
+    run: Run,
+    item: Annotated[str, typer.Argument(help="An item id.", show_default=False)],
+    k: K = 10,
+    json: Json = False,
+) -> None:
+    """The items nearest to an item."""
+    from segue import api
+
+    result = api.Recommender.open(run).similar(item, k)
+    if json:
+        answer(result)
+    else:
+        _show(result)
+
+
+@app.command()
+def serve(
+    run: Run,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="The port to listen on.")] = 8000,
+    json: Json = False,
+) -> None:
+    """Answer over HTTP."""
+    from segue.serve import serve as serve_run
+
+    url = f"http://{host}:{port}"
+    if json:
+        answer({"url": url, "documentation": f"{url}/schema"})
+        sys.stdout.flush()
+    else:
+        say(f"Serving {run} at {url} — documentation at {url}/schema — stop with Ctrl-C.")
+    serve_run(run, host=host, port=port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Sequences → batches of packed tokens: nothing is padded, no event passes through a Python loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from segue.data.sequences import Sequences
+from segue.data.split import Cases
+
+MICROSECONDS = 1_000_000
+POOL_BATCHES = 50  # users of about this many batches are sorted by length together: random, yet little padding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Some users' events one after another, oldest first; user b has lengths[b] of them."""
+
+    items: np.ndarray  # [T] int64
+    times: np.ndarray  # [T] int64, seconds
+    lengths: np.ndarray  # [B] int64
+    asked: np.ndarray | None = None  # [B] int64, seconds: the moment of the question, where it is known
+    kinds: np.ndarray | None = None  # [T] int64
+    values: np.ndarray | None = None  # [T] float32
+
+
+def ragged_rows(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The rows starts[i] .. starts[i] + lengths[i], one range after another."""
+    first = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(starts - first, lengths)
+
+
+def gather(sequences: Sequences, starts: np.ndarray, ends: np.ndarray, *, asked: np.ndarray | None = None) -> Batch:
+    """Pack the rows starts[b] .. ends[b] of each b."""
+    lengths = ends - starts
+    rows = ragged_rows(starts, lengths)
+    return Batch(
+        items=sequences.items[rows].astype(np.int64),
+        times=sequences.times[rows] // MICROSECONDS,
+        lengths=lengths,
+        asked=None if asked is None else asked // MICROSECONDS,
+        kinds=None if sequences.kinds is None else sequences.kinds[rows].astype(np.int64),
+        values=None if sequences.values is None else sequences.values[rows],
+    )
+
+
+def cut_by_budget(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+    """Consecutive groups of indexes whose lengths add up to at most `budget` (one longer than it stands alone)."""
+    ends = np.cumsum(lengths)
+    groups, begin = [], 0
+    while begin < len(lengths):
+        taken = ends[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, taken + budget, side="right")))
+        groups.append(np.arange(begin, end))
+        begin = end
+    return groups
+
+
+def epoch_batches(
+    sequences: Sequences, starts: np.ndarray, ends: np.ndarray, *, tokens: int, rng: np.random.Generator
+) -> Iterator[Batch]:
+    """Each user once, in an order drawn from `rng`, in batches of at most `tokens` tokens of similar length."""
+    lengths = ends - starts
+    order = rng.permutation(len(starts))
+    for pool in cut_by_budget(lengths[order], tokens * POOL_BATCHES):
+        users = order[pool]
+        users = users[np.argsort(lengths[users], kind="stable")]
+        groups = cut_by_budget(lengths[users], tokens)
+        for index in rng.permutation(len(groups)):
+            chosen = users[groups[index]]
+            yield gather(sequences, starts[chosen], ends[chosen])
+
+
+def case_batches(
+    sequences: Sequences, cases: Cases, *, tokens: int, most_rows: int
+) -> Iterator[tuple[np.ndarray, Batch]]:
+    """(case indexes, their whole histories), shortest first, with the time of each answer as the time asked."""
+    lengths = cases.targets - cases.starts
+    order = np.argsort(lengths, kind="stable")
+    for group in cut_by_budget(lengths[order], tokens):
+        for begin in range(0, len(group), most_rows):
+            chosen = order[group[begin : begin + most_rows]]
+            yield (
+                chosen,
+                gather(
+                    sequences, cases.starts[chosen], cases.targets[chosen], asked=sequences.times[cases.targets[chosen]]
+                ),
+            )
+
+
+def newest(batch: Batch, length: int) -> Batch:
+    """The same users with at most `length` newest events each."""
+    if not len(batch.lengths) or int(batch.lengths.max()) <= length:
+        return batch
+    ends = np.cumsum(batch.lengths)
+    kept = np.minimum(batch.lengths, length)
+    rows = ragged_rows(ends - kept, kept)
+    return Batch(
+        items=batch.items[rows],
+        times=batch.times[rows],
+        lengths=kept,
+        asked=batch.asked,
+        kinds=None if batch.kinds is None else batch.kinds[rows],
+        values=None if batch.values is None else batch.values[rows],
+    )

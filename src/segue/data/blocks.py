@@ -1,0 +1,63 @@
+"""What every reader gives: blocks of columns with row numbers, and the rows that could not be read at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import polars as pl
+
+ROW = "row"  # the column of row numbers; the header of a text file is row 1
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A row that is not a row of this log, why, and what stands there."""
+
+    row: int
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some consecutive rows: the column `row` and one for each column asked for."""
+
+    frame: pl.DataFrame
+    malformed: list[Malformed] = field(default_factory=list)
+    done: int = 0  # of the input's `size`, for progress
+
+
+class LogInput(Protocol):
+    """One file or table, opened: its columns are known, its rows are read block by block."""
+
+    label: str
+    """How messages name it."""
+    names: list[str]
+    """Its columns, in order; a name may occur twice."""
+    size: int
+    """Bytes or rows, for progress."""
+
+    typed: bool
+    """Whether its columns have types of their own; text formats hold text and numbers only."""
+
+    @property
+    def note(self) -> str:
+        """What to add when its columns cannot be found."""
+        ...
+
+    def sample(self, position: int) -> list[str]:
+        """The first values of a column as text, for finding out what it holds."""
+        ...
+
+    def holds_lists(self, position: int) -> bool:
+        """Whether the column's type is a list (Parquet, tables, JSON)."""
+        ...
+
+    def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:
+        """The rows, with the column at positions[name] as `name`.
+
+        Text is text, numbers and dates stay what they are where the format has them. An empty id is "" or null.
+        """
+        ...

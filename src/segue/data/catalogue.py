@@ -1,0 +1,93 @@
+"""A table of items → the columns of the vocabulary: title and whatever else the catalogue says of each item."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from segue.data.blocks import LogInput
+from segue.data.columns import ID_NAMES, TITLE_NAMES, by_rank, listed, named_position
+from segue.data.reader import id_text, open_inputs
+from segue.errors import InputError
+
+OWN = ("id", "count")  # columns of the vocabulary; a catalogue's column of this name is renamed
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Opened, with its columns known: names in the vocabulary → positions in the file."""
+
+    input: LogInput
+    positions: dict[str, int]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Names in the vocabulary → names in the catalogue."""
+        return {name: self.input.names[position] for name, position in self.positions.items()}
+
+
+def open_catalogue(source: Any, *, item: str | None) -> Catalogue:
+    """Find the id by its usual names, or as the log's item column; the title by its usual names."""
+    inputs = open_inputs(source, named=set() if item is None else {item}, label="the catalogue table")
+    if len(inputs) != 1:
+        raise InputError(f"Expected one catalogue for --items, got {len(inputs)} files.")
+    log = inputs[0]
+    everything = list(range(len(log.names)))
+    places = [named_position(log, "item", item)] if item in log.names else by_rank(log, ID_NAMES, free=everything)
+    if len(places) != 1:
+        state = "could be the item's id" if places else "looks like the item's id"
+        raise InputError(
+            f"{log.label}: {'more than one' if places else 'no'} column {state}; call it `item` or as the log does. "
+            f"Its columns are {listed(log.names)}.{log.note}"
+        )
+    free = [position for position in everything if position not in places]
+    titles = by_rank(log, TITLE_NAMES, free=free)[:1]
+    positions = {"id": places[0]} | {"title": position for position in titles}
+    for position in free:
+        if position not in titles:
+            positions[_further_name(log.names[position], positions)] = position
+    return Catalogue(input=log, positions=positions)
+
+
+def _further_name(name: str, taken: dict[str, int]) -> str:
+    name = name or "unnamed"
+    while name in taken or name in OWN:
+        name = f"catalogue_{name}"
+    return name
+
+
+def described_items(
+    catalogue: Catalogue, ids: pl.Series, *, max_rejected: float
+) -> tuple[pl.DataFrame, dict[str, int]]:
+    """The catalogue's columns for `ids`, in their order, null where it says nothing; and what was met on the way.
+
+    Of rows with the same id the first counts. Only rows of wanted items are held.
+    """
+    wanted = pl.DataFrame({"id": ids})
+    held: list[pl.DataFrame] = []
+    counts = {"rows": 0, "rejected": 0, "duplicates": 0}
+    for block in catalogue.input.blocks(catalogue.positions):
+        counts["rows"] += block.frame.height + len(block.malformed)
+        counts["rejected"] += len(block.malformed)
+        frame = block.frame.drop("row")
+        text = id_text(pl.col("id"), frame.schema["id"])
+        if text is None:
+            raise InputError(f"{catalogue.input.label}: the ids have the type {frame.schema['id']}; expected text or numbers.")
+        held.append(frame.with_columns(text).join(wanted, on="id", how="semi"))
+    if counts["rejected"] > max_rejected * counts["rows"]:
+        raise InputError(
+            f"{catalogue.input.label}: {counts['rejected']} of {counts['rows']} rows cannot be read, "
+            "more than --max-rejected allows."
+        )
+    found = pl.concat(held, how="vertical_relaxed")
+    known = found.unique("id", keep="first", maintain_order=True)
+    counts["duplicates"] = found.height - known.height
+    counts["described"] = known.height
+    if not known.height:
+        raise InputError(
+            f"{catalogue.input.label}: none of its ids is an item of the log (such as {ids[0]!r}); "
+            f"is {catalogue.columns['id']!r} the column with the log's item ids?"
+        )
+    return wanted.join(known, on="id", how="left", maintain_order="left"), counts

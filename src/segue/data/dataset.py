@@ -1,0 +1,122 @@
+"""A data folder, opened: vocabulary, users, sequences and split, without reading the arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from segue.data.sequences import Sequences
+from segue.data.split import Split, split_last, split_time
+from segue.data.vocabulary import Vocabulary
+from segue.errors import FolderError
+from segue.folders import complete_folder, read_manifest, verify_contents
+
+
+class UserIds:
+    """User ids by number and numbers by id; ids are sorted by their bytes."""
+
+    def __init__(self, ids: pl.Series) -> None:
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def number(self, identifier: str) -> int | None:
+        """The number of a user, None when the data has no such user."""
+        place = int(self._ids.search_sorted(identifier))
+        return place if place < len(self._ids) and self._ids[place] == identifier else None
+
+    def ids(self, numbers: np.ndarray) -> list[str]:
+        """The ids of user numbers."""
+        return list(self._ids.gather(np.asarray(numbers, dtype=np.int64)).to_list())
+
+
+class Data:
+    """What `prepare` made, in its folder."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], sequences: Sequences) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.sequences = sequences
+
+    @classmethod
+    def open(cls, path: str | Path) -> Data:
+        """Open a data folder by memory map; sizes are checked, contents only by `verify`."""
+        folder = Path(path)
+        manifest = read_manifest(folder, "data")
+        arrays = {name: _array(folder, name, manifest) for name in ("offsets", "items", "times", "kinds", "values")}
+        offsets, items, times = arrays["offsets"], arrays["items"], arrays["times"]
+        if offsets is None or items is None or times is None or not len(items) == len(times) == int(offsets[-1]):
+            raise FolderError(f"{folder} is damaged: its arrays do not fit each other; make it again with `segue prepare`.")
+        sequences = Sequences(
+            offsets=offsets, items=items, times=times, kinds=arrays["kinds"], values=arrays["values"]
+        )
+        return cls(folder, manifest, sequences)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(_table(self.folder / "items.parquet"))
+
+    @cached_property
+    def users(self) -> UserIds:
+        return UserIds(_table(self.folder / "users.parquet")["id"])
+
+    @cached_property
+    def split(self) -> Split:
+        return made_split(self.sequences, self.manifest["split"])
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of the kinds of events, by number; empty when the log has none."""
+        return list(self.manifest["kinds"])
+
+    @property
+    def digest(self) -> str:
+        """One digest for all that training and testing depend on: the arrays, the ids and the split."""
+        files = self.manifest["files"]
+        parts = [files[name]["sha256"] for name in sorted(files) if name != "rejected.parquet"]
+        return hashlib.sha256(repr((parts, sorted(self.manifest["split"].items()))).encode()).hexdigest()
+
+    def verify(self) -> None:
+        """Compare every file with its digest."""
+        verify_contents(self.folder, self.manifest, "data")
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Data:
+        """Copy the folder, as from the temporary one in which it was made; gives the copy."""
+        with complete_folder(Path(path), overwrite=overwrite) as staging:
+            shutil.copytree(self.folder, staging, dirs_exist_ok=True)
+        return Data.open(path)
+
+    def __repr__(self) -> str:
+        counts = self.manifest["counts"]
+        return f"Data({str(self.folder)!r}, users={counts['users']}, items={counts['items']}, events={counts['events']})"
+
+
+def made_split(sequences: Sequences, said: dict[str, Any]) -> Split:
+    """The split that a manifest describes."""
+    if said["kind"] == "last":
+        return split_last(sequences)
+    return split_time(sequences, valid_from=said["valid_from"], test_from=said["test_from"])
+
+
+def _array(folder: Path, name: str, manifest: dict[str, Any]) -> np.ndarray | None:
+    path = folder / f"{name}.npy"
+    if path.name not in manifest["files"]:
+        return None
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise FolderError(f"{path} is damaged ({error}); make the folder again with `segue prepare`.") from error
+
+
+def _table(path: Path) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise FolderError(f"{path} is damaged ({error}); make the folder again with `segue prepare`.") from error

@@ -1,0 +1,191 @@
+"""Good rows → compact columns: numbers instead of text, at most about 24 bytes an event, sorted a stretch of users at a time.
+
+Each chunk is sorted by user for itself; then, stretch by stretch, the users' slices of all chunks are put together and
+sorted by time. So nothing is ever copied whole, and equal times keep the order in which the log had them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+STRETCH_EVENTS = 1 << 21
+
+
+class Numbering:
+    """Texts → running numbers 0, 1, 2 … in an order that means nothing; the same text has always the same number."""
+
+    def __init__(self) -> None:
+        self._known = pa.nulls(0, pa.large_string())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def numbers(self, texts: pl.Series) -> np.ndarray:
+        """Numbers [n] uint32; unseen texts get the next ones. Only the distinct texts of a block are looked up."""
+        coded = _arrow_text(texts).dictionary_encode()
+        places = pl.Series(pl.from_arrow(pc.index_in(coded.dictionary, value_set=self._known)))
+        unseen = places.is_null()
+        numbers = places.fill_null(0).to_numpy().astype(np.uint32)
+        numbers[unseen.to_numpy()] = len(self._known) + np.arange(unseen.sum())
+        if unseen.any():
+            self._known = pa.concat_arrays([self._known, coded.dictionary.filter(unseen.to_arrow())])
+        return numbers[pl.Series(pl.from_arrow(coded.indices)).to_numpy()]
+
+    def texts(self) -> pl.Series:
+        """The text of every number."""
+        return pl.Series(pl.from_arrow(self._known))
+
+
+def _arrow_text(texts: pl.Series) -> pa.Array:
+    array = texts.to_arrow(compat_level=pl.CompatLevel.oldest())
+    return array.cast(pa.large_string()) if array.type != pa.large_string() else array
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Events in the order of the log, or sorted by user; the columns a log does not have are None."""
+
+    user: np.ndarray  # [n] uint32
+    item: np.ndarray  # [n] uint32
+    time: np.ndarray  # [n] int64, microseconds
+    kind: np.ndarray | None = None  # [n] uint16
+    value: np.ndarray | None = None  # [n] float32
+    order: np.ndarray | None = None  # [n] int64
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+    def take(self, rows: np.ndarray | slice) -> Chunk:
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        return Chunk(**{name: None if column is None else column[rows] for name, column in columns.items()})
+
+
+@dataclass(slots=True)
+class EventTable:
+    """All good events of a log, in chunks that follow the log's order."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.chunks))
+
+    def frame(self) -> pl.DataFrame:
+        """Users and items for the rules, over the same memory."""
+        if not self.chunks:
+            return pl.DataFrame(schema={"user": pl.UInt32, "item": pl.UInt32})
+        frames = [pl.DataFrame({"user": _shared(chunk.user), "item": _shared(chunk.item)}) for chunk in self.chunks]
+        return pl.concat(frames, rechunk=False)
+
+    def renumber_users(self, numbers: np.ndarray) -> None:
+        """Give every user a new number and sort each chunk by it, in place, chunk by chunk."""
+        for index, chunk in enumerate(self.chunks):
+            renumbered = replace(chunk, user=numbers[chunk.user])
+            self.chunks[index] = renumbered.take(stable_order(renumbered.user))
+
+    def drop_repeated(self, n_users: int, *, timed: bool) -> int:
+        """Leave out events that equal an earlier one; gives their number."""
+        self.renumber_users(np.arange(n_users, dtype=np.uint32))
+        marks = [np.zeros(len(chunk), dtype=bool) for chunk in self.chunks]
+        for _, slices, events in self._stretches(self.user_counts(n_users)):
+            found, place = repeated(events, timed=timed), 0
+            for index, rows in enumerate(slices):
+                size = rows.stop - rows.start
+                marks[index][rows] = found[place : place + size]
+                place += size
+        for index, chunk in enumerate(self.chunks):
+            self.chunks[index] = chunk.take(~marks[index])
+        return sum(int(mark.sum()) for mark in marks)
+
+    def user_counts(self, n_users: int) -> np.ndarray:
+        counts = np.zeros(n_users, dtype=np.int64)
+        for chunk in self.chunks:
+            counts += np.bincount(chunk.user, minlength=n_users)
+        return counts
+
+    def by_user_and_time(self, n_users: int) -> Iterator[Chunk]:
+        """All events, sorted, some users at a time; the chunks must be sorted by user (`renumber_users`)."""
+        for _, _, events in self._stretches(self.user_counts(n_users)):
+            order = stable_order(events.time if events.order is None else events.order)
+            for column in (events.user,) if events.order is None else (events.time, events.user):
+                order = order[stable_order(column[order])]
+            yield events.take(order)
+
+    def _stretches(self, counts: np.ndarray) -> Iterator[tuple[int, list[slice], Chunk]]:
+        """(first user, the rows of each chunk, these rows together) of consecutive users, counts[u] events each."""
+        ends = np.cumsum(counts)
+        begin = 0
+        while begin < len(counts):
+            reached = ends[begin - 1] if begin else 0
+            end = max(begin + 1, int(np.searchsorted(ends, reached + STRETCH_EVENTS, side="right")))
+            slices = [_slice_of(chunk.user, begin, end) for chunk in self.chunks]
+            yield begin, slices, _concatenated([chunk.take(rows) for chunk, rows in zip(self.chunks, slices, strict=True)])
+            begin = end
+
+
+def tied(events: Chunk) -> np.ndarray:
+    """Marks [n] the events, sorted by user and time, that share both with a neighbour."""
+    same = (events.user[1:] == events.user[:-1]) & (events.time[1:] == events.time[:-1])
+    marks = np.zeros(len(events), dtype=bool)
+    marks[1:] |= same
+    marks[:-1] |= same
+    return marks
+
+
+def repeated(events: Chunk, *, timed: bool) -> np.ndarray:
+    """Marks [n] the events that equal an earlier one in user, item, time, kind and value."""
+    columns = [events.user, events.item]
+    columns += [events.time] if timed else []
+    columns += [events.kind] if events.kind is not None else []
+    columns += [events.value.view(np.int32)] if events.value is not None else []
+    order = np.lexsort(columns[::-1])
+    same = np.ones(max(0, len(order) - 1), dtype=bool)
+    for column in columns:
+        ordered = column[order]
+        same &= ordered[1:] == ordered[:-1]
+    marks = np.zeros(len(order), dtype=bool)
+    marks[order[1:]] = same
+    return marks
+
+
+def stable_order(column: np.ndarray) -> np.ndarray:
+    """A stable argsort of whole numbers.
+
+    Where number and place fit into one 64-bit key, the keys are sorted themselves, which is several times faster.
+    """
+    if not len(column):
+        return np.zeros(0, dtype=np.int64)
+    keys = (column - column.min()).astype(np.uint64)
+    for unit in (1_000_000, 1000):  # times are whole seconds or milliseconds as a rule
+        if column.dtype == np.int64 and not (keys % unit).any():
+            keys //= np.uint64(unit)
+            break
+    places = np.uint64(len(column).bit_length())
+    if int(keys.max()).bit_length() + int(places) > 64:
+        return np.argsort(column, kind="stable")
+    keys <<= places
+    keys |= np.arange(len(column), dtype=np.uint64)
+    keys.sort()
+    keys &= (np.uint64(1) << places) - np.uint64(1)
+    return keys.astype(np.int64)
+
+
+def _shared(column: np.ndarray) -> pl.Series:
+    """A polars column over an array's own memory."""
+    dtype = pa.from_numpy_dtype(column.dtype)
+    return pl.Series(pl.from_arrow(pa.Array.from_buffers(dtype, len(column), [None, pa.py_buffer(column)])))
+
+
+def _slice_of(users: np.ndarray, begin: int, end: int) -> slice:
+    low, high = np.searchsorted(users, np.array([begin, end], dtype=users.dtype))  # of its type, or it is copied
+    return slice(int(low), int(high))
+
+
+def _concatenated(chunks: list[Chunk]) -> Chunk:
+    columns = {column.name: [getattr(chunk, column.name) for chunk in chunks] for column in fields(Chunk)}
+    return Chunk(**{name: None if parts[0] is None else np.concatenate(parts) for name, parts in columns.items()})

@@ -1,0 +1,159 @@
+"""A log → compact events, ids by running number, and the rows that cannot be used.
+
+Two passes: a light one over the times alone decides their unit for the whole column, the second reads everything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+import polars as pl
+
+from segue.data.blocks import LogInput
+from segue.data.civil import MICROSECONDS
+from segue.data.columns import Columns, find_columns
+from segue.data.events import Chunk, EventTable, Numbering
+from segue.data.reader import LogBlock, open_inputs, read_blocks, time_type
+from segue.data.rejected import Rejected
+from segue.data.rules import judge
+from segue.data.settings import PrepareSettings
+from segue.data.times import TimeRule, decide, forced_rule, mixture, votes
+from segue.errors import InputError, SettingsError
+
+Progress = Callable[[str, int, int], None]
+"""Told of (what is being done, how much of it, of how much)."""
+
+HELD_REJECTED_ROWS = 2_000_000  # where the number of rows is not known beforehand
+MOST_KINDS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A log whose columns are known."""
+
+    inputs: list[LogInput]
+    columns: Columns
+    ordered: bool = False
+    """There is no time, but a column that gives the order; it takes the place of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLook:
+    """What the first pass found out."""
+
+    rule: TimeRule | None
+    """None: no time column, the row order is the order."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many times look like each form, where they were counted."""
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What the second pass brings home."""
+
+    events: EventTable
+    users: Numbering
+    items: Numbering
+    kinds: Numbering
+    rejected: Rejected
+    rows: int = 0
+    kept: int = 0
+
+
+def open_log(source: Any, settings: PrepareSettings) -> Log:
+    """Open the files or the table and find the columns; every file must have them."""
+    inputs = open_inputs(source, named=set(settings.named_columns().values()))
+    columns = find_columns(inputs[0], settings)
+    ordered = "order" in columns.names and "time" not in columns.names
+    if ordered:
+        names = {("time" if role == "order" else role): name for role, name in columns.names.items()}
+        columns = replace(columns, names=names)
+    for log in inputs:
+        columns.positions(log)
+    return Log(inputs, columns, ordered)
+
+
+def look_at_times(log: Log, settings: PrepareSettings, progress: Progress) -> TimeLook:
+    """Decide how the times are read, over the whole column."""
+    if "time" not in log.columns.names:
+        return TimeLook(None)
+    if log.ordered:
+        return TimeLook(TimeRule(form="order", forced=True))
+    forced = forced_rule(settings)
+    made_of = time_type(log.inputs, log.columns)
+    if made_of != "text or numbers":
+        if forced is not None:
+            raise SettingsError("--time-format is for times written as text or numbers; this log's are dates already.")
+        return TimeLook(TimeRule(form="instant", zone=settings.time_zone if made_of == "wall clock" else None))
+    if forced is not None:
+        return TimeLook(forced)
+    counts: Counter[str] = Counter()
+    watch = _Watch(log, "looking at the times", progress)
+    for block in read_blocks(log.inputs, log.columns, roles=["time"]):
+        counted = votes(nw.from_native(block.frame.lazy())).collect()
+        counts.update({name: int(counted[name][0]) for name in counted.columns})
+        watch.tell(block)
+    return TimeLook(decide(counts, zone=settings.time_zone), dict(counts))
+
+
+def gather(log: Log, look: TimeLook, settings: PrepareSettings, progress: Progress) -> Gathered:
+    """Read, judge and number every row; stop when too many are bad."""
+    known = look.counts.get("rows")
+    hold = HELD_REJECTED_ROWS if known is None else int(known * settings.max_rejected) + 1
+    roles = list(log.columns.names)
+    gathered = Gathered(EventTable(), Numbering(), Numbering(), Numbering(), Rejected(list(roles), hold))
+    watch = _Watch(log, "reading", progress)
+    for block in read_blocks(log.inputs, log.columns, roles=roles):
+        _take(block, gathered, log, look.rule)
+        watch.tell(block)
+    gathered.rejected.check(gathered.rows, most=settings.max_rejected, hint=mixture(look.counts))
+    if not gathered.kept:
+        raise InputError("No row of the log can be used; see that the columns are the right ones (--user, --item, --time).")
+    return gathered
+
+
+def _take(block: LogBlock, gathered: Gathered, log: Log, rule: TimeRule | None) -> None:
+    judged = judge(nw.from_native(block.frame.lazy()), log.columns.names, rule).collect().to_native()
+    gathered.rejected.add_malformed(block.input.label, block.malformed)
+    good = judged
+    if judged["reason"].null_count() < judged.height:
+        gathered.rejected.add_judged(block.input.label, judged.filter(pl.col("reason").is_not_null()))
+        good = judged.filter(pl.col("reason").is_null())
+    gathered.rows += judged.height + len(block.malformed)
+    if good.height:
+        gathered.events.chunks.append(_chunk(good, gathered, rule))
+        gathered.kept += good.height
+
+
+def _chunk(good: pl.DataFrame, gathered: Gathered, rule: TimeRule | None) -> Chunk:
+    if rule is None:
+        time = (gathered.kept + np.arange(good.height)) * MICROSECONDS
+    else:
+        time = good["microseconds"].to_numpy()
+    chunk = Chunk(user=gathered.users.numbers(good["user"]), item=gathered.items.numbers(good["item"]), time=time)
+    if "kind" in good.columns:
+        chunk.kind = gathered.kinds.numbers(good["kind"].fill_null("")).astype(np.uint16)
+        if len(gathered.kinds) > MOST_KINDS:
+            raise InputError(f"The column for --kind holds more than {MOST_KINDS} different values; expected a few kinds.")
+    if "amount" in good.columns:
+        chunk.value = good["amount"].cast(pl.Float32).fill_null(float("nan")).to_numpy()
+    if "place" in good.columns:
+        chunk.order = good["place"].to_numpy()
+    return chunk
+
+
+class _Watch:
+    """Turns blocks read into progress over all inputs."""
+
+    def __init__(self, log: Log, stage: str, progress: Progress) -> None:
+        self._total = sum(each.size for each in log.inputs)
+        self._before = {id(each): sum(prior.size for prior in log.inputs[:place]) for place, each in enumerate(log.inputs)}
+        self._stage, self._progress = stage, progress
+
+    def tell(self, block: LogBlock) -> None:
+        self._progress(self._stage, min(self._before[id(block.input)] + block.done, self._total), self._total)

@@ -1,0 +1,26 @@
+"""Everybody's events as flat arrays: user u's events, oldest first, are rows offsets[u] .. offsets[u+1]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequences:
+    """Flat arrays, as a rule memory maps of a data folder's files."""
+
+    offsets: np.ndarray  # [U + 1] int64
+    items: np.ndarray  # [E] int32, 1..n
+    times: np.ndarray  # [E] int64, microseconds UTC; or an order (0, 1, 2 …) where the log has no dates
+    kinds: np.ndarray | None = None  # [E] uint16, numbers into the manifest's list of kinds
+    values: np.ndarray | None = None  # [E] float32, NaN where the log has none
+
+    @property
+    def n_users(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def n_events(self) -> int:
+        return len(self.items)

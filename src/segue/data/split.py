@@ -1,0 +1,94 @@
+"""Which events may be learned from, which choose the model and which judge it.
+
+Two cuts a user, as rows of the flat arrays: train is [offset, train_end), validation targets are
+[train_end, valid_end), test targets [valid_end, next offset). A target's history is all that came before it,
+so at test it includes the validation events. Users with fewer than three events only train (`last`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from segue.data.sequences import Sequences
+from segue.errors import InputError
+
+Part = Literal["valid", "test"]
+Target = Literal["each", "first", "last"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cases:
+    """Questions with a known answer: what follows rows starts[i] .. targets[i], and the item at targets[i]."""
+
+    users: np.ndarray  # [C] int64
+    starts: np.ndarray  # [C] int64, the first row of the user's history
+    targets: np.ndarray  # [C] int64, the row of the answer; the history ends before it
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """The two cuts of every user."""
+
+    offsets: np.ndarray  # [U + 1]
+    train_end: np.ndarray  # [U]
+    valid_end: np.ndarray  # [U]
+
+    def cases(self, part: Part, target: Target = "each") -> Cases:
+        """The questions of one part; with `first` or `last`, one a user."""
+        begin, end = (self.train_end, self.valid_end) if part == "valid" else (self.valid_end, self.offsets[1:])
+        begin, end = np.asarray(begin, dtype=np.int64), np.asarray(end, dtype=np.int64)
+        if target == "first":
+            end = np.minimum(end, begin + 1)
+        elif target == "last":
+            begin = np.maximum(begin, end - 1)
+        counts = end - begin
+        users = np.repeat(np.arange(len(counts)), counts)
+        first = np.cumsum(counts) - counts
+        targets = np.arange(counts.sum()) + np.repeat(begin - first, counts)
+        return Cases(users=users, starts=np.asarray(self.offsets, dtype=np.int64)[users], targets=targets)
+
+
+def split_last(sequences: Sequences) -> Split:
+    """Hold out the last event for test and the one before it for validation."""
+    offsets = np.asarray(sequences.offsets)
+    ends = offsets[1:]
+    held = np.where(np.diff(offsets) >= 3, 1, 0)
+    return Split(offsets=offsets, train_end=ends - 2 * held, valid_end=ends - held)
+
+
+def split_time(sequences: Sequences, *, valid_from: int, test_from: int) -> Split:
+    """Cut everybody at the same two moments (microseconds); events are sorted by time within a user."""
+    times, offsets = sequences.times, np.asarray(sequences.offsets)
+
+    def first_at(moment: int) -> np.ndarray:
+        before = np.concatenate(([0], np.cumsum(np.asarray(times) < moment)))
+        return offsets[:-1] + (before[offsets[1:]] - before[offsets[:-1]])
+
+    return Split(offsets=offsets, train_end=first_at(valid_from), valid_end=first_at(test_from))
+
+
+def validation_start(sequences: Sequences, *, test_from: int) -> int:
+    """The moment before `test_from` from which on there are about as many events as in the test."""
+    times = np.asarray(sequences.times)
+    earlier = times[times < test_from]
+    tested = len(times) - len(earlier)
+    if tested == 0:
+        raise InputError("No event lies at or after the moment of --split time:…, so there is nothing to test on.")
+    if tested * 2 >= len(times):
+        raise InputError(
+            f"{tested} of {len(times)} events lie at or after the moment of --split time:…; "
+            "validation needs as many before it and training the rest: choose a later moment."
+        )
+    earlier.partition(len(earlier) - tested)
+    start = int(earlier[len(earlier) - tested])
+    if start == int(times.min()):
+        raise InputError(
+            "Validation would take every event before the moment of --split time:…; choose a later moment."
+        )
+    return start

@@ -1,0 +1,148 @@
+"""A path → its bytes, unpacked and valid UTF-8, with a sentence for every way in which that can fail."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import pyarrow as pa
+
+from segue.errors import InputError
+
+NOT_UTF8 = "\x1a"  # ASCII's own "substitute": stands where a byte was not UTF-8, and takes no more room than it
+
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_UNREADABLE = {
+    b"PK\x03\x04": "a zip archive or a spreadsheet; unpack it, or save it as CSV",
+    b"BZh": "packed with bzip2; unpack it, or pack it with gzip or zstd",
+    b"\xfd7zXZ\x00": "packed with xz; unpack it, or pack it with gzip or zstd",
+}
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_SURROGATES = re.compile("[\udc80-\udcff]")
+
+
+class Readable(Protocol):
+    """Something with a `read`; empty bytes mean the end."""
+
+    def read(self, size: int) -> bytes: ...
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is not a file with something in it."""
+    if not path.exists():
+        raise InputError(f"{path} does not exist.")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the files in it, such as {path}/*.")
+    if not path.is_file():
+        raise InputError(f"{path} is not a regular file; it is read twice, so save it to a file first.")
+    try:
+        with path.open("rb") as file:
+            if not file.read(1):
+                raise InputError(f"{path} is empty; expected a log with a header row and events.")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def first_bytes(path: Path) -> bytes:
+    """Enough of the file to know it by."""
+    with path.open("rb") as file:
+        return file.read(8)
+
+
+class LogBytes:
+    """The bytes of a text file, unpacked; whatever is not UTF-8 is replaced and remembered in `dirty`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.closed = False
+        self.dirty = False
+        self._file: IO[bytes] = path.open("rb")
+        self._bytes: Any = _unpacked(self._file, path)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._started = False
+        self._pending = False  # the decoder holds the beginning of a character
+
+    def read(self, size: int) -> bytes:
+        while True:
+            piece = self._next(size)
+            if not self._started:
+                self._started = True
+                piece = self._without_mark(piece)
+            if piece.isascii() and not self._pending:
+                return piece
+            text = self._decoder.decode(piece, final=not piece)
+            self._pending = bool(self._decoder.getstate()[0])
+            clean = self._cleaned(text)
+            if clean or not piece:
+                return clean
+
+    def consumed(self) -> int:
+        """How much of the file, packed as it is, has been read."""
+        return self._file.tell() if not self.closed else 0
+
+    def close(self) -> None:
+        self.closed = True
+        self._file.close()
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def _next(self, size: int) -> bytes:
+        try:
+            return bytes(self._bytes.read(size))
+        except OSError as error:
+            if "runcated" in str(error):
+                raise InputError(
+                    f"{self.path} is cut short: its packed data ends before its end. Copy or download it again."
+                ) from error
+            raise InputError(f"{self.path} cannot be read: {error}.") from error
+
+    def _without_mark(self, piece: bytes) -> bytes:
+        if piece.startswith(_UTF16_MARKS) or piece[:200].count(0) > 20:
+            raise InputError(
+                f"{self.path} is not UTF-8 but UTF-16; convert it with "
+                f"`iconv -f UTF-16 -t UTF-8 {self.path} > utf8.csv` and give utf8.csv."
+            )
+        return piece.removeprefix(codecs.BOM_UTF8)
+
+    def _cleaned(self, text: str) -> bytes:
+        try:
+            return text.encode()
+        except UnicodeEncodeError:
+            self.dirty = True
+            return _SURROGATES.sub(NOT_UTF8, text).encode()
+
+
+def _unpacked(file: IO[bytes], path: Path) -> Any:
+    head = file.read(8)
+    file.seek(0)
+    for magic, what in _UNREADABLE.items():
+        if head.startswith(magic):
+            raise InputError(f"{path} is {what}.")
+    for magic, codec in _PACKED.items():
+        if head.startswith(magic):
+            return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
+    return file
+
+
+def read_sample(path: Path, size: int) -> tuple[bytes, bool]:
+    """The first `size` bytes of the unpacked text or a little more, and whether that is all of it."""
+    stream = LogBytes(path)
+    try:
+        pieces: list[bytes] = []
+        while sum(map(len, pieces)) < size:
+            piece = stream.read(size)
+            if not piece:
+                return b"".join(pieces), True
+            pieces.append(piece)
+        return b"".join(pieces), not stream.read(1)
+    finally:
+        stream.close()

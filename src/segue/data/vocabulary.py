@@ -1,0 +1,51 @@
+"""Identifiers outside, numbers inside: 0 is padding, 1..n are items, so that items can be added at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from segue.errors import InputError
+
+PADDING = 0
+
+
+class Vocabulary:
+    """Item ids and what the catalogue says of them; row i describes item number i + 1.
+
+    `table` has the columns `id` and `count`, perhaps `title`, and any further catalogue columns.
+    """
+
+    def __init__(self, table: pl.DataFrame) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return self.table.height
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {identifier: number for number, identifier in enumerate(self.table["id"].to_list(), start=1)}
+
+    def numbers(self, ids: Sequence[str], *, unknown: Literal["error", "zero"]) -> np.ndarray:
+        """Numbers of ids [n] int64; an unknown id is an error (a bug in training) or 0 (normal when serving)."""
+        found = np.fromiter(
+            (self._numbers.get(identifier, PADDING) for identifier in ids), dtype=np.int64, count=len(ids)
+        )
+        if unknown == "error" and not found.all():
+            missing = ids[int(np.flatnonzero(found == PADDING)[0])]
+            raise InputError(f"The item {missing!r} is not in the catalogue of {len(self)} items.")
+        return found
+
+    def ids(self, numbers: np.ndarray) -> list[str]:
+        """Ids of item numbers, each in 1..n."""
+        return list(self.table["id"].gather(np.asarray(numbers, dtype=np.int64) - 1).to_list())
+
+    def titles(self, numbers: np.ndarray) -> list[str | None]:
+        """Titles of item numbers, None where the catalogue has none."""
+        if "title" not in self.table.columns:
+            return [None] * len(numbers)
+        return list(self.table["title"].gather(np.asarray(numbers, dtype=np.int64) - 1).to_list())

@@ -1,0 +1,100 @@
+"""Numbered events → the files of a data folder, written as they are sorted; no array is ever whole in memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import polars as pl
+
+from segue.data.events import EventTable, repeated, tied
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbers:
+    """Final numbers of running ones: kept ones by the bytes of their ids, so that they do not depend on the row order."""
+
+    ids: pl.Series  # [n kept] sorted by bytes
+    counts: np.ndarray  # [n kept] events of each
+    places: np.ndarray  # [all] uint32: the place in `ids`, or len(ids) and above for those left out
+
+
+def final_numbers(texts: pl.Series, kept: np.ndarray, counts: np.ndarray) -> Numbers:
+    """Order the running numbers `kept`, with their event counts, by id."""
+    ids = texts.gather(kept)
+    order = ids.arg_sort().to_numpy()  # polars compares text by its bytes
+    places = np.full(len(texts), len(kept), dtype=np.uint32)
+    places[kept[order]] = np.arange(len(kept), dtype=np.uint32)
+    left_out = np.flatnonzero(places == len(kept))
+    places[left_out] = len(kept) + np.arange(len(left_out), dtype=np.uint32)
+    return Numbers(ids=ids.gather(order), counts=counts[order], places=places)
+
+
+class _Array:
+    """An npy file that grows at its end; its length is known before."""
+
+    def __init__(self, file: IO[bytes], dtype: type[np.generic], length: int) -> None:
+        self._file, self._dtype = file, np.dtype(dtype)
+        description = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (length,)}
+        np.lib.format.write_array_header_1_0(file, description)
+
+    def append(self, values: np.ndarray) -> None:
+        self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
+
+
+@contextlib.contextmanager
+def _arrays(folder: Path, dtypes: dict[str, type[np.generic]], length: int) -> Iterator[dict[str, _Array]]:
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in dtypes}
+        yield {name: _Array(files[name], dtype, length) for name, dtype in dtypes.items()}
+
+
+def write_sequences(
+    folder: Path,
+    events: EventTable,
+    *,
+    users: Numbers,
+    items: Numbers,
+    kinds: np.ndarray | None,
+    timed: bool,
+    progress: Callable[[int], None],
+) -> int:
+    """Write offsets, items, times, kinds and values; empties `events`. Gives the number of repeated events met.
+
+    kinds: [all] the final number of each running number of a kind, where the log has kinds.
+    """
+    n_users, all_users = len(users.ids), len(users.places)
+    total = int(users.counts.sum())
+    events.renumber_users(users.places)
+    has_values = bool(events.chunks) and events.chunks[0].value is not None
+    dtypes: dict[str, type[np.generic]] = {"items": np.int32, "times": np.int64}
+    dtypes |= {"kinds": np.uint16} if kinds is not None else {}
+    dtypes |= {"values": np.float32} if has_values else {}
+    offsets = np.concatenate(([0], np.cumsum(users.counts))).astype(np.int64)
+    np.save(folder / "offsets.npy", offsets)
+    repeats = done = 0
+    with _arrays(folder, dtypes, total) as arrays:
+        for sorted_events in events.by_user_and_time(all_users):
+            doubtful = sorted_events.take(tied(sorted_events)) if timed else sorted_events
+            repeats += int(repeated(doubtful, timed=timed).sum())
+            kept = (sorted_events.user < n_users) & (items.places[sorted_events.item] < len(items.ids))
+            chosen = sorted_events.take(kept)
+            arrays["items"].append(items.places[chosen.item] + 1)
+            arrays["times"].append(chosen.time)
+            if kinds is not None and chosen.kind is not None:
+                arrays["kinds"].append(kinds[chosen.kind])
+            if chosen.value is not None:
+                arrays["values"].append(chosen.value)
+            done += len(sorted_events)
+            progress(done)
+    events.chunks.clear()
+    return repeats
+
+
+def write_table(path: Path, table: pl.DataFrame) -> None:
+    """Parquet; the same table gives the same bytes."""
+    table.write_parquet(path, compression="zstd", statistics=False)

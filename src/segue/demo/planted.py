@@ -1,0 +1,87 @@
+"""A made-up shop, planted so that there is something to learn → a raw log in the layout of the real one.
+
+Every product belongs to a collection and every collection has an order in which it is bought. A customer works on two
+collections at a time, going back and forth between them, so the last purchase alone does not tell the next one; now
+and then something is bought again, or at random. Some rows are cancelled, anonymous or postage, to be cleaned away.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+CUSTOMERS = 1200
+STYLES = (
+    "BLUE ENAMEL", "RED RETROSPOT", "IVORY LACE", "COPPER", "WICKER", "MINT STRIPE",
+    "OAK", "SLATE", "GINGHAM", "SILVER STAR", "WOODLAND", "SEASIDE",
+)  # fmt: skip
+KINDS = (
+    "TEAPOT", "MUG", "MILK JUG", "SUGAR BOWL", "CAKE STAND", "BISCUIT TIN", "TEA TOWEL", "APRON",
+    "OVEN GLOVE", "BREAD BIN", "EGG CUP", "TOAST RACK", "LANTERN", "PHOTO FRAME", "CUSHION", "DOORMAT",
+    "COAT HOOK", "WALL CLOCK", "LUNCH BOX", "NOTEBOOK", "GIFT BAG", "BUNTING", "BIRD HOUSE", "WATERING CAN",
+)  # fmt: skip
+START = datetime.datetime(2024, 1, 1, 9, 0)  # noqa: DTZ001 -- a till's clock, without a zone, like the real shop's
+
+REPEATED, RANDOM = 0.15, 0.10  # shares of purchases bought again, and bought at random
+ANONYMOUS, CANCELLED, POSTAGE = 0.06, 0.02, 0.01  # shares of rows to be cleaned away
+
+
+def write_planted_shop(path: Path, *, seed: int = 7) -> None:
+    """Write the made-up shop's invoices, in order of time."""
+    rng = np.random.default_rng(seed)
+    purchases = [_purchases(rng) for _ in range(CUSTOMERS)]
+    customers = np.repeat(np.arange(CUSTOMERS), [len(p) for p in purchases])
+    starts = np.repeat(rng.integers(0, 200 * 24 * 60, CUSTOMERS), [len(p) for p in purchases])
+    gaps = rng.integers(1, 3 * 24 * 60, len(customers))
+    waited = np.concatenate([np.cumsum(part) for part in _by_customer(gaps, customers)])
+    _log(np.concatenate(purchases), customers, starts + waited, rng).write_csv(path)
+
+
+def _purchases(rng: np.random.Generator) -> np.ndarray:
+    """One customer's products, oldest first: two walks along collections, taken in turns by chance."""
+    collections = rng.choice(len(STYLES), size=2, replace=False)
+    steps = rng.integers(0, len(KINDS), size=2)
+    bought: list[int] = []
+    for draw in rng.random(int(rng.integers(12, 60))):
+        if bought and draw < REPEATED:
+            bought.append(bought[int(rng.integers(len(bought)))])
+        elif draw < REPEATED + RANDOM:
+            bought.append(int(rng.integers(len(STYLES) * len(KINDS))))
+        else:
+            thread = int(rng.integers(2))
+            bought.append(int(collections[thread] * len(KINDS) + steps[thread] % len(KINDS)))
+            steps[thread] += 1
+    return np.array(bought)
+
+
+def _by_customer(values: np.ndarray, customers: np.ndarray) -> list[np.ndarray]:
+    return np.split(values, np.flatnonzero(np.diff(customers)) + 1)
+
+
+def _log(products: np.ndarray, customers: np.ndarray, minutes: np.ndarray, rng: np.random.Generator) -> pl.DataFrame:
+    """The purchases as invoice lines, with the rows a shop would clean away among them."""
+    n = len(products)
+    fate = rng.random(n)
+    cancelled, anonymous = fate < CANCELLED, (fate >= CANCELLED) & (fate < CANCELLED + ANONYMOUS)
+    postage = fate > 1 - POSTAGE
+    names = np.array([f"{style} {kind}" for style in STYLES for kind in KINDS])
+    codes = np.array([f"{20001 + number}" for number in range(len(names))])
+    quantity = rng.integers(1, 13, n)
+    table = pl.DataFrame(
+        {
+            "InvoiceNo": np.where(cancelled, "C", "").astype(object) + (500_000 + np.arange(n)).astype(str),
+            "StockCode": np.where(postage, "POST", codes[products]),
+            "Description": np.where(postage, "POSTAGE", names[products]),
+            "Quantity": np.where(cancelled, -quantity, quantity),
+            "InvoiceDate": np.datetime64(START) + minutes.astype("timedelta64[m]"),
+            "UnitPrice": np.round(rng.uniform(0.5, 12.0, n), 2),
+            "CustomerID": [None if a else f"{12000 + c}" for a, c in zip(anonymous, customers, strict=True)],
+            "Country": ["United Kingdom"] * n,
+        }
+    )
+    return table.sort("InvoiceDate", maintain_order=True).with_columns(
+        pl.col("InvoiceDate").dt.strftime("%m/%d/%Y %H:%M")
+    )

@@ -1,0 +1,32 @@
+"""The error tree. Each message says what was expected, what came and how to fix it.
+
+    SegueError
+    ├── InputError       a file, column, row, id or table the user gave cannot be used
+    ├── SettingsError    a recipe, a key or a value in the settings cannot be used
+    ├── FolderError      a data or run folder is missing, in the way, damaged or of another format
+    └── TrainingError    training cannot go on (the loss is not finite, nothing to learn from)
+
+The command line prints the message of a SegueError and leaves with exit code 1; anything else is a bug.
+"""
+
+from __future__ import annotations
+
+
+class SegueError(Exception):
+    """Anything segue refuses with a sentence the user can act on."""
+
+
+class InputError(SegueError):
+    """A file, column, row, id or table the user gave cannot be used."""
+
+
+class SettingsError(SegueError):
+    """A recipe, a key or a value in the settings cannot be used."""
+
+
+class FolderError(SegueError):
+    """A data or run folder is missing, in the way, damaged or of another format."""
+
+
+class TrainingError(SegueError):
+    """Training cannot go on."""

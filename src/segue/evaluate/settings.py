@@ -1,0 +1,58 @@
+"""How answers are judged, in names and numbers; and whether seen items may be answers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from segue.data.batch import cut_by_budget, ragged_rows
+from segue.data.sequences import Sequences
+from segue.data.split import Cases, Split, Target
+from segue.errors import SettingsError
+
+SeenRule = Literal["excluded", "kept"]
+
+MOST_REPEATS = 0.05  # above this share of repeats among the validation targets, seen items stay candidates
+ROWS_AT_A_TIME = 4_000_000  # events of histories looked at together
+
+
+class EvaluateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The section `evaluate` of the settings."""
+
+    seen: Literal["auto", "exclude", "keep"] = "auto"
+    """Whether items of the history may be answers. Auto excludes them unless more than 5 % of the validation
+    targets are repeats."""
+    target: Target = "each"
+    """Which of a user's held-out events are asked for. It matters where a split in time leaves several."""
+    at: tuple[int, ...] = (1, 5, 10, 50)
+    """The depths of the list at which metrics are taken."""
+    bootstrap: int = 1000
+    """Resamples behind an interval; 0 leaves the intervals out."""
+
+    def __post_init__(self) -> None:
+        if not self.at or min(self.at) < 1:
+            raise SettingsError(f"evaluate.at must hold depths of at least 1, got {list(self.at)}.")
+        if self.bootstrap < 0:
+            raise SettingsError(f"evaluate.bootstrap must be at least 0, got {self.bootstrap}.")
+
+
+def seen_rule(settings: EvaluateSettings, sequences: Sequences, split: Split) -> tuple[SeenRule, float]:
+    """What happens to seen items, and the share of validation targets that are repeats."""
+    share = repeat_share(sequences, split.cases("valid", settings.target))
+    if settings.seen == "auto":
+        return ("kept" if share > MOST_REPEATS else "excluded"), share
+    return ("excluded" if settings.seen == "exclude" else "kept"), share
+
+
+def repeat_share(sequences: Sequences, cases: Cases) -> float:
+    """Share of the targets that occur in their own history; 0 where there are no cases."""
+    lengths = cases.targets - cases.starts
+    repeats = 0
+    for group in cut_by_budget(lengths, ROWS_AT_A_TIME):
+        owner = np.repeat(np.arange(len(group)), lengths[group])
+        history = sequences.items[ragged_rows(cases.starts[group], lengths[group])]
+        same = history == sequences.items[cases.targets[group]][owner]
+        repeats += len(np.unique(owner[same]))
+    return repeats / max(1, len(cases))

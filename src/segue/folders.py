@@ -1,0 +1,165 @@
+"""Artefact folders: written beside and then renamed, so that one appears complete or not at all.
+
+A folder holds `manifest.json`: its kind, the number of its format, the size and SHA-256 of every other
+file, and whatever its maker has to say. Nothing in a folder is code: JSON, TOML, npy, Parquet, safetensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from segue.errors import FolderError
+
+Kind = Literal["data", "run"]
+
+FORMATS: dict[Kind, int] = {"data": 1, "run": 1}
+MAKERS: dict[Kind, str] = {"data": "segue prepare", "run": "segue train"}
+MANIFEST = "manifest.json"
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    """Refuse early, before any work, a folder that is in the way."""
+    if not (path.exists() or path.is_symlink()):
+        return
+    if not path.is_dir():
+        raise FolderError(f"{path} is a file; --out needs the name of a folder that can be made. Name another.")
+    if not overwrite:
+        raise FolderError(f"{path} exists already; name another folder with --out, or add --overwrite to replace it.")
+    if any(path.iterdir()) and not (path / MANIFEST).is_file():
+        raise FolderError(
+            f"{path} is no segue folder (it has no {MANIFEST}), so --overwrite does not replace it. Name another."
+        )
+
+
+@contextlib.contextmanager
+def complete_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Give a staging folder beside `path`; on success it takes the place of `path`, on any error it is removed."""
+    path = Path(path).absolute()
+    refuse_existing(path, overwrite=overwrite)
+    staging: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        staging.chmod(0o755)
+        yield staging
+        _replace(staging, path)
+        staging = None
+    except OSError as error:
+        raise _explained(error, path) from error
+    finally:
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _replace(staging: Path, path: Path) -> None:
+    """Rename staging to path; what was there is moved aside first and removed last."""
+    if not path.exists():
+        staging.rename(path)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=path.parent))
+    path.rename(aside / path.name)
+    try:
+        staging.rename(path)
+    except BaseException:
+        (aside / path.name).rename(path)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _explained(error: OSError, path: Path) -> FolderError:
+    """The sentence for the operating system's refusal to write."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FolderError(
+            f"The disk is full: {path} could not be written and nothing was left behind. Free some space."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return FolderError(f"No permission to write {path}. Choose a folder you may write to with --out.")
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return FolderError(f"{path} cannot be made: a part of its path is a file. Choose another folder with --out.")
+    return FolderError(f"{path} could not be written: {error.strerror or error}.")
+
+
+def write_json(path: Path, body: Any) -> None:
+    """Indented JSON with a final newline, written whole or not at all."""
+    text = msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n"
+    beside = path.with_name(f".{path.name}.writing")
+    beside.write_bytes(text)
+    beside.replace(path)
+
+
+def write_manifest(folder: Path, kind: Kind, body: dict[str, Any]) -> None:
+    """Describe every file now in `folder`; write this last."""
+    files = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    write_json(folder / MANIFEST, {"kind": kind, "format": FORMATS[kind], **body, "files": files})
+
+
+def kind_of(folder: Path) -> Kind:
+    """Whether a folder says it is a data folder; anything else is taken for a run, and refused where that is wrong."""
+    path = folder / MANIFEST
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("kind")
+    except (OSError, msgspec.MsgspecError):
+        found = None
+    return "data" if found == "data" else "run"
+
+
+def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
+    """The manifest of a folder of this kind whose files are all there, at their sizes."""
+    folder = Path(folder)
+    if not folder.exists():
+        raise FolderError(f"{folder} does not exist; expected a {kind} folder made by `{MAKERS[kind]}`.")
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise FolderError(f"{folder} is not a {kind} folder (it has no {MANIFEST}); give one made by `{MAKERS[kind]}`.")
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FolderError(f"{path} is damaged ({error}); make the folder again with `{MAKERS[kind]}`.") from error
+    found, number = manifest.get("kind"), manifest.get("format")
+    if found != kind:
+        raise FolderError(f"{folder} is a {found} folder, expected a {kind} folder made by `{MAKERS[kind]}`.")
+    if number != FORMATS[kind]:
+        raise FolderError(
+            f"{folder} has {kind} format {number}, this segue reads format {FORMATS[kind]}; "
+            f"make it again with `{MAKERS[kind]}`."
+        )
+    _check_sizes(folder, manifest, kind)
+    return manifest
+
+
+def _check_sizes(folder: Path, manifest: dict[str, Any], kind: Kind) -> None:
+    for name, facts in manifest.get("files", {}).items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != facts["bytes"]:
+            state = "is missing" if size is None else f"has {size} bytes instead of {facts['bytes']}"
+            raise FolderError(f"{path} {state}: the folder is damaged; make it again with `{MAKERS[kind]}`.")
+
+
+def verify_contents(folder: Path, manifest: dict[str, Any], kind: Kind) -> None:
+    """Compare every file with its SHA-256; costs one read of the folder."""
+    for name, facts in manifest.get("files", {}).items():
+        if digest(folder / name) != facts["sha256"]:
+            raise FolderError(
+                f"{folder / name} is damaged: its SHA-256 is not the one in {MANIFEST}; "
+                f"make the folder again with `{MAKERS[kind]}`."
+            )

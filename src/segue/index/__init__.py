@@ -1,0 +1,1 @@
+"""Item vectors → best items. `search` says what an index does, `exact` is the reference."""

@@ -1,0 +1,183 @@
+"""Item vectors → best items, by scoring every item: the reference that every other index is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from segue.errors import FolderError
+from segue.index.search import Ragged
+from segue.index.settings import IndexSettings
+
+MOST_SCORES = 4_000_000  # scores in memory at a time
+
+
+class ExactIndex:
+    """The vectors of the items that may be answered, in the order of their numbers."""
+
+    def __init__(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int, settings: IndexSettings) -> None:
+        self.vectors = vectors  # [n, D] float32
+        self.numbers = numbers  # [n] int64, ascending: the items of these rows
+        self.settings = settings
+        self._n_items = n_items
+
+    @staticmethod
+    def build(
+        vectors: Tensor, *, candidates: np.ndarray | None = None, settings: IndexSettings | None = None
+    ) -> ExactIndex:
+        """From the vectors of all items [V + 1, D]; row 0 is padding and never an answer.
+
+        `candidates` [V + 1] bool: items that may be answered; the others, as a rule never trained on, are left out.
+        """
+        assert vectors.dim() == 2
+        assert candidates is None or len(candidates) == len(vectors)
+        allowed = np.ones(len(vectors), dtype=bool) if candidates is None else np.array(candidates, dtype=bool)
+        allowed[0] = False
+        numbers = np.flatnonzero(allowed).astype(np.int64)
+        kept = vectors.detach().to(device="cpu", dtype=torch.float32)[torch.from_numpy(numbers)].contiguous()
+        if not bool(torch.isfinite(kept).all()):
+            raise FolderError("Some item vectors are not finite numbers: the model is damaged; train it again.")
+        return ExactIndex(kept, numbers, n_items=len(vectors) - 1, settings=settings or IndexSettings())
+
+    @property
+    def n_items(self) -> int:
+        return self._n_items
+
+    def search(
+        self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: np.ndarray | Ragged | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See `ItemIndex.search`. Memory is bounded by `MOST_SCORES`, whatever the questions and the items."""
+        assert k >= 1
+        assert queries.dim() == 2
+        queries = queries.detach().to(device="cpu", dtype=torch.float32)
+        if not bool(torch.isfinite(queries).all()):
+            raise FolderError("The model's answer is not a finite number: the model is damaged; train it again.")
+        pool = self._pool(only)
+        width = min(k, len(pool))
+        items = torch.zeros(len(queries), width, dtype=torch.int64)
+        scores = torch.full((len(queries), width), -torch.inf)
+        if not width:
+            return items, scores
+        numbers = self.numbers[pool]
+        block = max(1, MOST_SCORES // min(self.settings.chunk, len(pool)))
+        for begin in range(0, len(queries), block):
+            rows = slice(begin, min(begin + block, len(queries)))
+            banned = None if exclude is None else _Pairs.of(exclude.rows(rows), numbers)
+            allowed = _Pairs.of(only.rows(rows), numbers) if isinstance(only, Ragged) else None
+            columns, scores[rows] = self._best(queries[rows], pool, width, banned, allowed)
+            items[rows] = torch.from_numpy(numbers)[columns]
+        return items.masked_fill_(scores == -torch.inf, 0), scores
+
+    def _pool(self, only: np.ndarray | Ragged | None) -> np.ndarray:
+        """The rows of `vectors` that some question may be answered with, ascending."""
+        if only is None:
+            return np.arange(len(self.numbers))
+        wanted = only.numbers if isinstance(only, Ragged) else np.asarray(only, dtype=np.int64)
+        return np.flatnonzero(np.isin(self.numbers, wanted))
+
+    def _best(
+        self, queries: Tensor, pool: np.ndarray, k: int, banned: _Pairs | None, allowed: _Pairs | None
+    ) -> tuple[Tensor, Tensor]:
+        """The best k columns of the pool for each question, and their scores, chunk by chunk."""
+        columns = torch.zeros(len(queries), 0, dtype=torch.int64)
+        scores = torch.zeros(len(queries), 0)
+        for first, vectors in self._chunks(pool):
+            found = queries @ vectors.T  # [b, c]
+            if allowed is not None:
+                row, column = allowed.chunk(first, len(vectors))
+                forbidden = torch.ones(found.shape, dtype=torch.bool)
+                forbidden[row, column] = False
+                found.masked_fill_(forbidden, -torch.inf)
+            if banned is not None:
+                found[banned.chunk(first, len(vectors))] = -torch.inf
+            here, values = best_columns(found, k)
+            # Earlier chunks hold lower numbers and stand first, so that a stable sort keeps ties in their order.
+            merged, order = torch.sort(torch.cat((scores, values), dim=1), dim=1, descending=True, stable=True)
+            columns = torch.cat((columns, here + first), dim=1).gather(1, order[:, :k])
+            scores = merged[:, :k]
+        return columns, scores
+
+    def _chunks(self, pool: np.ndarray) -> Iterator[tuple[int, Tensor]]:
+        """(the first column, the vectors) of each chunk of the pool."""
+        whole = len(pool) == len(self.numbers)
+        for first in range(0, len(pool), self.settings.chunk):
+            last = first + self.settings.chunk
+            yield first, self.vectors[first:last] if whole else self.vectors[torch.from_numpy(pool[first:last])]
+
+    def save(self, path: Path) -> None:
+        """Write vectors, numbers and the chunk size to one safetensors file."""
+        save_file(
+            {"vectors": self.vectors, "numbers": torch.from_numpy(self.numbers)},
+            path,
+            metadata={"kind": "exact", "n_items": str(self.n_items), "chunk": str(self.settings.chunk)},
+        )
+
+    @staticmethod
+    def load(path: Path) -> ExactIndex:
+        """Read what `save` wrote."""
+        try:
+            arrays = load_file(path)
+            with safetensors.safe_open(path, framework="pt") as file:
+                facts = file.metadata() or {}
+            settings = IndexSettings(chunk=int(facts["chunk"]))
+            return ExactIndex(
+                arrays["vectors"], arrays["numbers"].numpy(), n_items=int(facts["n_items"]), settings=settings
+            )
+        except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+            raise FolderError(f"{path} is not an index that can be read ({error}); train again.") from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pairs:
+    """(question, column of the pool) pairs in the order of their columns, so that a chunk's are a slice."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+
+    @staticmethod
+    def of(ragged: Ragged, numbers: np.ndarray) -> _Pairs:
+        """Item numbers become columns of the pool, whose items are `numbers`; items outside it are dropped."""
+        columns = np.searchsorted(numbers, ragged.numbers)
+        found = numbers[np.minimum(columns, len(numbers) - 1)] == ragged.numbers
+        rows, columns = ragged.owners[found], columns[found]
+        order = np.argsort(columns, kind="stable")
+        return _Pairs(rows[order], columns[order])
+
+    def chunk(self, first: int, size: int) -> tuple[Tensor, Tensor]:
+        """The pairs whose columns lie in a chunk, the columns counted from its first."""
+        begin, end = np.searchsorted(self.columns, (first, first + size))
+        return torch.from_numpy(self.rows[begin:end]), torch.from_numpy(self.columns[begin:end] - first)
+
+
+def best_columns(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The min(k, c) highest columns of each row [B, c] and their scores, by score, then by column ascending.
+
+    torch.topk says nothing about which of several equal scores it takes, so one more than k is asked for: where the
+    (k + 1)-th equals the k-th, the row's choice is made again, lowest columns first.
+    """
+    k = min(k, scores.shape[1])
+    values, columns = torch.topk(scores, min(k + 1, scores.shape[1]), dim=1)
+    if values.shape[1] > k:
+        tied = torch.nonzero(values[:, k] == values[:, k - 1]).squeeze(1)
+        columns = columns[:, :k]
+        if len(tied):
+            columns[tied] = _first_of_equals(scores[tied], values[tied, k - 1 : k], k)
+    columns = columns.sort(dim=1).values
+    values, order = torch.sort(scores.gather(1, columns), dim=1, descending=True, stable=True)
+    return columns.gather(1, order), values
+
+
+def _first_of_equals(scores: Tensor, border: Tensor, k: int) -> Tensor:
+    """All columns above the row's border [B, 1] and the first of those at it, k in all."""
+    above = scores > border
+    equal = scores == border
+    missing = k - above.sum(dim=1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(dim=1) <= missing))
+    return torch.nonzero(chosen)[:, 1].view(len(scores), k)

@@ -1,0 +1,59 @@
+"""Causal self-attention over packed tokens: a token looks at its user's earlier tokens and at itself.
+
+The product is scaled by 1/sqrt(head width) and torch's fused kernel does it on the right-padded view, where
+`is_causal` alone is an exact mask. No attention dropout: it would force the slow kernel on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from segue.layers.packed import PackedBatch, pack, pad
+
+
+class CausalAttention(nn.Module):
+    """Queries from one stream, keys and values from another (often the same), in `heads` heads.
+
+    `output` is the projection after the heads are joined; the original SASRec has none. In `joint` mode, for one
+    stream, the three projections are one matrix product.
+    """
+
+    def __init__(self, width: int, heads: int, *, output: bool, bias: bool) -> None:
+        super().__init__()
+        assert width % heads == 0
+        self.heads = heads
+        self.query = nn.Linear(width, width, bias=bias)
+        self.key_value = nn.Linear(width, 2 * width, bias=bias)
+        self.output = nn.Linear(width, width, bias=bias) if output else nn.Identity()
+
+    def forward(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
+        q, k, v = self._heads(queries, keys, batch)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # [B, H, N, d]
+        return self._joined(mixed, batch)
+
+    def weights(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
+        """The softmax weights [B, H, N, N]: row = who looks, column = at whom; rows of padding are meaningless."""
+        q, k, _ = self._heads(queries, keys, batch)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])  # [B, H, N, N]
+        may_look = torch.ones(batch.longest, batch.longest, dtype=torch.bool, device=scores.device).tril()
+        return scores.masked_fill(~may_look, -math.inf).softmax(-1)
+
+    def _heads(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        if queries is keys:  # one stream: one product and one padding instead of two
+            weight = torch.cat((self.query.weight, self.key_value.weight))
+            bias = None if self.query.bias is None else torch.cat((self.query.bias, self.key_value.bias))
+            joined = functional.linear(queries, weight, bias)  # [T, 3D]
+        else:
+            joined = torch.cat((self.query(queries), self.key_value(keys)), dim=-1)
+        padded = pad(joined, batch)  # [B, N, 3D]
+        parts = padded.view(batch.size, batch.longest, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        return parts[0], parts[1], parts[2]  # each [B, H, N, d]
+
+    def _joined(self, mixed: Tensor, batch: PackedBatch) -> Tensor:
+        joined = mixed.transpose(1, 2).reshape(batch.size, batch.longest, -1)  # [B, N, D]
+        result: Tensor = self.output(pack(joined, batch))
+        return result

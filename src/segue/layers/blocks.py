@@ -1,0 +1,133 @@
+"""Transformer blocks over packed tokens [T, D]."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from segue.layers.attention import CausalAttention
+from segue.layers.dropout import Dropout
+from segue.layers.packed import PackedBatch
+
+
+class Block(Protocol):
+    """One layer of an encoder."""
+
+    def __call__(self, x: Tensor, batch: PackedBatch) -> Tensor: ...
+
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor: ...
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with a ReLU between; the second has no activation."""
+
+    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, hidden)
+        self.outer = nn.Linear(hidden, width)
+        self.drop = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.outer(self.drop(functional.relu(self.inner(x))))
+        return result
+
+
+class _SiluGate(torch.autograd.Function):
+    """silu(a) * b for the two halves [a | b] of the input, with a backward in few passes over memory."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor) -> Tensor:
+        ctx.save_for_backward(joined)
+        a, b = joined.chunk(2, dim=-1)
+        return functional.silu(a).mul_(b)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (joined,) = ctx.saved_tensors
+        gradient = gradients[0]
+        a, b = joined.chunk(2, dim=-1)
+        result = torch.empty_like(joined)
+        left, right = result.chunk(2, dim=-1)
+        torch.mul(gradient, functional.silu(a), out=right)
+        left.copy_(torch.ops.aten.silu_backward(gradient * b, a))
+        return result
+
+
+class SwiGLU(nn.Module):
+    """W2 drop(silu(W1 x) * (W3 x)), without biases; W1 and W3 are one matrix product."""
+
+    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, 2 * hidden, bias=False)
+        self.outer = nn.Linear(hidden, width, bias=False)
+        self.drop = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.outer(self.drop(_SiluGate.apply(self.inner(x))))
+        return result
+
+
+class SASRecBlock(nn.Module):
+    """The block of the original SASRec: the query is normalised, keys and values are not, and the residuals
+    are the normalised streams. Attention has no output projection."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.norm_query = nn.LayerNorm(width, eps=1e-8)
+        self.attention = CausalAttention(width, heads, output=False, bias=True)
+        self.norm_forward = nn.LayerNorm(width, eps=1e-8)
+        self.feed_forward = FeedForward(width, hidden, dropout)
+        self.drop = Dropout(dropout)
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        query = self.norm_query(x)
+        middle = self.norm_forward(query + self.attention(query, x, batch))
+        result: Tensor = middle + self.drop(self.feed_forward(middle))
+        return result
+
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        return self.attention.weights(self.norm_query(x), x, batch)
+
+
+class _Gated(torch.autograd.Function):
+    """stream + sigmoid(gate) * update, with a backward in few passes over memory."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor, gate: Tensor, update: Tensor) -> Tensor:
+        opened = torch.sigmoid(gate)
+        ctx.save_for_backward(opened, update)
+        return torch.addcmul(stream, opened, update)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        opened, update = ctx.saved_tensors
+        gradient = gradients[0]
+        return gradient, torch.ops.aten.sigmoid_backward(gradient * update, opened), gradient * opened
+
+
+class GatedBlock(nn.Module):
+    """The gated pre-norm block (LiGR): each update passes a sigmoid gate that reads the un-normalised stream."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(width, eps=1e-5)
+        self.attention = CausalAttention(width, heads, output=True, bias=True)
+        self.gate_attention = nn.Linear(width, width)
+        self.norm_forward = nn.LayerNorm(width, eps=1e-5)
+        self.feed_forward = SwiGLU(width, hidden, dropout)
+        self.gate_forward = nn.Linear(width, width)
+        self.drop = Dropout(dropout)
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        normal = self.norm_attention(x)
+        x = _Gated.apply(x, self.gate_attention(x), self.drop(self.attention(normal, normal, batch)))
+        update = self.drop(self.feed_forward(self.norm_forward(x)))
+        result: Tensor = _Gated.apply(x, self.gate_forward(x), update)
+        return result
+
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        normal = self.norm_attention(x)
+        return self.attention.weights(normal, normal, batch)

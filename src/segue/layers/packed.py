@@ -1,0 +1,129 @@
+"""Packed tokens ↔ the padded view that attention needs.
+
+Everything but attention runs on [T, D], the users' tokens one after another. Attention sees [B, N, D], N the
+longest of the batch, padded on the right: with a causal mask no valid query can then see padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from segue.data.batch import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """A `Batch` as tensors. Index arithmetic is done once a batch, when first asked for."""
+
+    items: Tensor  # [T] int64
+    times: Tensor  # [T] int64, seconds
+    lengths: Tensor  # [B] int64, each at least 1
+    asked: Tensor | None = None  # [B] int64, seconds
+    kinds: Tensor | None = None  # [T] int64
+    values: Tensor | None = None  # [T] float32
+
+    @property
+    def size(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def longest(self) -> int:
+        return int(self.lengths.max())
+
+    @cached_property
+    def ends(self) -> Tensor:
+        return self.lengths.cumsum(0)  # [B]
+
+    @cached_property
+    def owner(self) -> Tensor:
+        return torch.repeat_interleave(torch.arange(self.size, device=self.lengths.device), self.lengths)  # [T]
+
+    @cached_property
+    def position(self) -> Tensor:
+        """Counted from the user's oldest token, which is 0."""
+        begins = self.ends - self.lengths
+        return torch.arange(len(self.items), device=self.items.device) - begins[self.owner]  # [T]
+
+    @cached_property
+    def slot(self) -> Tensor:
+        """Each token's row in the padded view, flattened to [B * N]."""
+        return self.owner * self.longest + self.position  # [T]
+
+    @cached_property
+    def rectangular(self) -> bool:
+        """All users equally long: the padded view is the packed one."""
+        return len(self.items) == self.size * self.longest
+
+    @property
+    def last(self) -> Tensor:
+        """Each user's newest token."""
+        return self.ends - 1  # [B]
+
+
+def tensors(batch: Batch, device: torch.device | None = None) -> PackedBatch:
+    """A batch as tensors; on the CPU they share its memory."""
+
+    def tensor(array: Any) -> Tensor | None:
+        return None if array is None else torch.from_numpy(array).to(device or "cpu")
+
+    items, times, lengths = tensor(batch.items), tensor(batch.times), tensor(batch.lengths)
+    assert items is not None and times is not None and lengths is not None
+    return PackedBatch(
+        items=items,
+        times=times,
+        lengths=lengths,
+        asked=tensor(batch.asked),
+        kinds=tensor(batch.kinds),
+        values=tensor(batch.values),
+    )
+
+
+class _Pad(torch.autograd.Function):
+    """Rows to their slots. The slots are distinct, so the gradient is a plain gather (index_add is far slower)."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, slot: Tensor, rows: int) -> Tensor:
+        ctx.save_for_backward(slot)
+        return packed.new_zeros(rows, packed.shape[1]).index_copy_(0, slot, packed)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (slot,) = ctx.saved_tensors
+        return gradients[0].index_select(0, slot), None, None
+
+
+class _Pack(torch.autograd.Function):
+    """The inverse of `_Pad`; its gradient is `_Pad`'s forward."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, slot: Tensor) -> Tensor:
+        ctx.save_for_backward(slot)
+        ctx.rows = len(padded)
+        return padded.index_select(0, slot)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (slot,) = ctx.saved_tensors
+        gradient = gradients[0]
+        return gradient.new_zeros(ctx.rows, gradient.shape[1]).index_copy_(0, slot, gradient), None
+
+
+def pad(packed: Tensor, batch: PackedBatch) -> Tensor:
+    """[T, D] → [B, N, D], zeros after each user's last token."""
+    rows = batch.size * batch.longest
+    padded = packed if batch.rectangular else _Pad.apply(packed, batch.slot, rows)
+    return padded.view(batch.size, batch.longest, -1)
+
+
+def pack(padded: Tensor, batch: PackedBatch) -> Tensor:
+    """[B, N, D] → [T, D]."""
+    flat = padded.reshape(batch.size * batch.longest, -1)
+    if batch.rectangular:
+        return flat
+    packed: Tensor = _Pack.apply(flat, batch.slot)
+    return packed

@@ -1,0 +1,28 @@
+"""Learned positions: a vector for each place in the history, counted from the oldest item or from the newest."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from segue.layers.packed import PackedBatch
+
+CountedFrom = Literal["newest", "oldest"]
+
+
+class LearnedPositions(nn.Module):
+    """Add row p of a table to the token at place p; place 0 is the newest or the oldest token of the user."""
+
+    def __init__(self, length: int, width: int, counted_from: CountedFrom) -> None:
+        super().__init__()
+        self.table = nn.Parameter(Tensor(length, width))
+        self.counted_from = counted_from
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        assert batch.longest <= len(self.table), "histories are cut to the model's length before they are encoded"
+        place = batch.position
+        if self.counted_from == "newest":
+            place = batch.lengths[batch.owner] - 1 - place
+        return x + functional.embedding(place, self.table)

@@ -1,0 +1,43 @@
+"""A model ↔ two files: `model.json` says what to build, `weights.safetensors` fills it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from segue.errors import FolderError
+from segue.folders import write_json
+from segue.models.build import build_model
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+
+DESCRIPTION, WEIGHTS = "model.json", "weights.safetensors"
+
+
+class ModelDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All that is needed to build the model again."""
+
+    n_items: int
+    settings: ModelSettings
+
+
+def save_model(model: SequenceModel, settings: ModelSettings, folder: Path) -> None:
+    """Write both files into `folder`."""
+    write_json(folder / DESCRIPTION, ModelDescription(n_items=model.items.n_items, settings=settings))
+    save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS)
+
+
+def load_model(folder: Path) -> SequenceModel:
+    """The model of a run folder, on the CPU, ready to answer."""
+    try:
+        description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
+        weights = load_file(folder / WEIGHTS)
+        model = build_model(description.settings, description.n_items, generator=torch.Generator())
+        model.load_state_dict(weights)
+    except (OSError, msgspec.MsgspecError, SafetensorError, RuntimeError) as error:
+        raise FolderError(f"The model in {folder} cannot be read: {error}. Train it again.") from error
+    return model.eval().requires_grad_(requires_grad=False)

@@ -1,0 +1,98 @@
+"""Softmax losses: full over the catalogue, in tiles; sampled, over a few drawn items."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TILE_SCORES = 1 << 20  # scores of a tile: 4 MB of float32, so that a tile stays in the cache between its passes
+LEAST_TILE = 64  # below this many rows matrix products lose their speed
+
+
+class _FullSoftmax(torch.autograd.Function):
+    """Each tile's share of both gradients is computed while its probabilities are in the cache."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        rows = max(LEAST_TILE, TILE_SCORES // len(matrix))
+        with_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        d_hidden = torch.empty_like(hidden) if with_gradient else None
+        d_matrix = torch.zeros_like(matrix) if with_gradient else None
+        scores = hidden.new_empty(min(rows, len(hidden)), len(matrix))
+        total = hidden.new_zeros(())
+        for begin in range(0, len(hidden), rows):
+            states, answers = hidden[begin : begin + rows], targets[begin : begin + rows, None]
+            weight = weights[begin : begin + rows, None]
+            tile = scores[: len(states)]
+            torch.mm(states, matrix.T, out=tile)
+            total += (_surprise(tile, answers) * weight[:, 0]).sum()  # leaves probabilities in the tile
+            if d_hidden is not None and d_matrix is not None:
+                tile.scatter_add_(1, answers, -torch.ones_like(weight))
+                tile.mul_(weight)
+                torch.mm(tile, matrix, out=d_hidden[begin : begin + rows])
+                d_matrix.addmm_(tile.T, states)
+        ctx.save_for_backward(d_hidden, d_matrix)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        d_hidden, d_matrix = ctx.saved_tensors
+        return d_hidden * gradients[0], d_matrix * gradients[0], None, None
+
+
+def _surprise(tile: Tensor, answers: Tensor) -> Tensor:
+    """-log p of each row's answer; the scores in `tile` are replaced by probabilities."""
+    answer_score = tile.gather(1, answers)[:, 0]
+    top = tile.amax(1)
+    torch.softmax(tile, 1, out=tile)
+    log_total = top - tile.amax(1).log()  # the largest probability never underflows, the answer's may
+    return log_total - answer_score
+
+
+def full_softmax(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Cross-entropy of the softmax over every item: -s_target + log Σ exp s, weighted mean over the rows.
+
+    Needs: scores that are inner products. Inputs: states [M, D], item vectors [V, D], each state's item [M] in
+    0..V-1, weights [M]. The logits exist one tile at a time, forward and backward together.
+    Choose it up to some ten thousand items; `sampled_softmax` with every item as a negative is equal to it.
+    """
+    weights = _normalised(weights, hidden)
+    loss: Tensor = _FullSoftmax.apply(hidden, matrix, targets, weights)
+    return loss
+
+
+def sampled_softmax(positive: Tensor, negatives: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Cross-entropy of the positive among itself and drawn negatives, weighted mean over the rows.
+
+    Needs: a sampler; scores already corrected by log q, collisions already at -inf (see `shared_scores`).
+    Inputs: the answers' scores [M], the negatives' [M, K], weights [M]. Choose it for large catalogues.
+    With every item drawn once and the collision masked it is `full_softmax`.
+    """
+    log_total = torch.cat((positive[:, None], negatives), dim=1).logsumexp(1)  # finite even if all negatives collide
+    return ((log_total - positive) * _normalised(weights, positive)).sum()
+
+
+def shared_scores(
+    hidden: Tensor, answers: Tensor, drawn: Tensor, targets: Tensor, items: Tensor, *, log_q: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Scores for a loss whose negatives are shared by the batch: the answers' [M] and the negatives' [M, K].
+
+    `answers` [M, D] and `drawn` [K, D] are the vectors of `targets` [M] and `items` [K]; `log_q` (one for each of the
+    M + K) is what the sampler's preference is worth and is subtracted. A negative that is the row's answer is no
+    negative: its score is -inf.
+    """
+    positive = (hidden * answers).sum(1)
+    negatives = hidden @ drawn.T
+    if log_q is not None:
+        positive = positive - log_q[: len(targets)]
+        negatives = negatives - log_q[len(targets) :]
+    return positive, negatives.masked_fill(targets[:, None] == items, -math.inf)
+
+
+def _normalised(weights: Tensor | None, like: Tensor) -> Tensor:
+    if weights is None:
+        return like.new_full((len(like),), 1 / len(like))
+    return weights / weights.sum()

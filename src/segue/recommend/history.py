@@ -1,0 +1,148 @@
+"""Histories as people write them → packed item numbers, oldest first, and the ids that are not known."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from segue.data.batch import MICROSECONDS, Batch
+from segue.data.vocabulary import PADDING, Vocabulary
+from segue.errors import InputError
+
+LATEST = 100_000_000_000  # seconds, the year 5138: a larger number is in milliseconds or smaller, and is refused
+
+Moment = int | float | datetime | str
+"""Seconds since 1970, or a date and time; without an offset it is UTC."""
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One event of a history. A plain id stands for an entry that has nothing else."""
+
+    item: str | int
+    time: float | datetime | None = None
+    """Seconds since 1970, or a date and time (ISO 8601; UTC unless it says otherwise)."""
+    kind: str | None = None
+    value: float | None = None
+
+
+FIELDS = Entry.__struct_fields__
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histories:
+    """Packed events with known items, and each history's unknown ids, each once, in the order they came."""
+
+    batch: Batch  # lengths may be 0
+    unknown: list[list[str]]
+
+
+def identifier(item: Any) -> str:
+    """An id as it was written; whole numbers are taken as their digits."""
+    if isinstance(item, str):
+        return str(item)
+    if not isinstance(item, bool | np.bool_):
+        try:
+            return str(operator.index(item))
+        except TypeError:
+            pass
+    raise InputError(f"An item id is a text or a whole number, got {item!r} ({type(item).__name__}).")
+
+
+def identifiers(ids: Iterable[Any], name: str) -> list[str]:
+    """A list of ids; `name` is what the caller calls it."""
+    _refuse_single(ids, name)
+    return [identifier(item) for item in ids]
+
+
+def _refuse_single(value: Any, name: str) -> None:
+    """A lone id is iterable, letter by letter: the classic mistake."""
+    if isinstance(value, str | bytes | Mapping | Entry) or not isinstance(value, Iterable):
+        shown = value if isinstance(value, str) else type(value).__name__
+        raise InputError(f'{name} must be a list of item ids, got {shown!r}; put ids in brackets: ["a", "b"].')
+
+
+def microseconds(moment: Moment) -> int:
+    """A moment as microseconds since 1970, UTC."""
+    if isinstance(moment, str):
+        try:
+            moment = datetime.fromisoformat(moment)
+        except ValueError:
+            raise InputError(
+                f"A time is seconds since 1970 or ISO 8601 (2026-01-31T12:00:00Z), got {moment!r}."
+            ) from None
+    if isinstance(moment, datetime):
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        # Whole parts, not timestamp(): a float rounds microseconds.
+        since = aware - datetime(1970, 1, 1, tzinfo=UTC)
+        return (since.days * 86400 + since.seconds) * MICROSECONDS + since.microseconds
+    if isinstance(moment, bool) or not isinstance(moment, int | float | np.integer | np.floating):
+        raise InputError(f"A time is seconds since 1970 or a date, got {moment!r} ({type(moment).__name__}).")
+    if not -LATEST <= moment <= LATEST:
+        raise InputError(f"The time {moment!r} is no date in seconds since 1970; divide milliseconds by 1000.")
+    return round(moment * MICROSECONDS)
+
+
+def read_entry(entry: Any) -> Entry:
+    """An id, a mapping or an `Entry` → an `Entry` whose item is a text."""
+    if isinstance(entry, Entry):
+        return entry if isinstance(entry.item, str) else msgspec.structs.replace(entry, item=identifier(entry.item))
+    if not isinstance(entry, Mapping):
+        return Entry(item=identifier(entry))
+    if "item" not in entry or not set(entry) <= set(FIELDS):
+        raise InputError(f"A history's entry has {', '.join(FIELDS)}, of which item is needed; got {dict(entry)!r}.")
+    time, kind, value = entry.get("time"), entry.get("kind"), entry.get("value")
+    if kind is not None and not isinstance(kind, str):
+        raise InputError(f"The kind of an event is a text, got {kind!r} ({type(kind).__name__}).")
+    try:
+        number = None if value is None else float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"The value of an event is a number, got {value!r}.") from None
+    seconds = microseconds(time) / MICROSECONDS if isinstance(time, str) else time
+    return Entry(item=identifier(entry["item"]), time=seconds, kind=kind, value=number)
+
+
+def read_history(history: Iterable[Any]) -> tuple[list[Entry], np.ndarray]:
+    """A history's entries, oldest first, and their times in seconds.
+
+    Entries are sorted by time (ties keep their order) where every one has a time; else the order given is the order,
+    and the times are zero: part of them would be worse than none.
+    """
+    _refuse_single(history, "A history")
+    entries = [read_entry(entry) for entry in history]
+    times = np.zeros(len(entries), dtype=np.int64)
+    if entries and all(entry.time is not None for entry in entries):
+        times = np.array([microseconds(entry.time) for entry in entries if entry.time is not None], dtype=np.int64)
+        order = np.argsort(times, kind="stable")
+        entries, times = [entries[index] for index in order], times[order]
+    return entries, times // MICROSECONDS
+
+
+def pack_histories(
+    histories: Iterable[Iterable[Any]], vocabulary: Vocabulary, *, known: np.ndarray, now: Moment | None
+) -> Histories:
+    """Whole histories as one batch. `known` [V + 1] bool: the items that the model was trained on."""
+    _refuse_single(histories, "The histories")
+    read = [read_history(history) for history in histories]
+    entries = [entry for part, _ in read for entry in part]
+    ids = [str(entry.item) for entry in entries]
+    numbers = vocabulary.numbers(ids, unknown="zero")
+    kept = known[numbers] & (numbers != PADDING)
+    owners = np.repeat(np.arange(len(read)), [len(part) for part, _ in read])
+    unknown: list[dict[str, None]] = [{} for _ in read]
+    for row in np.flatnonzero(~kept):
+        unknown[owners[row]][ids[row]] = None
+    values = np.array([np.nan if entry.value is None else entry.value for entry in entries], dtype=np.float32)
+    batch = Batch(
+        items=numbers[kept],
+        times=np.concatenate([times for _, times in read] or [np.zeros(0, dtype=np.int64)])[kept],
+        lengths=np.bincount(owners[kept], minlength=len(read)),
+        asked=None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS),
+        values=None if np.isnan(values).all() else values[kept],
+    )
+    return Histories(batch=batch, unknown=[list(ids) for ids in unknown])

@@ -1,0 +1,260 @@
+"""Training from a data folder to a run folder: taken up where it stopped, complete or not there at all.
+
+Unfinished training lives in RUN.partial: the settings, what data it belongs to, and the state after each epoch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import torch
+
+from segue import folders
+from segue.config import (
+    DEFAULT_RECIPE,
+    Settings,
+    make_settings,
+    parse_toml,
+    read_recipe,
+    refuse_changes,
+    settings_toml,
+)
+from segue.data.dataset import Data
+from segue.errors import FolderError, SettingsError
+from segue.evaluate.evaluate import Evaluation, evaluate
+from segue.evaluate.ruler import ModelScorer
+from segue.evaluate.settings import SeenRule, seen_rule
+from segue.evaluate.trained import training_counts
+from segue.index.exact import ExactIndex
+from segue.models.checkpoint import save_model
+from segue.models.sequence import SequenceModel
+from segue.recommend.recommender import Recommender
+from segue.train.loop import Step
+from segue.train.run import CHOOSING, Recipe, choose_epoch, finished, train_everything
+from segue.train.state import Progress, read_progress
+
+SETTINGS, BELONGING = "settings.toml", "data.json"
+ALL_NOTE = (
+    "The model served was trained on every event; this report is that of the run that chose its {epochs} epochs, "
+    "which never saw the test part."
+)
+
+
+def make_run(
+    data: Data,
+    *,
+    out: Path | None,
+    recipe: str | Path | None,
+    overrides: Sequence[str],
+    resume: bool,
+    all_events: bool,
+    progress: Callable[[Step], None] | None,
+    measured: Callable[[str, int, int], None] | None,
+) -> Recommender:
+    """See `segue.api.train`."""
+    data.verify()
+    run = out if out is not None else _temporary_run()
+    job = (
+        _taken_up(run, data, recipe, overrides, everything=all_events)
+        if resume
+        else _begun(run, data, recipe, overrides)
+    )
+    sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
+    counts = training_counts(sequences, split, n_items)
+    seen, _ = seen_rule(job.settings.evaluate, sequences, split)
+    model, chosen = choose_epoch(job.recipe, sequences, split, counts, seen=seen, folder=job.partial, progress=progress)
+    note = ALL_NOTE.format(epochs=chosen.best_epoch) if all_events else None
+    evaluation = measure(model, data, job.settings, note=note, progress=measured)
+    if all_events:
+        model, counts = train_everything(
+            job.recipe, sequences, n_items, epochs=chosen.best_epoch, folder=job.partial, progress=progress
+        )
+    _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, all_events=all_events)
+    shutil.rmtree(job.partial)
+    return Recommender.open(run)
+
+
+def measure(
+    model: SequenceModel,
+    data: Data,
+    settings: Settings,
+    *,
+    note: str | None,
+    progress: Callable[[str, int, int], None] | None,
+) -> Evaluation:
+    """The model and the baselines on the test part."""
+    return evaluate(
+        ModelScorer(model),
+        data.sequences,
+        data.split,
+        n_items=len(data.vocabulary),
+        settings=settings.evaluate,
+        split_kind=data.manifest["split"]["kind"],
+        target_time=model.target_time,
+        note=note,
+        progress=progress,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """What is trained, and where its state lives."""
+
+    settings: Settings
+    recipe_name: str
+    partial: Path
+    replaces: bool = False
+    """A finished run is there and gives way to the new one."""
+
+    @property
+    def recipe(self) -> Recipe:
+        one = self.settings
+        return Recipe(model=one.model, objective=one.objective, train=one.train, evaluate=one.evaluate)
+
+
+def _partial(run: Path) -> Path:
+    return run.with_name(run.name + ".partial")
+
+
+def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence[str]) -> _Job:
+    """A new training in an empty RUN.partial."""
+    settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE), overrides)
+    partial, name = _partial(run), str(recipe or DEFAULT_RECIPE)
+    if run.exists():
+        raise FolderError(
+            f"{run} exists already; name another folder with --out, or go on with it: --resume --set train.epochs=…"
+        )
+    if partial.exists():
+        raise FolderError(
+            f"{partial} holds unfinished training; add --resume to go on with it, or remove it to begin anew."
+        )
+    with folders.complete_folder(partial) as staging:
+        (staging / SETTINGS).write_text(settings_toml(settings))
+        folders.write_json(staging / BELONGING, {"recipe": name, "digest": data.digest})
+    return _Job(settings, name, partial)
+
+
+def _taken_up(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence[str], *, everything: bool) -> _Job:
+    """Unfinished training, or a finished run's training with more to do."""
+    partial, replaces = _partial(run), run.exists()
+    if replaces and not partial.exists():
+        _reopen(run, partial)
+    if not partial.exists():
+        raise FolderError(f"There is nothing to resume: neither {run} nor {partial} exists. Train without --resume.")
+    belonging = msgspec.json.decode((partial / BELONGING).read_bytes(), type=dict[str, Any])
+    if belonging["digest"] != data.digest:
+        raise FolderError(
+            f"{data.folder} is not the data that {run} was begun on; give that one, or train into another folder."
+        )
+    tables = parse_toml((partial / SETTINGS).read_bytes(), str(partial / SETTINGS))
+    saved = make_settings(tables)
+    settings = make_settings(read_recipe(recipe) if recipe else tables, overrides)
+    refuse_changes(saved, settings)
+    if replaces:
+        _refuse_idle(run, partial, settings, everything=everything)
+    return _Job(settings, belonging["recipe"], partial, replaces=replaces)
+
+
+def _reopen(run: Path, partial: Path) -> None:
+    """Lay the training state of a finished run out again, beside it; the run itself stays as it is."""
+    manifest = folders.read_manifest(run, "run")
+    with folders.complete_folder(partial) as staging:
+        shutil.copyfile(run / SETTINGS, staging / SETTINGS)
+        shutil.copyfile(run / CHOOSING, staging / CHOOSING)
+        folders.write_json(staging / BELONGING, {"recipe": manifest["recipe"], "digest": manifest["data"]["digest"]})
+
+
+def _refuse_idle(run: Path, partial: Path, settings: Settings, *, everything: bool) -> None:
+    """A finished run with nothing left to do is left alone."""
+    done = finished(read_progress(partial / CHOOSING), settings.train)
+    if done and not everything:
+        shutil.rmtree(partial)
+        raise SettingsError(f"{run} is complete: {done} (with --set).")
+
+
+def _write_run(
+    run: Path,
+    job: _Job,
+    data: Data,
+    model: SequenceModel,
+    counts: np.ndarray,
+    evaluation: Evaluation,
+    chosen: Progress,
+    *,
+    seen: SeenRule,
+    all_events: bool,
+) -> None:
+    """Everything needed to answer any history; no user ids, no histories."""
+    with folders.complete_folder(run, overwrite=job.replaces) as staging:
+        (staging / SETTINGS).write_text(settings_toml(job.settings))
+        save_model(model, job.settings.model, staging)
+        table = data.vocabulary.table.with_columns(pl.Series("count", counts[1:].astype(np.int64)))
+        table.write_parquet(staging / "items.parquet")
+        index = ExactIndex.build(model.item_vectors(), candidates=counts > 0, settings=job.settings.index)
+        index.save(staging / "index.safetensors")
+        folders.write_json(staging / "metrics.json", evaluation.report)
+        np.save(staging / "ranks.npy", evaluation.ranks)
+        lines = [msgspec.json.encode(line) for line in chosen.history]
+        (staging / "history.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+        shutil.copyfile(job.partial / CHOOSING, staging / CHOOSING)
+        folders.write_manifest(staging, "run", _facts(job, data, chosen, seen=seen, all_events=all_events))
+
+
+def _facts(job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, all_events: bool) -> dict[str, Any]:
+    return {
+        "segue": version("segue"),
+        "torch": str(torch.__version__),
+        "recipe": job.recipe_name,
+        "data": {"folder": str(data.folder.absolute()), "digest": data.digest},
+        "items": len(data.vocabulary),
+        "seen": seen,
+        "all": all_events,
+        "training": {
+            "epochs": chosen.epoch,
+            "best_epoch": chosen.best_epoch,
+            "best_score": chosen.best_score,
+            "threads": job.settings.train.threads or torch.get_num_threads(),
+            "seconds": [round(seconds, 3) for seconds in chosen.seconds],
+        },
+    }
+
+
+def _temporary_run() -> Path:
+    """A place that is removed at exit."""
+    holder = Path(tempfile.mkdtemp(prefix="segue-run-"))
+    atexit.register(shutil.rmtree, holder, ignore_errors=True)
+    return holder / "run"
+
+
+def settings_of(recommender: Recommender) -> Settings:
+    """The settings that a run was made with."""
+    assert recommender.folder is not None
+    path = recommender.folder / SETTINGS
+    return make_settings(parse_toml(path.read_bytes(), str(path)))
+
+
+def data_of(recommender: Recommender, data: Data | Path | str | None) -> Data:
+    """The data that a run was trained on: the folder it remembers, or the one given, if it is the same data."""
+    remembered = recommender.manifest["data"]
+    if data is None and not Path(remembered["folder"]).exists():
+        raise FolderError(
+            f"The data folder {remembered['folder']}, which {recommender.folder} was trained on, is gone; "
+            "say where it is with --data."
+        )
+    known = data if isinstance(data, Data) else Data.open(Path(data if data is not None else remembered["folder"]))
+    if known.digest != remembered["digest"]:
+        raise FolderError(
+            f"{recommender.folder} was not trained on {known.folder}: items and test cases differ, so answers from it "
+            "would mean nothing. Give the data folder of that run with --data, or train a run on this one."
+        )
+    return known

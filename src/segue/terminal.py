@@ -1,0 +1,101 @@
+"""Progress for people: a bar where standard error is a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+if TYPE_CHECKING:
+    from segue.train.loop import Step
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+def say(text: str) -> None:
+    """A line on standard output, as it is: ids may hold what a markup language would swallow."""
+    sys.stdout.write(text + "\n")
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+class Display:
+    """One bar on standard error, or a line now and then."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        console = Console(stderr=True)
+        self.quiet = quiet
+        self.bar: Progress | None = None
+        self.task: TaskID | None = None
+        if not quiet and console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"), console=console
+            )
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def show(self, description: str, done: float, total: float, facts: str) -> None:
+        """Where things are; between lines of plain text some time passes."""
+        if self.bar is not None:
+            if self.task is None:
+                self.bar.start()
+                self.task = self.bar.add_task(description, total=total, facts=facts)
+            self.bar.update(self.task, description=description, completed=done, total=total, facts=facts)
+        elif not self.quiet and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+            self.line(f"{description}: {facts}" if facts else f"{description}: {done:,.0f} of {total:,.0f}")
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        if self.quiet:
+            return
+        self._last_line = time.monotonic()
+        if self.bar is not None:
+            self.bar.console.print(text, markup=False, highlight=False)
+        else:
+            pass
+
+
+class PrepareDisplay(Display):
+    """Told of each stage of `prepare`: its name, how much is done, and of how much."""
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self.show(stage, done, total, f"{done:,} of {total:,}" if total else f"{done:,}")
+
+
+class MeasureDisplay(Display):
+    """Told who is measured, how many cases are done, and of how many."""
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        self.show(f"measuring {name}", done, total, f"{done:,} of {total:,}")
+
+
+class TrainDisplay(Display):
+    """Told of each step of training."""
+
+    def __call__(self, step: Step) -> None:
+        facts = f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
+        self.show(f"epoch {step.epoch}/{step.epochs}", step.done, step.total, facts)
+        if step.scores is not None:
+            scores = "  ".join(f"{name} {value:.4f}" for name, value in step.scores.items())
+            best = " (best)" if step.best_epoch == step.epoch else ""
+            self.line(
+                f"epoch {step.epoch:3}/{step.epochs}  loss {step.loss:.4f}  {scores}{best}  {facts.split('  ', 1)[1]}"
+            )

@@ -1,0 +1,197 @@
+"""The loop: batches → losses → weights, an epoch at a time, judged on validation, saved after each."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from segue.data.batch import Batch, epoch_batches
+from segue.data.sequences import Sequences
+from segue.errors import TrainingError
+from segue.layers.dropout import draw_from
+from segue.layers.packed import tensors
+from segue.models.sequence import SequenceModel
+from segue.objective.objective import Objective
+from segue.train.optimiser import average_into, optimiser, set_step_size
+from segue.train.settings import TrainSettings
+from segue.train.state import Progress, TrainingState
+
+Judge = Callable[[SequenceModel], dict[str, float]]
+SCORE = "ndcg@10"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where training is, for whoever shows progress."""
+
+    epoch: int
+    epochs: int
+    done: int
+    """Events of this epoch learned from so far."""
+    total: int
+    loss: float
+    """Mean over the epoch so far."""
+    tokens_per_second: float
+    seconds_left: float
+    """If every epoch is used; an early stop comes sooner."""
+    scores: dict[str, float] | None = None
+    """Validation's, at the end of an epoch."""
+    best_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Windows:
+    """What each user's training looks at: rows starts[i] .. ends[i], at least two."""
+
+    sequences: Sequences
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def positions(self) -> int:
+        """Supervised positions of an epoch."""
+        return int((self.ends - self.starts - 1).sum())
+
+    def batches(self, tokens: int, rng: np.random.Generator) -> Iterator[Batch]:
+        return epoch_batches(self.sequences, self.starts, self.ends, tokens=tokens, rng=rng)
+
+
+def training_windows(sequences: Sequences, ends: np.ndarray, *, length: int) -> Windows:
+    """The newest `length` events of each user before `ends`; users with fewer than two have nothing to teach."""
+    starts = np.maximum(np.asarray(sequences.offsets)[:-1], ends - length)
+    useful = ends - starts >= 2
+    if not useful.any():
+        raise TrainingError(
+            "No user has two events to learn from before the split; give a longer log or lower --min-user."
+        )
+    return Windows(sequences, starts[useful], np.asarray(ends)[useful])
+
+
+def fit(
+    model: SequenceModel,
+    objective: Objective,
+    windows: Windows,
+    *,
+    settings: TrainSettings,
+    epochs: int,
+    judge: Judge | None,
+    state_file: Path,
+    progress: Callable[[Step], None] | None = None,
+) -> TrainingState:
+    """Train up to `epochs` epochs, going on from `state_file` if it is there, and leave the best weights in `model`.
+
+    With a judge, training stops after `patience` epochs without a better score and the best epoch is kept; without
+    one, every epoch is used and the last is kept.
+    """
+    state = TrainingState(model, optimiser(model, settings), seed=settings.seed)
+    if state_file.exists():
+        state.load(state_file)
+    draw_from(model, state.generator)
+    while state.progress.epoch < epochs and not (judge and exhausted(state.progress, settings.patience)):
+        _epoch(state, objective, windows, settings, epochs, progress)
+        with averaged(state):
+            scores = judge(model) if judge else {}
+            if judge is None or scores[SCORE] > state.progress.best_score:
+                state.progress.best_epoch, state.progress.best_score = state.progress.epoch, scores.get(SCORE, 0.0)
+                state.keep_best()
+        state.progress.history[-1].update(scores)
+        state.save(state_file)
+        if progress:
+            progress(_step(state, epochs, windows.positions, windows, scores=scores))
+    with torch.no_grad():
+        for parameter, best in zip(model.parameters(), state.best, strict=True):
+            parameter.copy_(best)
+    model.eval()
+    return state
+
+
+def exhausted(progress: Progress, patience: int) -> bool:
+    """Whether the score has not become better for `patience` epochs."""
+    return progress.epoch - progress.best_epoch >= patience
+
+
+def _epoch(
+    state: TrainingState,
+    objective: Objective,
+    windows: Windows,
+    settings: TrainSettings,
+    epochs: int,
+    progress: Callable[[Step], None] | None,
+) -> None:
+    """Every user once."""
+    model, began, total, done = state.model.train(), time.perf_counter(), 0.0, 0
+    assert isinstance(model, SequenceModel)
+    weights, device = list(model.parameters()), model.item_vectors().device
+    for batch in windows.batches(settings.tokens, state.rng):
+        examples = objective.examples(batch)
+        hidden = model.encode(tensors(examples.inputs, device))
+        loss = objective.loss(model, hidden, examples, state.generator)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"The loss became {value} in epoch {state.progress.epoch + 1}; the state before that epoch is kept. "
+                "Go on with --resume --set train.learning_rate=… and a lower value."
+            )
+        state.adamw.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        set_step_size(state.adamw, settings, state.progress.step)
+        state.adamw.step()
+        average_into(state.average, weights, settings, state.progress.step)
+        state.progress.step += 1
+        total, done = total + value * len(examples.targets), done + len(examples.targets)
+        if progress:
+            progress(_step(state, epochs, done, windows, loss=total / done, elapsed=time.perf_counter() - began))
+    state.progress.epoch += 1
+    state.progress.seconds.append(time.perf_counter() - began)
+    state.progress.history.append({"epoch": state.progress.epoch, "loss": total / done, "positions": done})
+
+
+@contextmanager
+def averaged(state: TrainingState) -> Iterator[None]:
+    """Swap the averaged weights into the model, and back."""
+    weights = list(state.model.parameters())
+    with torch.no_grad():
+        kept = [parameter.detach().clone() for parameter in weights]
+        for parameter, average in zip(weights, state.average, strict=True):
+            parameter.copy_(average)
+        try:
+            yield
+        finally:
+            for parameter, own in zip(weights, kept, strict=True):
+                parameter.copy_(own)
+
+
+def _step(
+    state: TrainingState,
+    epochs: int,
+    done: int,
+    windows: Windows,
+    *,
+    loss: float | None = None,
+    elapsed: float | None = None,
+    scores: dict[str, float] | None = None,
+) -> Step:
+    """Inside an epoch `loss` and `elapsed` are given; at its end they are the last epoch's."""
+    known = state.progress
+    inside = elapsed is not None
+    seconds = elapsed if elapsed is not None else known.seconds[-1]
+    speed = done / max(seconds, 1e-9)
+    left = (epochs - known.epoch) * windows.positions - (done if inside else 0)
+    return Step(
+        epoch=known.epoch + inside,
+        epochs=epochs,
+        done=done,
+        total=windows.positions,
+        loss=loss if loss is not None else float(known.history[-1]["loss"]),
+        tokens_per_second=speed,
+        seconds_left=left / speed,
+        scores=scores,
+        best_epoch=known.best_epoch,
+    )

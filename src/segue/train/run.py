@@ -1,0 +1,147 @@
+"""A data set and settings → a trained model: epochs chosen on validation, or, after that, every event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from segue.data.sequences import Sequences
+from segue.data.split import Split
+from segue.errors import SettingsError, TrainingError
+from segue.evaluate import metrics
+from segue.evaluate.ruler import ModelScorer, Ruler
+from segue.evaluate.settings import EvaluateSettings, SeenRule
+from segue.models.build import build_model
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.objective.objective import Objective
+from segue.objective.settings import ObjectiveSettings
+from segue.train.loop import SCORE, Judge, Step, exhausted, fit, training_windows
+from segue.train.settings import TrainSettings
+from segue.train.state import Progress, TrainingState
+
+CHOOSING, EVERYTHING = "training.safetensors", "training-all.safetensors"
+"""State files, in RUN.partial while training and in the run folder afterwards."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """The sections that training reads."""
+
+    model: ModelSettings
+    objective: ObjectiveSettings
+    train: TrainSettings
+    evaluate: EvaluateSettings
+
+
+def choose_epoch(
+    recipe: Recipe,
+    sequences: Sequences,
+    split: Split,
+    counts: np.ndarray,
+    *,
+    seen: SeenRule,
+    folder: Path,
+    progress: Callable[[Step], None] | None,
+) -> tuple[SequenceModel, Progress]:
+    """Train on the training part; validation chooses the epoch. The test part is not looked at.
+
+    `counts` [V + 1] are the items' training events.
+    """
+    cases = split.cases("valid", recipe.evaluate.target)
+    if not len(cases):
+        raise TrainingError(
+            "No event is left for validation, which chooses the epoch; users need at least three events under "
+            "--split last."
+        )
+    ruler = Ruler(sequences=sequences, counts=counts, seen=seen)
+
+    def judge(model: SequenceModel) -> dict[str, float]:
+        ranks = ruler.ranks(ModelScorer(model), cases)
+        return {SCORE: float(metrics.ndcg(ranks, 10).mean()), "hit@10": float(metrics.hit(ranks, 10).mean())}
+
+    model, state = _fit(
+        recipe, sequences, split.train_end, counts, recipe.train.epochs, judge, folder / CHOOSING, progress
+    )
+    return model, state.progress
+
+
+def train_everything(
+    recipe: Recipe,
+    sequences: Sequences,
+    n_items: int,
+    *,
+    epochs: int,
+    folder: Path,
+    progress: Callable[[Step], None] | None,
+) -> tuple[SequenceModel, np.ndarray]:
+    """Train a new model on every event for the chosen number of epochs; give it and the items' counts."""
+    counts = np.bincount(np.asarray(sequences.items), minlength=n_items + 1)
+    ends = np.asarray(sequences.offsets)[1:]
+    model, _ = _fit(recipe, sequences, ends, counts, epochs, None, folder / EVERYTHING, progress)
+    return model, counts
+
+
+def _fit(
+    recipe: Recipe,
+    sequences: Sequences,
+    ends: np.ndarray,
+    counts: np.ndarray,
+    epochs: int,
+    judge: Judge | None,
+    state_file: Path,
+    progress: Callable[[Step], None] | None,
+) -> tuple[SequenceModel, TrainingState]:
+    objective = Objective(recipe.objective, counts)
+    windows = training_windows(sequences, ends, length=recipe.model.length + objective.extra)
+    first = torch.Generator().manual_seed(recipe.train.seed)
+    model = build_model(recipe.model, len(counts) - 1, generator=first).to(device_of(recipe.train))
+    with threads(recipe.train.threads):
+        state = fit(
+            model,
+            objective,
+            windows,
+            settings=recipe.train,
+            epochs=epochs,
+            judge=judge,
+            state_file=state_file,
+            progress=progress,
+        )
+    return model.cpu().requires_grad_(requires_grad=False), state
+
+
+def finished(progress: Progress, settings: TrainSettings) -> str | None:
+    """Why training that got this far has nothing left to do, or None."""
+    if exhausted(progress, settings.patience):
+        return (
+            f"it stopped after epoch {progress.epoch}, as validation had not improved for {settings.patience} epochs: "
+            "raise train.patience to go on"
+        )
+    if progress.epoch >= settings.epochs:
+        return f"all {settings.epochs} epochs are done: raise train.epochs to go on"
+    return None
+
+
+def device_of(settings: TrainSettings) -> torch.device:
+    """The device asked for; `auto` takes CUDA where there is one."""
+    available = torch.cuda.is_available()
+    if settings.device == "cuda" and not available:
+        raise SettingsError("train.device is 'cuda', but torch finds no CUDA device; choose 'cpu' or 'auto'.")
+    return torch.device("cuda" if available and settings.device != "cpu" else "cpu")
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use this many threads, 0 for all it has, and give back what it had."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,45 @@
+"""How a model is trained, in numbers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from segue.errors import SettingsError
+
+
+class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The section `train` of the settings."""
+
+    epochs: int = 100
+    """Passes over the data at the most."""
+    patience: int = 8
+    """Epochs without a better validation NDCG@10 after which training stops; the best epoch is what is kept."""
+    tokens: int = 4000
+    """Events of a batch. Smaller batches learn faster an epoch and run slower."""
+    learning_rate: float = 1e-3
+    """Step size after the warm-up. It does not depend on the number of epochs."""
+    warmup: int = 100
+    """Steps over which the step size rises from nothing."""
+    weight_decay: float = 0.0
+    """AdamW's pull of all weights towards zero."""
+    averaging: float = 0.999
+    """Memory of the running average of the weights, which is what is validated and kept; 0 keeps the last weights."""
+    seed: int = 1
+    """Where all randomness starts: first weights, order of users, dropout, negatives."""
+    threads: int = 0
+    """Threads of the processor; 0 takes them all. Results are repeatable bit for bit on one thread."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train. CUDA is untested."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("patience", 1), ("tokens", 2), ("warmup", 0), ("seed", 0), ("threads", 0)):
+            if getattr(self, name) < least:
+                raise SettingsError(f"train.{name} must be at least {least}, got {getattr(self, name)}.")
+        if not self.learning_rate > 0:
+            raise SettingsError(f"train.learning_rate must be above 0, got {self.learning_rate}.")
+        if self.weight_decay < 0:
+            raise SettingsError(f"train.weight_decay must be at least 0, got {self.weight_decay}.")
+        if not 0 <= self.averaging < 1:
+            raise SettingsError(f"train.averaging must lie in [0, 1), got {self.averaging}.")

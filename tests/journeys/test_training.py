@@ -1,0 +1,202 @@
+"""Training through the public door: three statements, resume, more epochs, all events, and no leak."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+
+import segue
+from segue.demo.shop import cache_folder, clean, fetch
+from segue.demo.planted import write_planted_shop
+from segue.errors import FolderError, InputError, SettingsError, TrainingError
+
+from ..conftest import cycle_log
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    """What must be equal in equal runs: all but the manifest, which has times, and the settings, which have the epochs."""
+    names = ("weights.safetensors", "history.jsonl", "ranks.npy", "metrics.json", "items.parquet", "index.safetensors")
+    return {name: (run / name).read_bytes() for name in names}
+
+
+def test_three_statements_on_the_demos_data(tmp_path: Path, quick_recipe: Path) -> None:
+    try:
+        raw = fetch(cache=cache_folder())
+    except InputError:  # no network: the demo takes the planted shop, and so does this test
+        raw = tmp_path / "planted.csv"
+        write_planted_shop(raw)
+    shop = clean(raw, out=tmp_path)
+
+    data = segue.prepare(shop.events)
+    model = segue.train(data, recipe=quick_recipe)
+    answer = model.recommend(["85123A", "22423"], k=10)
+
+    assert len(answer.items) == 10
+    assert {item.id for item in answer.items} <= set(data.vocabulary.table["id"])
+
+
+def test_planted_cycle_is_learned(tmp_path: Path, quick_recipe: Path) -> None:
+    (tmp_path / "log.csv").write_text(cycle_log())
+    data = segue.prepare(tmp_path / "log.csv")
+    model = segue.train(data, recipe=quick_recipe, overrides=["train.epochs=30", "train.patience=30", "evaluate.seen=keep"])
+    assert segue.evaluate(model).metrics["hit@1"] > 0.95
+    assert model.recommend(["i03", "i04"], k=1).items[0].id == "i05"
+
+
+def test_load_and_save(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> None:
+    model = segue.load(cycle_run)
+    assert isinstance(model, segue.Recommender)
+    model.save(tmp_path / "copy")
+    again = segue.load(tmp_path / "copy")
+    assert isinstance(again, segue.Recommender)
+    assert again.recommend(["i01", "i02"]) == model.recommend(["i01", "i02"])
+    data = segue.load(cycle_data)
+    assert isinstance(data, segue.Data)
+    data.save(tmp_path / "data")
+    assert segue.load(tmp_path / "data").digest == data.digest  # type: ignore[union-attr]
+    with pytest.raises(FolderError, match="does not exist"):
+        segue.load(tmp_path / "nowhere")
+
+
+def interrupted(data: Path, out: Path, recipe: Path, *, epochs: int) -> None:
+    """Train until the first epoch is saved, then die without a word."""
+    command = [sys.executable, "-m", "segue.cli", "train", str(data), "--out", str(out), "--recipe", str(recipe)]
+    state = out.with_name(out.name + ".partial") / "training.safetensors"
+    process = subprocess.Popen(
+        [*command, "--set", f"train.epochs={epochs}", "--set", f"train.patience={epochs}"],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 60
+    while not state.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert state.exists(), "no epoch was saved within a minute"
+
+
+def test_resume_after_kill_equals_the_uninterrupted_run(cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "dropout.toml"
+    recipe.write_text(quick_recipe.read_text().replace("dropout = 0.0", "dropout = 0.3").replace("averaging = 0.0", ""))
+    epochs = ["train.epochs=60", "train.patience=60"]
+    segue.train(cycle_data, out=tmp_path / "whole", recipe=recipe, overrides=epochs)
+    interrupted(cycle_data, tmp_path / "killed", recipe, epochs=60)
+    assert not (tmp_path / "killed").exists(), "it was finished before it was killed: give it more epochs"
+    segue.train(cycle_data, out=tmp_path / "killed", resume=True)
+    assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
+    assert not (tmp_path / "killed.partial").exists()
+
+
+def test_more_epochs_for_a_finished_run(cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
+    patient = "train.patience=20"
+    segue.train(cycle_data, out=tmp_path / "whole", recipe=quick_recipe, overrides=["train.epochs=6", patient])
+    segue.train(cycle_data, out=tmp_path / "short", recipe=quick_recipe, overrides=["train.epochs=2", patient])
+    short = files_of(tmp_path / "short")
+    with pytest.raises(SettingsError, match="complete.*train.epochs"):
+        segue.train(cycle_data, out=tmp_path / "short", resume=True)
+    assert files_of(tmp_path / "short") == short
+    segue.train(cycle_data, out=tmp_path / "short", resume=True, overrides=["train.epochs=6"])
+    assert files_of(tmp_path / "short") == files_of(tmp_path / "whole")
+
+
+def test_resume_refuses_another_path(cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
+    segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe)
+    with pytest.raises(SettingsError, match=r"cannot change model\.width"):
+        segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=["model.width=8"])
+    with pytest.raises(FolderError, match="nothing to resume"):
+        segue.train(cycle_data, out=tmp_path / "other", resume=True)
+    with pytest.raises(FolderError, match="exists already"):
+        segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe)
+
+
+def test_ctrl_c_leaves_something_to_resume(cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
+    def stop(step: object) -> None:
+        if getattr(step, "epoch", 0) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, progress=stop)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(FolderError, match="unfinished training; add --resume"):
+        segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe)
+    segue.train(cycle_data, out=tmp_path / "run", resume=True)
+    segue.train(cycle_data, out=tmp_path / "whole", recipe=quick_recipe)
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "whole")
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_state(
+    cycle_data: Path, quick_recipe: Path, tmp_path: Path
+) -> None:
+    segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=["train.epochs=2"])
+    with pytest.raises(TrainingError, match="The loss became"):
+        segue.train(
+            cycle_data,
+            out=tmp_path / "run",
+            resume=True,
+            overrides=["train.epochs=20", "train.patience=20", "train.learning_rate=1e30"],
+        )
+    segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=["train.epochs=4"])
+    lines = (tmp_path / "run" / "history.jsonl").read_bytes().splitlines()
+    assert [msgspec.json.decode(line)["epoch"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_all_events_keeps_the_report_of_the_run_that_chose(
+    cycle_data: Path, quick_recipe: Path, tmp_path: Path
+) -> None:
+    chosen = segue.train(cycle_data, out=tmp_path / "chosen", recipe=quick_recipe)
+    served = segue.train(cycle_data, out=tmp_path / "served", recipe=quick_recipe, all_events=True)
+    report, kept = segue.evaluate(chosen), segue.evaluate(served)
+    assert kept.metrics == report.metrics
+    assert kept.note is not None and "every event" in kept.note
+    assert report.note is None
+    assert served.vocabulary.table["count"].sum() == 60 * 14
+    assert chosen.vocabulary.table["count"].sum() == 60 * 12
+    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("chosen", "served")]
+    assert weights[0] != weights[1]
+    with pytest.raises(SettingsError, match="cannot be taken again"):
+        segue.evaluate(served, at=[3])
+
+
+def test_no_leak_from_the_test_part(quick_recipe: Path, tmp_path: Path) -> None:
+    """The last items change places among the users: nothing that was learned or chosen may notice."""
+    log = pl.read_csv(cycle_log(users=200, items=40, events=12).encode()).with_columns(
+        last=pl.col("timestamp") == pl.col("timestamp").max().over("user")
+    )
+    lasts = log.filter("last").sort("user")
+    permuted = lasts.with_columns(item=pl.Series(np.random.default_rng(3).permutation(lasts["item"].to_numpy())))
+    shuffled = pl.concat([log.filter(~pl.col("last")), permuted]).drop("last")
+    overrides = ["train.epochs=25", "train.patience=5", "evaluate.seen=keep"]
+    for name, table in (("straight", log.drop("last")), ("permuted", shuffled)):
+        data = segue.prepare(table, out=tmp_path / f"{name}-data")
+        segue.train(data, out=tmp_path / name, recipe=quick_recipe, overrides=overrides)
+    for file in ("weights.safetensors", "history.jsonl"):
+        assert (tmp_path / "straight" / file).read_bytes() == (tmp_path / "permuted" / file).read_bytes()
+    manifests = [msgspec.json.decode((tmp_path / n / "manifest.json").read_bytes()) for n in ("straight", "permuted")]
+    assert manifests[0]["training"]["best_epoch"] == manifests[1]["training"]["best_epoch"]
+    straight, random = segue.evaluate(tmp_path / "straight"), segue.evaluate(tmp_path / "permuted")
+    assert straight.metrics["hit@10"] > 0.95
+    popularity = random.baselines["popularity"]["hit@10"]
+    assert abs(random.metrics["hit@10"] - popularity) < 3 * np.sqrt(0.25 * 0.75 * 2 / 200)  # 10 of 40 items by chance
+
+
+def test_time_split(quick_recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(cycle_log())
+    when = 1_600_000_000 + 3600 * 11
+    data = segue.prepare(tmp_path / "log.csv", split=f"time:{when}")
+    report = segue.evaluate(segue.train(data, recipe=quick_recipe))
+    times = data.sequences.times // 1_000_000
+    assert report.split == "time"
+    assert report.cases == int((times >= when).sum())
+    assert int((times[: len(times)] < when).sum()) + report.cases == len(times)

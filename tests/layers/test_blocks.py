@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from packed_users import assert_close, batch_of, normal
+from torch import Tensor, nn
+from torch.nn import functional
+
+from segue.layers.attention import CausalAttention
+from segue.layers.blocks import FeedForward, GatedBlock, SASRecBlock, SwiGLU
+from segue.layers.dropout import draw_from
+from segue.layers.packed import PackedBatch
+
+G_TOKENS = [[1.0, 0, -1], [0.5, 1, 0]]
+EYE = torch.eye(3, dtype=torch.float64)
+
+
+def golden_tokens() -> Tensor:
+    return torch.tensor(G_TOKENS, dtype=torch.float64)
+
+
+def cleared(module: nn.Module) -> None:
+    """Every linear map to zero; norms stay as they start."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            for parameter in part.parameters():
+                nn.init.zeros_(parameter)
+
+
+def identity_attention(attention: CausalAttention) -> None:
+    with torch.no_grad():
+        attention.query.weight.copy_(EYE)
+        attention.key_value.weight.copy_(torch.cat((EYE, EYE)))
+        if isinstance(attention.output, nn.Linear):
+            attention.output.weight.copy_(EYE)
+
+
+def golden_sasrec() -> SASRecBlock:
+    """G21: all projections I, W1 = I, W2 = I / 2."""
+    block = SASRecBlock(3, 1, 3, 0.0).double()
+    cleared(block)
+    identity_attention(block.attention)
+    with torch.no_grad():
+        block.feed_forward.inner.weight.copy_(EYE)
+        block.feed_forward.outer.weight.copy_(EYE / 2)
+    return block
+
+
+def golden_gated() -> GatedBlock:
+    """G22: all projections I, gates zero."""
+    block = GatedBlock(3, 1, 3, 0.0).double()
+    cleared(block)
+    identity_attention(block.attention)
+    with torch.no_grad():
+        block.feed_forward.inner.weight.copy_(torch.cat((EYE, EYE)))
+        block.feed_forward.outer.weight.copy_(EYE)
+    return block
+
+
+def randomised(block: nn.Module, seed: int = 0) -> None:
+    with torch.no_grad():
+        for index, parameter in enumerate(block.parameters()):
+            parameter.copy_(normal(*parameter.shape, seed=seed + index, dtype=parameter.dtype))
+
+
+def test_sasrec_block_of_g21() -> None:
+    block, x, batch = golden_sasrec(), golden_tokens(), batch_of(2)
+    assert_close(block.norm_query(x)[0], torch.tensor([1.224745, 0, -1.224745], dtype=torch.float64), 1e-6)
+    assert_close(block.attention_weights(x, batch)[0, 0], [[1, 0], [0.5, 0.5]], 1e-6)
+    found = block(x, batch)
+    assert_close(found, [[1.837117, 0, -1.224745], [0.516546, 1.523548, -1.360063]], 1e-6)
+    last_norm = nn.LayerNorm(3, eps=1e-8).double()
+    assert_close(last_norm(found), [[1.297771, -0.162221, -1.135550], [0.242581, 1.085302, -1.327883]], 1e-6)
+
+
+def test_middle_of_sasrec_block_of_g21() -> None:
+    """Without the feed-forward part, the second norm is what comes out."""
+    block = golden_sasrec()
+    nn.init.zeros_(block.feed_forward.outer.weight)
+    found = block(golden_tokens(), batch_of(2))
+    assert_close(found, [[1.224745, 0, -1.224745], [0.344364, 1.015698, -1.360063]], 1e-6)
+
+
+def test_gated_block_of_g22() -> None:
+    block, x, batch = golden_gated(), golden_tokens(), batch_of(2)
+    assert_close(block.attention_weights(x, batch)[0, 0], [[1, 0], [0.296097, 0.703903]], 1e-6)
+    assert_close(block(x, batch), [[2.192037, 0, -1.442041], [0.694093, 1.887867, -0.428969]], 1e-6)
+
+
+def test_middle_of_gated_block_of_g22() -> None:
+    block = golden_gated()
+    nn.init.zeros_(block.feed_forward.outer.weight)
+    found = block(golden_tokens(), batch_of(2))
+    assert_close(found, [[1.612368, 0, -1.612368], [0.681320, 1.431038, -0.612358]], 1e-6)
+
+
+def test_goldens_do_not_depend_on_the_company() -> None:
+    """The golden user between two others, in one batch."""
+    others = normal(4, 3, seed=1)
+    x, batch = torch.cat((others[:1], golden_tokens(), others[1:])), batch_of(1, 2, 3)
+    assert_close(golden_sasrec()(x, batch)[2], torch.tensor([0.516546, 1.523548, -1.360063]).double(), 1e-6)
+    assert_close(golden_gated()(x, batch)[2], torch.tensor([0.694093, 1.887867, -0.428969]).double(), 1e-6)
+
+
+def test_gated_block_reads_its_gates_from_the_stream_before_the_norm() -> None:
+    """x1 = x + σ(G1 x + g1) MHA(LN x); x2 = x1 + σ(G2 x1 + g2) W2 (silu(W1 LN x1) · W3 LN x1), with W1 over W3."""
+    block, batch, x = GatedBlock(4, 2, 6, 0.0).double(), batch_of(3, 1), normal(4, 4, seed=50)
+    randomised(block)
+
+    def norm(layer: nn.LayerNorm, stream: Tensor) -> Tensor:
+        return functional.layer_norm(stream, (4,), layer.weight, layer.bias, 1e-5)
+
+    def gate(layer: nn.Linear, stream: Tensor) -> Tensor:
+        return torch.sigmoid(stream @ layer.weight.T + layer.bias)
+
+    normal_x = norm(block.norm_attention, x)
+    middle = x + gate(block.gate_attention, x) * block.attention(normal_x, normal_x, batch)
+    into = norm(block.norm_forward, middle)
+    inner = block.feed_forward.inner.weight
+    update = (functional.silu(into @ inner[:6].T) * (into @ inner[6:].T)) @ block.feed_forward.outer.weight.T
+    assert_close(block(x, batch), middle + gate(block.gate_forward, middle) * update, 1e-12)
+
+
+def test_feed_forward_has_no_activation_after_its_second_map() -> None:
+    part = FeedForward(2, 2, 0.0).double()
+    with torch.no_grad():
+        part.inner.weight.copy_(torch.eye(2))
+        part.inner.bias.copy_(torch.tensor([0.0, 1.0]))
+        part.outer.weight.copy_(-torch.eye(2))
+        part.outer.bias.copy_(torch.tensor([0.5, 0.0]))
+    found = part(torch.tensor([[2.0, 3.0], [-1.0, -4.0]], dtype=torch.float64))
+    assert found.tolist() == [[-1.5, -4], [0.5, 0]]
+
+
+def test_swiglu_of_known_silu_values() -> None:
+    """silu(-1, 0, 1, 2) = -.268941, 0, .731059, 1.761594, here times 1, 2, 3, 4."""
+    part = SwiGLU(8, 4, 0.0).double()
+    with torch.no_grad():
+        part.inner.weight.copy_(torch.eye(8))
+        part.outer.weight.zero_()[:4].copy_(torch.eye(4))
+    x = torch.tensor([[-1.0, 0, 1, 2, 1, 2, 3, 4]], dtype=torch.float64)
+    assert_close(part(x)[:, :4], [[-0.268941, 0, 3 * 0.731059, 4 * 1.761594]], 5e-6)
+    assert part.inner.bias is None and part.outer.bias is None
+
+
+def test_swiglu_gradients() -> None:
+    part, x = SwiGLU(3, 4, 0.0).double(), normal(5, 3).requires_grad_()
+    assert torch.autograd.gradcheck(part, (x,))
+    assert torch.autograd.gradcheck(lambda _: part(x.detach()), (part.inner.weight,))
+    slope = torch.autograd.functional.jacobian(lambda a: _silu_times(part, a, 1.0), torch.tensor([[0.0], [1.0]]).double())
+    assert slope.squeeze().diagonal().tolist() == pytest.approx([0.5, 0.927671], abs=1e-6)
+
+
+def _silu_times(part: SwiGLU, a: Tensor, b: float) -> Tensor:
+    """silu(a) b through a SwiGLU whose maps are set to pick them out."""
+    with torch.no_grad():
+        part.inner.weight.zero_()
+        part.inner.weight[0, 0] = 1
+        part.inner.weight[4, 1] = 1
+        part.outer.weight.zero_()
+        part.outer.weight[0, 0] = 1
+    found: Tensor = part(torch.cat((a, torch.full_like(a, b), torch.zeros_like(a)), dim=1))
+    return found[:, 0]
+
+
+@pytest.mark.parametrize("kind", [SASRecBlock, GatedBlock])
+@pytest.mark.parametrize("batch", [batch_of(2, 1, 3), batch_of(2, 2)], ids=["ragged", "rectangular"])
+def test_gradients_of_blocks(kind: type[SASRecBlock] | type[GatedBlock], batch: PackedBatch) -> None:
+    block = kind(4, 2, 5, 0.0).double()
+    randomised(block)
+    x = normal(len(batch.items), 4, seed=30).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: block(x, batch), (x,))
+    checked = 0
+    for parameter in block.parameters():
+        assert torch.autograd.gradcheck(lambda _: block(x.detach(), batch), (parameter,))
+        checked += 1
+    assert checked == (12 if kind is SASRecBlock else 16)
+
+
+def test_dropout_is_on_the_updates_of_a_gated_block_and_not_on_its_stream() -> None:
+    """At one half each number of an update is gone or doubled; the gates and the stream stay whole."""
+    block, x, batch = GatedBlock(8, 2, 8, 0.5).double(), normal(60, 8, seed=40), batch_of(30, 30)
+    randomised(block)
+    draw_from(block, torch.Generator().manual_seed(0))
+    nn.init.zeros_(block.feed_forward.outer.weight)
+    whole = block.eval()(x, batch) - x
+    found = block.train()(x, batch) - x
+    gone = found.abs() < 1e-12
+    assert 0.35 < gone.double().mean() < 0.65
+    assert_close(found[~gone], 2 * whole[~gone], 1e-9)
+
+
+def test_dropout_is_on_the_feed_forward_part_of_a_sasrec_block() -> None:
+    block, x, batch = SASRecBlock(8, 2, 8, 0.5).double(), normal(60, 8, seed=41), batch_of(30, 30)
+    draw_from(block, torch.Generator().manual_seed(0))
+    outer = block.feed_forward.outer
+    nn.init.zeros_(outer.weight)
+    nn.init.zeros_(outer.bias)
+    middle = block.eval()(x, batch)
+    assert torch.equal(block.train()(x, batch), middle), "attention and residuals are not dropped"
+    nn.init.ones_(outer.bias)
+    update = block(x, batch) - middle
+    gone = update.abs() < 1e-12
+    assert 0.35 < gone.double().mean() < 0.65
+    assert_close(update[~gone], torch.full_like(update[~gone], 2), 1e-9)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from packed_users import batch_of, normal
+
+from segue.data.batch import Batch
+from segue.errors import SegueError
+from segue.layers.packed import PackedBatch, pack, pad, tensors
+
+some_lengths = st.lists(st.integers(1, 6), min_size=1, max_size=6)
+
+
+def test_index_arithmetic_of_g32() -> None:
+    """Lengths (2, 0, 3) in rows of four; a fourth user of four events makes the rows that long."""
+    batch = batch_of(2, 0, 3, 4)
+    assert batch.longest == 4
+    assert batch.ends.tolist() == [2, 2, 5, 9]
+    assert batch.owner.tolist() == [0, 0, 2, 2, 2, 3, 3, 3, 3]
+    assert batch.position.tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 3]
+    assert batch.slot.tolist() == [0, 1, 8, 9, 10, 12, 13, 14, 15]
+    assert not batch.rectangular
+
+
+def test_newest_token_of_each_user() -> None:
+    assert batch_of(2, 1, 3).last.tolist() == [1, 2, 5]
+
+
+def test_a_user_without_events_has_no_newest_token() -> None:
+    """The second user of G32 must not be given the first one's."""
+    with pytest.raises((AssertionError, ValueError, SegueError)):
+        _ = batch_of(2, 0, 3).last
+
+
+def test_padded_by_hand() -> None:
+    batch = batch_of(2, 1, 3)
+    padded = pad(torch.arange(1.0, 7.0)[:, None], batch)
+    assert padded[:, :, 0].tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6]]
+    assert pack(padded, batch)[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@given(some_lengths)
+def test_pack_undoes_pad_and_padding_is_zero(lengths: list[int]) -> None:
+    batch, packed = batch_of(*lengths), normal(sum(lengths), 3)
+    padded = pad(packed, batch)
+    assert padded.shape == (len(lengths), max(lengths), 3)
+    assert torch.equal(pack(padded, batch), packed)
+    for user, length in enumerate(lengths):
+        assert (padded[user, :length] != 0).all()
+        assert (padded[user, length:] == 0).all()
+
+
+@given(some_lengths)
+def test_pack_ignores_what_stands_in_the_padding(lengths: list[int]) -> None:
+    batch, packed = batch_of(*lengths), normal(sum(lengths), 2)
+    inside = pad(torch.ones_like(packed), batch)
+    assert torch.equal(pack(pad(packed, batch) + (1 - inside) * 1e9, batch), packed)
+
+
+@pytest.mark.parametrize("lengths", [(2, 1, 3), (3, 3), (1,), (4, 1, 1, 2)])
+def test_gradients(lengths: tuple[int, ...]) -> None:
+    batch = batch_of(*lengths)
+    packed = normal(sum(lengths), 2).requires_grad_()
+    padded = normal(len(lengths), max(lengths), 2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: pad(x, batch), (packed,))
+    assert torch.autograd.gradcheck(lambda x: pack(x, batch), (padded,))
+
+
+def test_gradients_by_hand() -> None:
+    """Each gradient goes back to the place its number came from; padding gets none and gives none."""
+    batch = batch_of(2, 1, 3)
+    packed = torch.zeros(6, 1, requires_grad=True)
+    (pad(packed, batch)[:, :, 0] * torch.arange(9.0).view(3, 3)).sum().backward()
+    assert packed.grad is not None and packed.grad[:, 0].tolist() == [0, 1, 3, 6, 7, 8]
+    padded = torch.zeros(3, 3, 1, requires_grad=True)
+    (pack(padded, batch)[:, 0] * torch.arange(1.0, 7.0)).sum().backward()
+    assert padded.grad is not None and padded.grad[:, :, 0].tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6]]
+
+
+@given(st.integers(1, 4), st.integers(2, 5))
+def test_equally_long_users_take_a_shortcut_to_the_same_numbers(users: int, length: int) -> None:
+    """A further, shorter user brings the general way; what the others get may not depend on it."""
+    rectangle, general = batch_of(*[length] * users), batch_of(*[length] * users, 1)
+    assert rectangle.rectangular and not general.rectangular
+    packed = normal(users * length + 1, 2)
+    short, long = packed[:-1].clone().requires_grad_(), packed.clone().requires_grad_()
+    from_shortcut, from_general = pad(short, rectangle), pad(long, general)
+    assert torch.equal(from_shortcut, from_general[:users])
+    assert torch.equal(pack(from_shortcut, rectangle), pack(from_general, general)[:-1])
+    weight = normal(users, length, 2, seed=1)
+    (from_shortcut * weight).sum().backward()
+    (from_general[:users] * weight).sum().backward()
+    assert short.grad is not None and long.grad is not None
+    assert torch.equal(short.grad, long.grad[:-1])
+
+
+def test_tensors_share_the_memory_of_a_batch() -> None:
+    batch = Batch(
+        items=np.array([5, 6, 7]),
+        times=np.array([10, 20, 30]),
+        lengths=np.array([2, 1]),
+        asked=np.array([25, 31]),
+        kinds=np.array([0, 1, 1]),
+        values=np.array([1.0, 2.0, np.nan], dtype=np.float32),
+    )
+    packed = tensors(batch)
+    batch.items[0] = 9
+    assert packed.items.tolist() == [9, 6, 7] and packed.items.dtype == torch.int64
+    assert packed.times.tolist() == [10, 20, 30] and packed.lengths.tolist() == [2, 1]
+    assert packed.asked is not None and packed.asked.tolist() == [25, 31]
+    assert packed.kinds is not None and packed.kinds.tolist() == [0, 1, 1]
+    assert packed.values is not None and packed.values.dtype == torch.float32
+    assert packed.values[:2].tolist() == [1, 2]
+
+
+def test_what_the_data_has_not_is_none() -> None:
+    packed: PackedBatch = batch_of(2, 1)
+    assert packed.asked is None and packed.kinds is None and packed.values is None

@@ -1,0 +1,71 @@
+"""Every model the package can build, small, with weights that are nowhere zero but in the padding rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from segue.data.batch import Batch
+from segue.layers.packed import PackedBatch, tensors
+from segue.models.build import BUILDERS, build_model
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+
+N_ITEMS = 30
+
+every_builder = pytest.mark.parametrize("builder", sorted(BUILDERS))
+tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+
+
+def settings_of(builder: str, **changed: Any) -> ModelSettings:
+    numbers = {"builder": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0, "feed_forward": 2}
+    return msgspec.convert({**numbers, **changed}, ModelSettings)
+
+
+def new_model(builder: str, *, seed: int = 0, n_items: int = N_ITEMS, **changed: Any) -> SequenceModel:
+    """As training gets it."""
+    return build_model(settings_of(builder, **changed), n_items, generator=torch.Generator().manual_seed(seed))
+
+
+def model_of(builder: str, *, seed: int = 0, **changed: Any) -> SequenceModel:
+    """In evaluation mode, with biases and norms moved away from where they start."""
+    model, generator = new_model(builder, seed=seed, **changed), torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    model.items.clear_padding()
+    return model.eval()
+
+
+def batch_of(*users: Sequence[int]) -> Batch:
+    """One list of items a user; events a minute apart."""
+    lengths = [len(user) for user in users]
+    return Batch(
+        items=np.array([item for user in users for item in user], dtype=np.int64),
+        times=np.array([60 * place for length in lengths for place in range(length)], dtype=np.int64),
+        lengths=np.array(lengths, dtype=np.int64),
+    )
+
+
+def packed_of(*users: Sequence[int]) -> PackedBatch:
+    return tensors(batch_of(*users))
+
+
+def random_users(lengths: Sequence[int], seed: int = 0, n_items: int = N_ITEMS) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, n_items + 1, size=length).tolist() for length in lengths]
+
+
+def states_of(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Each user's states, encoded together."""
+    return list(model.encode(packed_of(*users)).split([len(user) for user in users]))
+
+
+def assert_close(found: Tensor, expected: Tensor, atol: float) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)

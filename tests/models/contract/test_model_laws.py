@@ -1,0 +1,238 @@
+"""What holds for the states of every model, whatever its weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_cases import (
+    N_ITEMS,
+    assert_close,
+    batch_of,
+    every_builder,
+    model_of,
+    new_model,
+    packed_of,
+    random_users,
+    states_of,
+    tied_or_not,
+)
+
+from segue.errors import SegueError
+from segue.layers.packed import tensors
+from segue.models.build import BUILDERS
+from segue.models.settings import ModelSettings
+from segue.objective.task import next_item
+
+
+def test_every_builder_is_held_to_this_contract() -> None:
+    assert len(BUILDERS) == 2
+    assert set(BUILDERS) == set(get_args(get_type_hints(ModelSettings)["builder"]))
+
+
+@every_builder
+@pytest.mark.parametrize("positions", ["newest", "oldest"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_later_item_changes_no_earlier_state_at_all(builder: str, positions: str, dtype: torch.dtype) -> None:
+    model = model_of(builder, positions=positions).to(dtype)
+    users = random_users([9, 4, 1])
+    before = states_of(model, users)
+    for place in range(9):
+        changed = [[*users[0]], users[1], users[2]]
+        changed[0][place] = users[0][place] % N_ITEMS + 1
+        after = states_of(model, changed)
+        assert torch.equal(after[0][:place], before[0][:place])
+        assert not torch.equal(after[0][place], before[0][place])
+        assert torch.equal(after[1], before[1]) and torch.equal(after[2], before[2])
+
+
+@every_builder
+def test_states_ask_for_order_only(builder: str) -> None:
+    """A model that says it does not use the target's time may use no time, nor the moment of the question."""
+    model, batch = model_of(builder), batch_of(*random_users([5, 3]))
+    assert not model.target_time
+    before = model.encode(tensors(batch))
+    later = replace(batch, times=batch.times * 1000 + 7, asked=np.array([10**9, 10**9]))
+    assert torch.equal(model.encode(tensors(later)), before)
+
+
+@every_builder
+@pytest.mark.parametrize("more", [1, 7, 50])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-6), (torch.float64, 1e-10)], ids=["float32", "float64"])
+def test_a_longer_user_in_the_batch_changes_nothing(builder: str, more: int, dtype: torch.dtype, atol: float) -> None:
+    """As trained models start out, so that states are of size one and the bound means something."""
+    model = new_model(builder).eval().to(dtype)
+    users, long = random_users([5, 12, 1]), random_users([12 + more], seed=1)
+    alone, together = states_of(model, users), states_of(model, [users[0], *long, *users[1:]])
+    for found, expected in zip([together[0], *together[2:]], alone, strict=True):
+        assert_close(found, expected, atol)
+
+
+@every_builder
+@tied_or_not
+def test_states_and_gradients_of_a_batch_are_those_of_its_users(builder: str, tied: bool) -> None:
+    """Packed equals padded: a user alone needs no padding, a batch pads all but the longest."""
+    model = model_of(builder, tied=tied).double()
+    users = random_users([6, 1, 9, 3])
+    wanted = [torch.randn(len(user), 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) for user in users]
+    together = states_of(model, users)
+    sum((state * weight).sum() for state, weight in zip(together, wanted, strict=True)).backward()  # type: ignore[union-attr]
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    for user, weight, inside in zip(users, wanted, together, strict=True):
+        (alone,) = states_of(model, [user])
+        assert_close(inside, alone, 1e-10)
+        (alone * weight).sum().backward()
+    reached = 0
+    for name, parameter in model.named_parameters():
+        gradient = found[name]
+        if gradient is None or parameter.grad is None:
+            assert name == "items.out" and gradient is None and parameter.grad is None
+            continue
+        assert_close(gradient, parameter.grad, 1e-10)
+        reached += bool(gradient.abs().max() > 0)
+    assert reached == len(found) - (not tied), "every parameter but the output table has a part in the states"
+
+
+@every_builder
+@settings(max_examples=15, deadline=None)
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6), seed=st.integers(0, 1000))
+def test_users_of_a_batch_are_strangers(builder: str, lengths: list[int], seed: int) -> None:
+    model = model_of(builder).double()
+    users = random_users(lengths, seed)
+    together = states_of(model, users)
+    for user, found in zip(users, together, strict=True):
+        assert_close(found, states_of(model, [user])[0], 1e-10)
+
+
+@every_builder
+def test_the_order_of_users_is_only_an_order(builder: str) -> None:
+    model = model_of(builder).double()
+    users = random_users([4, 7, 1, 5])
+    there, back = states_of(model, users), states_of(model, users[::-1])
+    for one, other in zip(there, back[::-1], strict=True):
+        assert_close(one, other, 1e-10)
+
+
+@every_builder
+def test_counted_from_the_oldest_a_prefix_is_encoded_as_inside_the_whole(builder: str) -> None:
+    (user,) = random_users([10])
+    for positions, consistent in (("oldest", True), ("newest", False)):
+        model = model_of(builder, positions=positions).double()
+        (whole,) = states_of(model, [user])
+        ends = torch.stack([states_of(model, [user[:length]])[0][-1] for length in range(1, 10)])
+        assert ((ends - whole[:9]).abs().max().item() < 1e-10) == consistent, positions
+
+
+@every_builder
+@tied_or_not
+def test_a_query_is_the_state_after_the_newest_event_and_scores_are_its_products(builder: str, tied: bool) -> None:
+    model, users = model_of(builder, tied=tied), random_users([3, 1, 6])
+    query = model.query(packed_of(*users))
+    assert torch.equal(query, torch.stack([state[-1] for state in states_of(model, users)]))
+    scores = model.score_all(query)
+    assert scores.shape == (3, N_ITEMS + 1)
+    expected = [[float(q @ v) for v in model.item_vectors()] for q in query]
+    assert_close(scores, torch.tensor(expected), 1e-4)
+
+
+@every_builder
+def test_tied_means_one_vector_an_item(builder: str) -> None:
+    tied, untied = model_of(builder, tied=True), model_of(builder, tied=False)
+    assert len(list(untied.parameters())) == len(list(tied.parameters())) + 1
+    batch = packed_of([3, 4])
+    for model, moved in ((tied, True), (untied, False)):
+        before = model.query(batch)
+        with torch.no_grad():
+            model.item_vectors()[4] += 1
+        assert torch.equal(model.query(batch), before) != moved
+
+
+@every_builder
+def test_evaluation_is_repeatable_and_training_drops(builder: str) -> None:
+    model, batch = model_of(builder, dropout=0.5), packed_of(*random_users([5, 3]))
+    assert torch.equal(model.encode(batch), model.encode(batch))
+    whole = model.encode(batch)
+    with torch.random.fork_rng(devices=[]):
+        model.train()
+        assert not torch.equal(model.encode(batch), model.encode(batch))
+        assert torch.equal(model.eval().encode(batch), whole)
+
+
+@every_builder
+def test_users_of_one_event_and_ids_at_the_end_of_the_catalogue(builder: str) -> None:
+    model = model_of(builder)
+    found = model.score_all(model.query(packed_of([1], [N_ITEMS], [N_ITEMS, N_ITEMS])))
+    assert torch.isfinite(found).all()
+    with pytest.raises(IndexError):
+        model.encode(packed_of([N_ITEMS + 1]))
+
+
+@every_builder
+def test_a_history_beyond_the_length_is_refused(builder: str) -> None:
+    model = model_of(builder, length=4)
+    assert model.length == 4
+    model.encode(packed_of([1, 2, 3, 4]))
+    with pytest.raises(AssertionError):
+        model.encode(packed_of([1, 2, 3, 4, 5]))
+
+
+@every_builder
+def test_a_user_without_events_is_never_answered_with_anothers_state(builder: str) -> None:
+    model = model_of(builder)
+    with pytest.raises((AssertionError, ValueError, SegueError)):
+        model.query(packed_of([1, 2], [], [3]))
+
+
+@every_builder
+@pytest.mark.parametrize("heads", [1, 4])
+def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
+    model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
+    found = model.attention(packed_of(*users))
+    assert found.shape == (3, 2, heads, 5, 5)
+    for user, length in enumerate((5, 2)):
+        own = found[:, user, :, :length, :length]
+        assert_close(own.sum(-1), torch.ones(3, heads, length, dtype=torch.float64), 1e-12)
+        assert (own >= 0).all() and (own.triu(1) == 0).all()
+        assert_close(model.attention(packed_of(users[user]))[:, 0], own, 1e-10)
+    assert not torch.equal(found[0], found[1]), "each layer has its own"
+
+
+@every_builder
+def test_building_leaves_the_global_random_state_alone_and_draws_from_its_generator(builder: str) -> None:
+    before = torch.get_rng_state()
+    first, same, other = new_model(builder, seed=5), new_model(builder, seed=5), new_model(builder, seed=6)
+    assert torch.equal(torch.get_rng_state(), before)
+    for name, weight in first.state_dict().items():
+        assert torch.equal(weight, same.state_dict()[name]), name
+        assert torch.isfinite(weight).all(), name
+        if weight.dim() > 1:
+            assert not torch.equal(weight, other.state_dict()[name]), name
+
+
+@every_builder
+@tied_or_not
+def test_the_padding_row_starts_at_zero(builder: str, tied: bool) -> None:
+    model = new_model(builder, tied=tied)
+    for table in (model.items.into, model.item_vectors()):
+        assert (table[0] == 0).all()
+        assert (table[1:].abs().sum(1) > 0).all()
+
+
+@every_builder
+def test_targets_never_reach_the_encoder(builder: str) -> None:
+    """Other answers, at other times: the states that are questioned stay as they were."""
+    model, users = model_of(builder), random_users([6, 2, 4])
+    batch = batch_of(*users)
+    ends = np.cumsum(batch.lengths)
+    items, times = batch.items.copy(), batch.times.copy()
+    items[ends - 1] = items[ends - 1] % N_ITEMS + 1
+    times[ends - 1] += 10**6
+    true, shuffled = next_item(batch), next_item(replace(batch, items=items, times=times))
+    assert (true.targets != shuffled.targets).sum() == 3
+    assert torch.equal(model.encode(tensors(true.inputs)), model.encode(tensors(shuffled.inputs)))

@@ -1,0 +1,64 @@
+"""A model comes back from its files bit for bit, or is refused with a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from model_cases import every_builder, model_of, packed_of, random_users, settings_of, tied_or_not
+
+from segue.errors import FolderError
+from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, save_model
+
+
+@every_builder
+@tied_or_not
+@pytest.mark.parametrize("positions", ["newest", "oldest"])
+def test_saved_and_loaded_is_the_same_model(builder: str, tied: bool, positions: str, tmp_path: Path) -> None:
+    model = model_of(builder, tied=tied, positions=positions, dropout=0.3)
+    save_model(model, settings_of(builder, tied=tied, positions=positions, dropout=0.3), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([DESCRIPTION, WEIGHTS])
+    before = torch.get_rng_state()
+    again = load_model(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert again.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in model.state_dict().items())
+    batch = packed_of(*random_users([4, 1, 7]))
+    assert torch.equal(again.encode(batch), model.encode(batch))
+    assert torch.equal(again.score_all(again.query(batch)), model.score_all(model.query(batch)))
+    assert torch.equal(again.attention(batch), model.attention(batch))
+    assert again.length == model.length and again.width == model.width and again.items.n_items == model.items.n_items
+
+
+@every_builder
+def test_a_loaded_model_is_ready_to_answer(builder: str, tmp_path: Path) -> None:
+    save_model(model_of(builder, dropout=0.5).train(), settings_of(builder, dropout=0.5), tmp_path)
+    model = load_model(tmp_path)
+    assert not any(part.training for part in model.modules())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@every_builder
+@pytest.mark.parametrize("name", [DESCRIPTION, WEIGHTS])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "other"])
+def test_damaged_files_are_refused_with_a_sentence(builder: str, name: str, damage: str, tmp_path: Path) -> None:
+    save_model(model_of(builder), settings_of(builder), tmp_path)
+    path = tmp_path / name
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "other": b'{"hello": 1}' * 9}[damage])
+    with pytest.raises(FolderError, match="cannot be read") as caught:
+        load_model(tmp_path)
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@every_builder
+def test_weights_of_another_shape_are_refused_with_a_sentence(builder: str, tmp_path: Path) -> None:
+    """The description says depth 3, the weights have two blocks."""
+    save_model(model_of(builder), settings_of(builder, depth=3), tmp_path)
+    with pytest.raises(FolderError, match="cannot be read") as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value), "one or two plain sentences"

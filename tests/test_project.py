@@ -1,0 +1,225 @@
+"""What holds for the project as a whole: who imports whom, what is public, what may never be imported at all."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import segue
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "segue"
+
+# A room imports only from the lines above its own; rooms on one line never import each other.
+DIRECTION = [
+    {"errors"},
+    {"folders"},
+    {"data"},
+    {"layers"},
+    {"models"},
+    {"objective", "evaluate", "index"},
+    {"train", "recommend"},
+    {"config"},
+    {"runs"},
+    {"api", "serve", "tune"},
+    {"terminal"},
+    {"demo"},
+    {"cli"},
+]
+LEVEL = {room: level for level, rooms in enumerate(DIRECTION) for room in rooms}
+NOT_YET = {"tune"}
+WINDOW = "segue"  # the package itself, `__init__.py` and `__main__.py`: it shows what is public and nobody imports it
+PUBLIC = {"prepare", "train", "load", "evaluate", "compare", "Recommender", "Data", "Report"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement's module, in a file of a room."""
+
+    file: str
+    room: str
+    module: str
+
+    @property
+    def target(self) -> str | None:
+        """The room it reaches into, None for a module that is not ours."""
+        parts = self.module.split(".")
+        if parts[0] != "segue" or parts[1:] == ["__version__"]:
+            return None
+        return parts[1] if len(parts) > 1 and parts[1] in LEVEL else WINDOW
+
+
+def imports_of(source: str, *, file: str) -> list[Import]:
+    """Every import in a file, also those inside functions and under TYPE_CHECKING."""
+    first = Path(file).parts[0].removesuffix(".py")
+    room = WINDOW if first in ("__init__", "__main__") else first
+    package = ["segue", *Path(file).parts[:-1]]
+    modules: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules += [name.name for name in node.names if name.name != "segue"]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "segue":
+            modules.append(f"segue.{node.attr}")  # what a plain `import segue` is used for
+        elif isinstance(node, ast.ImportFrom):
+            before = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*before, *([node.module] if node.module else [])])
+            # `from segue import data` reaches into data, not into the window
+            modules += [f"{module}.{name.name}" for name in node.names] if module == "segue" else [module]
+    return [Import(file=file, room=room, module=module) for module in modules]
+
+
+def faults(found: list[Import]) -> list[str]:
+    """The imports that break a rule, each as a sentence."""
+    return [
+        f"{one.file}: {one.room} must not import {one.module}"
+        for one in found
+        if _against_direction(one) or _not_for_this_room(one)
+    ]
+
+
+def _against_direction(one: Import) -> bool:
+    if one.target is None or one.room == WINDOW or one.target == one.room:
+        return False
+    return one.target == WINDOW or LEVEL[one.target] >= LEVEL[one.room]
+
+
+def _not_for_this_room(one: Import) -> bool:
+    outside = one.module.split(".")[0]
+    return (
+        (one.room in ("errors", "folders", "data") and outside == "torch")
+        or (one.room != "serve" and outside in ("litestar", "uvicorn", "starlette"))
+        or (one.room == "serve" and one.target in ("train", "objective"))
+    )
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    return {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def test_imports_keep_the_direction(sources: dict[str, str]) -> None:
+    found = [one for file, source in sources.items() for one in imports_of(source, file=file)]
+    rooms = {Path(file).parts[0].removesuffix(".py") for file in sources} - {"__init__", "__main__"}
+    assert rooms == set(LEVEL) - NOT_YET
+    assert len(sources) >= 60, "the loop above looked at fewer files than the package has"
+    assert faults(found) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("data/batch.py", "import torch"),
+        ("data/batch.py", "def late():\n    from torch import nn"),
+        ("data/batch.py", "from segue.layers.packed import tensors"),
+        ("evaluate/ranks.py", "from segue.index import exact"),
+        ("train/loop.py", "from segue.recommend.recommender import Recommender"),
+        ("models/build.py", "from ..train import loop"),
+        ("models/build.py", "from .. import config"),
+        ("api.py", "from segue import serve"),
+        ("api.py", "from segue import Recommender"),
+        ("api.py", "import segue\nsegue.prepare('log.csv')"),
+        ("cli.py", "import litestar"),
+        ("serve/app.py", "from segue.train.loop import fit"),
+    ],
+)
+def test_a_wrong_import_is_seen(file: str, source: str) -> None:
+    assert len(faults(imports_of(source, file=file))) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("layers/packed.py", "import torch\nfrom segue.data.batch import Batch"),
+        ("data/split.py", "from .sequences import Sequences\nfrom segue.errors import InputError"),
+        ("demo/tour.py", "from segue import api, serve"),
+        ("serve/app.py", "import litestar"),
+        ("api.py", "import segue\nprint(segue.__version__)"),
+        ("__init__.py", "from segue.api import prepare"),
+    ],
+)
+def test_a_right_import_passes(file: str, source: str) -> None:
+    assert faults(imports_of(source, file=file)) == []
+
+
+def dangers(tree: ast.AST) -> Iterator[str]:
+    """What could run a stranger's code when a folder is opened."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [name.name for name in node.names] + [getattr(node, "module", None) or ""]
+            yield from (
+                name for name in names if re.match(r"(c?pickle|dill|cloudpickle|joblib|shelve|marshal)\b", name)
+            )
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in ("eval", "exec") or re.fullmatch(r"torch\.(load|save)", called):
+                yield called
+            yield from (
+                "allow_pickle"
+                for word in node.keywords
+                if word.arg == "allow_pickle" and ast.unparse(word.value) != "False"
+            )
+
+
+def test_no_pickle_anywhere(sources: dict[str, str]) -> None:
+    found = {file: list(dangers(ast.parse(source))) for file, source in sources.items()}
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import pickle", "from pickle import loads", "torch.load(p)", "np.load(p, allow_pickle=True)", "eval('1')"],
+)
+def test_a_pickle_is_seen(source: str) -> None:
+    assert list(dangers(ast.parse(source)))
+
+
+def test_the_public_surface() -> None:
+    assert set(segue.__all__) == PUBLIC
+    assert len(segue.__all__) == len(PUBLIC)
+    for name in PUBLIC:
+        assert (getattr(segue, name).__doc__ or "").strip(), f"segue.{name} has no documentation"
+
+
+HELP = """
+import sys
+from segue.cli import main
+sys.argv = ["segue", "--help"]
+try:
+    main()
+except SystemExit as left:
+    assert not left.code, left.code
+"""
+
+
+@pytest.mark.parametrize("code", ["import segue", "import segue.data, segue.errors", HELP])
+def test_torch_is_not_imported_before_it_is_needed(code: str) -> None:
+    """It costs over a second, and neither `import segue` nor `segue --help` should."""
+    code += "\nimport sys\nsys.exit('torch was imported' if 'torch' in sys.modules else 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [
+        *project["dependencies"],
+        *(line for lines in project["optional-dependencies"].values() for line in lines),
+    ]
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {_plain(line.split("==")[0]): line.split("==")[1] for line in lines if line and not line.startswith("#")}
+    assert len(wanted) >= 20 and pins["torch"] == "2.13.0"
+    for requirement in map(Requirement, wanted):
+        assert requirement.specifier.contains(pins[_plain(requirement.name)]), requirement
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
