@@ -148,18 +148,22 @@ def show(results: dict[str, list[dict[str, Any]]]) -> None:
     rows = [
         {
             "trainer": runs[0]["trainer"],
-            "seconds an epoch": middle[name],
+            "s/epoch": middle[name],
             "times faster": middle[PEER] / middle[name],
             "positions": runs[0]["positions"],
             "final loss": statistics.median(run["losses"][-1] for run in runs),
             "parameters": runs[0]["parameters"],
             "threads": runs[0]["threads"],
-            "versions": " ".join(f"{key} {value}" for key, value in runs[0]["versions"].items()),
         }
         for name, runs in results.items()
     ]
-    n = len(results[PEER])
-    publish("epoch", title=f"A training epoch, median of {n} alternated runs", rows=rows, notes=NOTES, body=results)
+    versions = [
+        f"{runs[0]['trainer']}: {runs[0]['dtype']}, "
+        + ", ".join(f"{library} {version}" for library, version in runs[0]["versions"].items())
+        for runs in results.values()
+    ]
+    title = f"A training epoch, median of {len(results[PEER])} alternated runs"
+    publish("epoch", title=title, rows=rows, notes=[*versions, *NOTES], body=results)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python bench/make_log.py 1000000 log.csv
 
-500 thousand users whose activity is log-normal, 100 thousand items by Zipf's law, ids of 12 to 16 characters, seconds of
-two years, and 0.1 % of rows that cannot be used (no user, no item, no time, a word for a time, a field too many).
+500 thousand users whose activity is log-normal, 100 thousand items by Zipf's law, ids of 12 to 16 characters, seconds
+of two years, and 0.1 % of rows that cannot be used (no user, no item, no time, a word for a time, a field too many).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def make_log(path: Path, *, events: int, seed: int = 1) -> None:
 
 def _drawn(reach: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Places drawn by weight, given the weights' running sum."""
-    return np.searchsorted(reach, rng.random(count) * reach[-1], side="right")
+    return np.asarray(np.searchsorted(reach, rng.random(count) * reach[-1], side="right"))
 
 
 def _spoiled(frame: pl.DataFrame, rng: np.random.Generator) -> pl.DataFrame:

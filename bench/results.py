@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -32,12 +34,16 @@ def machine() -> dict[str, Any]:
 
 def publish(subject: str, *, title: str, rows: Sequence[Mapping[str, Any]], notes: Sequence[str], body: Any) -> Path:
     """Print one table (the keys of the first row are its columns) with notes under it, and write all of it as JSON."""
-    table = Table(title=title, title_justify="left", caption="\n".join(notes), caption_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name in rows[0]:
-        table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
+        text = isinstance(rows[0][name], str)
+        table.add_column(name, justify="left" if text else "right", no_wrap=text)
     for row in rows:
         table.add_row(*(_shown(value) for value in row.values()))
-    Console().print(table)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)  # in a file nothing is squeezed
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{subject}.json"
     write_json(

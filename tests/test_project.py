@@ -98,6 +98,7 @@ def _not_for_this_room(one: Import) -> bool:
         (one.room in ("errors", "folders", "data") and outside == "torch")
         or (one.room != "serve" and outside in ("litestar", "uvicorn", "starlette"))
         or (one.room == "serve" and one.target in ("train", "objective"))
+        or (one.room == "cli" and one.target not in (None, "cli", "errors", "terminal", "api", "serve", "tune", "demo"))
     )
 
 
@@ -128,6 +129,7 @@ def test_imports_keep_the_direction(sources: dict[str, str]) -> None:
         ("api.py", "from segue import Recommender"),
         ("api.py", "import segue\nsegue.prepare('log.csv')"),
         ("cli.py", "import litestar"),
+        ("cli.py", "from segue.data.prepare import prepare"),
         ("serve/app.py", "from segue.train.loop import fit"),
     ],
 )

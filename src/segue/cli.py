@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from segue.errors import InputError, SegueError
-from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, say
+from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, complain, say
 
 app = typer.Typer(
     name="segue",
@@ -35,7 +35,8 @@ def main() -> NoReturn:
     """Run the command line; what segue refuses is said in a sentence, without a traceback."""
     try:
         app()
-    except SegueError:
+    except SegueError as error:
+        complain(str(error))
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -196,12 +197,21 @@ def train(
             )
         except KeyboardInterrupt:
             display.stop()
+            complain(_way_on(data, out))
             sys.exit(130)
     if json:
         answer({"folder": str(out), **model.manifest, "report": api.kept_report(model)})
         return
     say(api.report_table(api.kept_report(model)))
     say(f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}")
+
+
+def _way_on(data: Path, out: Path) -> str:
+    """What to do after Ctrl-C."""
+    partial = out.with_name(out.name + ".partial")
+    if not partial.exists():
+        return "Interrupted before training began; nothing was written."
+    return f"Interrupted; what was learned is in {partial}. Go on with: segue train {data} --out {out} --resume"
 
 
 @app.command()

@@ -21,6 +21,11 @@ def say(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
+def complain(text: str) -> None:
+    """A line on standard error: what is wrong, or how to go on."""
+    sys.stderr.write(text + "\n")
+
+
 def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
@@ -70,7 +75,7 @@ class Display:
         if self.bar is not None:
             self.bar.console.print(text, markup=False, highlight=False)
         else:
-            pass
+            complain(text)
 
 
 class PrepareDisplay(Display):

@@ -20,7 +20,7 @@ from segue.demo.shop import cache_folder, clean, fetch
 from segue.demo.planted import write_planted_shop
 from segue.errors import FolderError, InputError, SettingsError, TrainingError
 
-from ..conftest import cycle_log
+from planted_logs import cycle_log
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

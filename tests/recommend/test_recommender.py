@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import polars as pl
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from segue.data.vocabulary import Vocabulary
 from segue.errors import FolderError, InputError
@@ -20,6 +20,7 @@ from segue.index.exact import ExactIndex
 from segue.layers.packed import PackedBatch
 from segue.models.build import build_model
 from segue.models.checkpoint import save_model
+from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.recommend import recommender as recommender_module
 from segue.recommend.history import Entry
@@ -33,13 +34,14 @@ def vocabulary(ids: list[str], counts: list[int] | None = None, titles: list[str
     return Vocabulary(pl.DataFrame(columns if titles is None else columns | {"title": titles}))
 
 
-class Cycle:
+class Cycle(nn.Module):
     """The best next item after number n is n + 1, then n + 2, … round and round, and n itself comes last.
 
     Scores are exact: item vectors are the rows of a table of -distance, a question picks a column of it.
     """
 
     def __init__(self, n_items: int, length: int = 3) -> None:
+        super().__init__()
         self.length = length
         self.n_items = n_items
         self.questions: list[list[int]] = []  # the items each question showed the model
@@ -60,7 +62,14 @@ def cyclic(ids: list[str], *, counts: list[int] | None = None, seen: Seen = "exc
     model = Cycle(len(ids), length)
     table = vocabulary(ids, counts)
     known = np.array([0, *table.table["count"].to_list()]) > 0
-    return Recommender(model, ExactIndex.build(model.item_vectors(), candidates=known), table, seen=seen)
+    return Recommender(
+        cast(SequenceModel, model), ExactIndex.build(model.item_vectors(), candidates=known), table, seen=seen
+    )
+
+
+def questions(recommender: Recommender) -> list[list[int]]:
+    """What the model was shown."""
+    return cast(Cycle, recommender.model).questions
 
 
 LETTERS = list("abcdef")
@@ -76,7 +85,7 @@ def test_the_next_items_by_hand() -> None:
 def test_json_shape() -> None:
     model = Cycle(2)
     table = vocabulary(["a", "b"], titles=["Ay", None])
-    recommender = Recommender(model, ExactIndex.build(model.item_vectors()), table, seen="kept")
+    recommender = Recommender(cast(SequenceModel, model), ExactIndex.build(model.item_vectors()), table, seen="kept")
     assert msgspec.json.decode(msgspec.json.encode(recommender.recommend(["a", "zzz"], k=2))) == {
         "items": [{"id": "b", "title": None, "score": 0.0}, {"id": "a", "title": "Ay", "score": -1.0}],
         "unknown": ["zzz"],
@@ -89,8 +98,7 @@ def test_unknown_ids_are_named_once_and_skipped() -> None:
     answer = recommender.recommend(["zzz", "a", "q", "b", "zzz"], k=2)
     assert answer.unknown == ["zzz", "q"]
     assert answer.ids == ["c", "d"]
-    assert isinstance(recommender.model, Cycle)
-    assert recommender.model.questions == [[1, 2]]
+    assert questions(recommender) == [[1, 2]]
 
 
 @pytest.mark.parametrize("history", [[], ["zzz"], ["zzz", "zzz", "q"]])
@@ -123,8 +131,7 @@ def test_seen_items_of_the_whole_history_are_removed_or_kept() -> None:
     kept = cyclic(LETTERS, seen="kept")
     assert kept.recommend(long, k=2).ids == ["d", "e"]
     assert kept.recommend(long, k=2, keep_seen=False).ids == ["d", "f"]
-    assert isinstance(kept.model, Cycle)
-    assert kept.model.questions == [[1, 2, 3]] * 2
+    assert questions(kept) == [[1, 2, 3]] * 2
 
 
 def test_seen_filter_on_repeats_only_data() -> None:
@@ -135,7 +142,9 @@ def test_seen_filter_on_repeats_only_data() -> None:
             return torch.eye(self.n_items + 1)  # the newest item itself scores 1, everything else 0
 
     model = Repeater(4)
-    recommender = Recommender(model, ExactIndex.build(model.item_vectors()), vocabulary(list("abcd")))
+    recommender = Recommender(
+        cast(SequenceModel, model), ExactIndex.build(model.item_vectors()), vocabulary(list("abcd"))
+    )
     histories, targets = [["a", "a"], ["b", "b"], ["c"]], ["a", "b", "c"]
     for keep, recall in ((False, 0.0), (True, 1.0)):
         answers = recommender.recommend_many(histories, k=1, keep_seen=keep)
@@ -200,6 +209,13 @@ def test_a_single_thing_instead_of_a_list_is_refused(bad: Any) -> None:
             recommender.recommend(["a"], **{name: bad})
 
 
+def test_a_set_has_no_order() -> None:
+    recommender = cyclic(LETTERS)
+    with pytest.raises(InputError, match="a set has no order"):
+        recommender.recommend({"a", "b"})
+    assert recommender.recommend(["a"], k=1, exclude={"b"}).ids == ["c"]
+
+
 def test_entries_are_sorted_by_time_when_all_have_one() -> None:
     recommender = cyclic(LETTERS)
     timed = [
@@ -211,8 +227,7 @@ def test_entries_are_sorted_by_time_when_all_have_one() -> None:
     assert recommender.recommend([*timed[:2], "b"], k=1, keep_seen=True).ids == ["c"]  # one has no time: as given
     ties = [{"item": "b", "time": 5}, {"item": "c", "time": 5}, {"item": "a", "time": 1}]
     assert recommender.recommend(ties, k=1).ids == ["d"]
-    assert isinstance(recommender.model, Cycle)
-    assert recommender.model.questions == [[1, 2, 3], [3, 1, 2], [1, 2, 3]]
+    assert questions(recommender) == [[1, 2, 3], [3, 1, 2], [1, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -223,13 +238,15 @@ def test_entries_are_sorted_by_time_when_all_have_one() -> None:
         ({"item": "a", "time": "yesterday"}, "got 'yesterday'"),
         ({"item": "a", "time": 1_700_000_000_000}, "divide milliseconds by 1000"),
         ({"item": "a", "time": float("nan")}, "no date in seconds"),
+        ({"item": "a", "time": ["2026"]}, "A time is seconds since 1970 or a date, got"),
         ({"item": "a", "kind": 5}, "kind of an event is a text"),
         ({"item": "a", "value": "much"}, "value of an event is a number"),
     ],
 )
 def test_bad_entries_are_refused_with_a_sentence(entry: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        cyclic(LETTERS).recommend([entry])
+    for history in ([entry], [entry, "b"]):
+        with pytest.raises(InputError, match=sentence):
+            cyclic(LETTERS).recommend(history)
 
 
 def test_recommend_is_recommend_many_for_one(tiny: Recommender) -> None:
@@ -264,8 +281,7 @@ def test_answers_are_those_of_the_model(tiny: Recommender) -> None:
     """The same as scoring everything with the model and sorting."""
     numbers = tiny.vocabulary.numbers(["i3", "i7", "i3"], unknown="error")
     batch = PackedBatch(torch.from_numpy(numbers), torch.zeros(3, dtype=torch.int64), torch.tensor([3]))
-    model: Any = tiny.model
-    scores = model.score_all(model.query(batch))[0].detach()
+    scores = tiny.model.score_all(tiny.model.query(batch))[0].detach()
     scores[[0, *numbers]] = -torch.inf
     expected = scores.argsort(descending=True)[:6]
     answer = tiny.recommend(["i3", "i7", "i3"], k=6)
@@ -274,7 +290,7 @@ def test_answers_are_those_of_the_model(tiny: Recommender) -> None:
 
 
 def test_similar_by_hand() -> None:
-    class Plane:
+    class Plane(nn.Module):
         length = 5
 
         def query(self, batch: PackedBatch) -> Tensor:
@@ -285,7 +301,7 @@ def test_similar_by_hand() -> None:
 
     model = Plane()
     table = vocabulary(list("abcde"), counts=[1, 1, 1, 1, 1])
-    recommender = Recommender(model, ExactIndex.build(model.item_vectors()), table)
+    recommender = Recommender(cast(SequenceModel, model), ExactIndex.build(model.item_vectors()), table)
     answer = recommender.similar("a", k=10)
     assert answer.ids == ["d", "b", "c", "e"]
     assert [item.score for item in answer.items] == pytest.approx([1.0, 0.5**0.5, 0.0, -1.0], abs=1e-6)
@@ -329,6 +345,22 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     vocabulary(["just one"]).table.write_parquet(folder / "items.parquet")
     write_manifest(folder, "run", {"seen": "kept"})
     with pytest.raises(FolderError, match="differ in size"):
+        Recommender.open(folder)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "index.safetensors", "items.parquet", "model.json"])
+def test_a_damaged_file_is_a_sentence(tmp_path: Path, name: str) -> None:
+    folder = run_folder(tmp_path / "run")
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(FolderError, match=f"{name} is damaged"):
+        Recommender.open(folder)
+    (folder / name).unlink()
+    with pytest.raises(FolderError, match=f"{name} is missing"):
+        Recommender.open(folder)
+    write_manifest(folder, "run", {"seen": "kept"})
+    with pytest.raises(FolderError, match=f"it has no {name}"):
         Recommender.open(folder)
 
 

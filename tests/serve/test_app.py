@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -216,14 +218,25 @@ def test_the_page_loads_nothing_from_elsewhere(client: TestClient[Litestar]) -> 
     assert (redirect.status_code, redirect.headers["location"]) == (302, "/schema")
 
 
+@contextmanager
+def running(recommender: Recommender) -> Iterator[int]:
+    """The service on a real socket; gives its port."""
+    with listening_socket("127.0.0.1", 0) as listening:
+        server = make_server(recommender)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(timeout=20)
+    assert not thread.is_alive()
+
+
 def test_over_a_real_socket(recommender: Recommender) -> None:
     """uvicorn hands over paths in its own way: the same ids must survive it, as must dots that clients fold away."""
-    listening = listening_socket("127.0.0.1", 0)
-    server = make_server(recommender)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        connection = http.client.HTTPConnection("127.0.0.1", listening.getsockname()[1], timeout=10)
+    with running(recommender) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         for piece in [*(quote(name, safe="") for name in HOSTILE), "%2e%2e", "nobody"]:
             connection.request("GET", f"/items/{piece}/similar?k=3")
             response = connection.getresponse()
@@ -235,11 +248,26 @@ def test_over_a_real_socket(recommender: Recommender) -> None:
                 assert response.status == 404
                 assert f"The item '{unquote(piece)}' is not one of" in body
         connection.close()
-    finally:
-        server.should_exit = True
-        thread.join(timeout=20)
-        listening.close()
-    assert not thread.is_alive()
+
+
+def test_a_slow_answer_holds_up_nobody_else(recommender: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, released = threading.Event(), threading.Event()
+    answer = recommender.recommend
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        begun.set()
+        assert released.wait(20)
+        return answer(*arguments, **options)
+
+    with running(recommender) as port, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(recommender, "recommend", slow)  # the examples were made before
+        url = f"http://127.0.0.1:{port}"
+        waiting = pool.submit(httpx.post, f"{url}/recommendations", json={"history": ["007"]}, timeout=20)
+        assert begun.wait(20)
+        assert httpx.get(f"{url}/health/live", timeout=5).status_code == 200
+        assert not waiting.done()
+        released.set()
+        assert waiting.result().status_code == 200
 
 
 def test_a_port_in_use_or_an_address_of_another_machine_is_a_sentence() -> None:

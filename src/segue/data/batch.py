@@ -29,7 +29,7 @@ class Batch:
 def ragged_rows(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The rows starts[i] .. starts[i] + lengths[i], one range after another."""
     first = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum()) + np.repeat(starts - first, lengths)
+    return np.asarray(np.arange(lengths.sum()) + np.repeat(starts - first, lengths))
 
 
 def gather(sequences: Sequences, starts: np.ndarray, ends: np.ndarray, *, asked: np.ndarray | None = None) -> Batch:

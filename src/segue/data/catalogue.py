@@ -44,7 +44,7 @@ def open_catalogue(source: Any, *, item: str | None) -> Catalogue:
         )
     free = [position for position in everything if position not in places]
     titles = by_rank(log, TITLE_NAMES, free=free)[:1]
-    positions = {"id": places[0]} | {"title": position for position in titles}
+    positions = {"id": places[0]} | ({"title": titles[0]} if titles else {})
     for position in free:
         if position not in titles:
             positions[_further_name(log.names[position], positions)] = position
@@ -74,7 +74,9 @@ def described_items(
         frame = block.frame.drop("row")
         text = id_text(pl.col("id"), frame.schema["id"])
         if text is None:
-            raise InputError(f"{catalogue.input.label}: the ids have the type {frame.schema['id']}; expected text or numbers.")
+            raise InputError(
+                f"{catalogue.input.label}: the ids have the type {frame.schema['id']}; expected text or numbers."
+            )
         held.append(frame.with_columns(text).join(wanted, on="id", how="semi"))
     if counts["rejected"] > max_rejected * counts["rows"]:
         raise InputError(

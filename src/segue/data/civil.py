@@ -6,6 +6,7 @@ Engines disagree about parsing dates and about impossible ones; they agree about
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -83,16 +84,19 @@ def _offsets(name: str) -> tuple[int, list[tuple[int, int]]]:
         following = moment + _STEP
         before, after = offset(moment), offset(following)
         if before != after:
-            changed = _first_second_with(lambda at: offset(at) == after, moment, following)
+            changed = _change(offset, moment, following)
             wall = int(changed.timestamp()) + max(before, after)
             changes.append((wall * MICROSECONDS, (after - before) * MICROSECONDS))
         moment = following
     return first * MICROSECONDS, changes
 
 
-def _first_second_with(holds: Any, low: datetime.datetime, high: datetime.datetime) -> datetime.datetime:
-    second = datetime.timedelta(seconds=1)
+def _change(
+    offset: Callable[[datetime.datetime], int], low: datetime.datetime, high: datetime.datetime
+) -> datetime.datetime:
+    """The first second with the offset of `high`."""
+    second, after = datetime.timedelta(seconds=1), offset(high)
     while high - low > second:
         middle = low + second * ((high - low) // second // 2)
-        low, high = (low, middle) if holds(middle) else (middle, high)
+        low, high = (low, middle) if offset(middle) == after else (middle, high)
     return high

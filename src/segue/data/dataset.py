@@ -53,10 +53,10 @@ class Data:
         arrays = {name: _array(folder, name, manifest) for name in ("offsets", "items", "times", "kinds", "values")}
         offsets, items, times = arrays["offsets"], arrays["items"], arrays["times"]
         if offsets is None or items is None or times is None or not len(items) == len(times) == int(offsets[-1]):
-            raise FolderError(f"{folder} is damaged: its arrays do not fit each other; make it again with `segue prepare`.")
-        sequences = Sequences(
-            offsets=offsets, items=items, times=times, kinds=arrays["kinds"], values=arrays["values"]
-        )
+            raise FolderError(
+                f"{folder} is damaged: its arrays do not fit each other; make it again with `segue prepare`."
+            )
+        sequences = Sequences(offsets=offsets, items=items, times=times, kinds=arrays["kinds"], values=arrays["values"])
         return cls(folder, manifest, sequences)
 
     @cached_property
@@ -94,8 +94,8 @@ class Data:
         return Data.open(path)
 
     def __repr__(self) -> str:
-        counts = self.manifest["counts"]
-        return f"Data({str(self.folder)!r}, users={counts['users']}, items={counts['items']}, events={counts['events']})"
+        counts = ", ".join(f"{name}={self.manifest['counts'][name]}" for name in ("users", "items", "events"))
+        return f"Data({str(self.folder)!r}, {counts})"
 
 
 def made_split(sequences: Sequences, said: dict[str, Any]) -> Split:
@@ -110,9 +110,10 @@ def _array(folder: Path, name: str, manifest: dict[str, Any]) -> np.ndarray | No
     if path.name not in manifest["files"]:
         return None
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
         raise FolderError(f"{path} is damaged ({error}); make the folder again with `segue prepare`.") from error
+    return array
 
 
 def _table(path: Path) -> pl.DataFrame:

@@ -55,13 +55,17 @@ class DelimitedFile:
         self.names = self._layout.names
 
     @property
+    def headerless(self) -> bool:
+        return self._layout.first_row == 1
+
+    @property
     def note(self) -> str:
-        return " Its first row looks like data, so its columns are numbered." if self._layout.first_row == 1 else ""
+        return " Its first row looks like data, so its columns are numbered." if self.headerless else ""
 
     def sample(self, position: int) -> list[str]:
         return self._layout.columns[position]
 
-    def holds_lists(self, position: int) -> bool:
+    def holds_lists(self, position: int) -> bool:  # noqa: ARG002
         return False
 
     def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:
@@ -89,7 +93,7 @@ class DelimitedFile:
         if not ended:
             raise self._never_closed(rows.last - 1)
 
-    def _batches(self, stream: LogBytes, positions: Mapping[str, int], rows: _RowNumbers) -> Iterator[pa.RecordBatch]:
+    def _batches(self, stream: LogBytes, positions: Mapping[str, int], rows: _RowNumbers) -> Any:
         count, delimiter = len(self.names), self._layout.delimiter
         wanted = [f"f{position}" for position in positions.values()]
         return _open_csv(
@@ -242,7 +246,8 @@ def _sniffed(path: Path, named: set[str]) -> _Layout:
     trial = partial(_tried, sample, whole=whole, named=named)
     found = [layout for mark in _USUAL if (layout := trial(mark)) and len(layout.names) > 1]
     if not any(layout.agree > 0.5 for layout in found):
-        found += [layout for mark in _UNUSUAL if (layout := trial(mark)) and len(layout.names) > 1 and layout.agree > 0.9]
+        rare = [layout for mark in _UNUSUAL if (layout := trial(mark)) and len(layout.names) > 1]
+        found += [layout for layout in rare if layout.agree > 0.9]
     if not found:
         alone = trial(",")
         found = [alone] if alone else []

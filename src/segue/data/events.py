@@ -1,4 +1,4 @@
-"""Good rows → compact columns: numbers instead of text, at most about 24 bytes an event, sorted a stretch of users at a time.
+"""Good rows → compact columns: numbers instead of text, at most about 24 bytes an event, also while they are sorted.
 
 Each chunk is sorted by user for itself; then, stretch by stretch, the users' slices of all chunks are put together and
 sorted by time. So nothing is ever copied whole, and equal times keep the order in which the log had them.
@@ -7,7 +7,8 @@ sorted by time. So nothing is ever copied whole, and equal times keep the order 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -32,10 +33,10 @@ class Numbering:
         places = pl.Series(pl.from_arrow(pc.index_in(coded.dictionary, value_set=self._known)))
         unseen = places.is_null()
         numbers = places.fill_null(0).to_numpy().astype(np.uint32)
-        numbers[unseen.to_numpy()] = len(self._known) + np.arange(unseen.sum())
+        numbers[unseen.to_numpy()] = len(self._known) + np.arange(int(unseen.sum()))
         if unseen.any():
             self._known = pa.concat_arrays([self._known, coded.dictionary.filter(unseen.to_arrow())])
-        return numbers[pl.Series(pl.from_arrow(coded.indices)).to_numpy()]
+        return np.asarray(numbers[pl.Series(pl.from_arrow(coded.indices)).to_numpy()])
 
     def texts(self) -> pl.Series:
         """The text of every number."""
@@ -62,8 +63,14 @@ class Chunk:
         return len(self.user)
 
     def take(self, rows: np.ndarray | slice) -> Chunk:
-        columns = {column.name: getattr(self, column.name) for column in fields(self)}
-        return Chunk(**{name: None if column is None else column[rows] for name, column in columns.items()})
+        return Chunk(
+            user=self.user[rows],
+            item=self.item[rows],
+            time=self.time[rows],
+            kind=None if self.kind is None else self.kind[rows],
+            value=None if self.value is None else self.value[rows],
+            order=None if self.order is None else self.order[rows],
+        )
 
 
 @dataclass(slots=True)
@@ -92,7 +99,7 @@ class EventTable:
         """Leave out events that equal an earlier one; gives their number."""
         self.renumber_users(np.arange(n_users, dtype=np.uint32))
         marks = [np.zeros(len(chunk), dtype=bool) for chunk in self.chunks]
-        for _, slices, events in self._stretches(self.user_counts(n_users)):
+        for slices, events in self._stretches(self.user_counts(n_users)):
             found, place = repeated(events, timed=timed), 0
             for index, rows in enumerate(slices):
                 size = rows.stop - rows.start
@@ -110,21 +117,22 @@ class EventTable:
 
     def by_user_and_time(self, n_users: int) -> Iterator[Chunk]:
         """All events, sorted, some users at a time; the chunks must be sorted by user (`renumber_users`)."""
-        for _, _, events in self._stretches(self.user_counts(n_users)):
+        for _, events in self._stretches(self.user_counts(n_users)):
             order = stable_order(events.time if events.order is None else events.order)
             for column in (events.user,) if events.order is None else (events.time, events.user):
                 order = order[stable_order(column[order])]
             yield events.take(order)
 
-    def _stretches(self, counts: np.ndarray) -> Iterator[tuple[int, list[slice], Chunk]]:
-        """(first user, the rows of each chunk, these rows together) of consecutive users, counts[u] events each."""
+    def _stretches(self, counts: np.ndarray) -> Iterator[tuple[list[slice], Chunk]]:
+        """(the rows of each chunk, these rows together) of consecutive users, counts[u] events each."""
         ends = np.cumsum(counts)
         begin = 0
         while begin < len(counts):
             reached = ends[begin - 1] if begin else 0
             end = max(begin + 1, int(np.searchsorted(ends, reached + STRETCH_EVENTS, side="right")))
             slices = [_slice_of(chunk.user, begin, end) for chunk in self.chunks]
-            yield begin, slices, _concatenated([chunk.take(rows) for chunk, rows in zip(self.chunks, slices, strict=True)])
+            parts = [chunk.take(rows) for chunk, rows in zip(self.chunks, slices, strict=True)]
+            yield slices, _concatenated(parts)
             begin = end
 
 
@@ -167,12 +175,12 @@ def stable_order(column: np.ndarray) -> np.ndarray:
             break
     places = np.uint64(len(column).bit_length())
     if int(keys.max()).bit_length() + int(places) > 64:
-        return np.argsort(column, kind="stable")
+        return np.asarray(np.argsort(column, kind="stable"))
     keys <<= places
     keys |= np.arange(len(column), dtype=np.uint64)
     keys.sort()
     keys &= (np.uint64(1) << places) - np.uint64(1)
-    return keys.astype(np.int64)
+    return np.asarray(keys.astype(np.int64))
 
 
 def _shared(column: np.ndarray) -> pl.Series:
@@ -187,5 +195,15 @@ def _slice_of(users: np.ndarray, begin: int, end: int) -> slice:
 
 
 def _concatenated(chunks: list[Chunk]) -> Chunk:
-    columns = {column.name: [getattr(chunk, column.name) for chunk in chunks] for column in fields(Chunk)}
-    return Chunk(**{name: None if parts[0] is None else np.concatenate(parts) for name, parts in columns.items()})
+    def joined(name: str) -> Any:
+        parts = [getattr(chunk, name) for chunk in chunks]
+        return None if parts[0] is None else np.concatenate(parts)
+
+    return Chunk(
+        user=joined("user"),
+        item=joined("item"),
+        time=joined("time"),
+        kind=joined("kind"),
+        value=joined("value"),
+        order=joined("order"),
+    )

@@ -21,7 +21,7 @@ from segue.data.events import Chunk, EventTable, Numbering
 from segue.data.reader import LogBlock, open_inputs, read_blocks, time_type
 from segue.data.rejected import Rejected
 from segue.data.rules import judge
-from segue.data.settings import PrepareSettings
+from segue.data.settings import PrepareSettings, Role
 from segue.data.times import TimeRule, decide, forced_rule, mixture, votes
 from segue.errors import InputError, SettingsError
 
@@ -71,7 +71,7 @@ def open_log(source: Any, settings: PrepareSettings) -> Log:
     columns = find_columns(inputs[0], settings)
     ordered = "order" in columns.names and "time" not in columns.names
     if ordered:
-        names = {("time" if role == "order" else role): name for role, name in columns.names.items()}
+        names: dict[Role, str] = {("time" if role == "order" else role): name for role, name in columns.names.items()}
         columns = replace(columns, names=names)
     for log in inputs:
         columns.positions(log)
@@ -113,7 +113,7 @@ def gather(log: Log, look: TimeLook, settings: PrepareSettings, progress: Progre
         watch.tell(block)
     gathered.rejected.check(gathered.rows, most=settings.max_rejected, hint=mixture(look.counts))
     if not gathered.kept:
-        raise InputError("No row of the log can be used; see that the columns are the right ones (--user, --item, --time).")
+        raise InputError("No row of the log can be used; are --user, --item and --time the right columns?")
     return gathered
 
 
@@ -131,15 +131,13 @@ def _take(block: LogBlock, gathered: Gathered, log: Log, rule: TimeRule | None) 
 
 
 def _chunk(good: pl.DataFrame, gathered: Gathered, rule: TimeRule | None) -> Chunk:
-    if rule is None:
-        time = (gathered.kept + np.arange(good.height)) * MICROSECONDS
-    else:
-        time = good["microseconds"].to_numpy()
+    row_order = (gathered.kept + np.arange(good.height)) * MICROSECONDS
+    time = row_order if rule is None else good["microseconds"].to_numpy()
     chunk = Chunk(user=gathered.users.numbers(good["user"]), item=gathered.items.numbers(good["item"]), time=time)
     if "kind" in good.columns:
         chunk.kind = gathered.kinds.numbers(good["kind"].fill_null("")).astype(np.uint16)
         if len(gathered.kinds) > MOST_KINDS:
-            raise InputError(f"The column for --kind holds more than {MOST_KINDS} different values; expected a few kinds.")
+            raise InputError(f"The --kind column holds more than {MOST_KINDS} different values; expected a few kinds.")
     if "amount" in good.columns:
         chunk.value = good["amount"].cast(pl.Float32).fill_null(float("nan")).to_numpy()
     if "place" in good.columns:
@@ -151,8 +149,9 @@ class _Watch:
     """Turns blocks read into progress over all inputs."""
 
     def __init__(self, log: Log, stage: str, progress: Progress) -> None:
-        self._total = sum(each.size for each in log.inputs)
-        self._before = {id(each): sum(prior.size for prior in log.inputs[:place]) for place, each in enumerate(log.inputs)}
+        ends = np.cumsum([each.size for each in log.inputs]).tolist()
+        self._total = ends[-1]
+        self._before = {id(each): end - each.size for each, end in zip(log.inputs, ends, strict=True)}
         self._stage, self._progress = stage, progress
 
     def tell(self, block: LogBlock) -> None:

@@ -129,7 +129,9 @@ def _refuse_unreadable_moment(settings: PrepareSettings, log: Log) -> None:
     if settings.split == "last":
         return
     if "time" not in log.columns.names:
-        raise InputError("--split time:… needs times, and no column holds them; name one with --time, or use --split last.")
+        raise InputError(
+            "--split time:… needs times, and no column holds them; name it with --time, or use --split last."
+        )
     if not looks_like_number_or_time(settings.split.removeprefix(SPLIT_BY_TIME)):
         raise SettingsError(
             f"--split {settings.split}: expected a date such as time:2024-05-01 or time:2024-05-01T12:00, "
@@ -206,12 +208,17 @@ def _nobody_left(gathered: Gathered, settings: PrepareSettings) -> InputError:
     return InputError(
         f"Nobody is left: of {len(gathered.users)} users and {len(gathered.items)} items with {gathered.kept} events, "
         f"{enough} users have the {settings.min_user} events that --min-user asks for (the most active has "
-        f"{int(counts.max())}), and none of them on items with {settings.min_item} events (--min-item). Lower one or both."
+        f"{int(counts.max())}), and none on items with {settings.min_item} events (--min-item). Lower one or both."
     )
 
 
 def _written(
-    folder: Path, core: _Core, look: TimeLook, settings: PrepareSettings, catalogue: Catalogue | None, progress: Progress
+    folder: Path,
+    core: _Core,
+    look: TimeLook,
+    settings: PrepareSettings,
+    catalogue: Catalogue | None,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Write every file but the manifest; gives the manifest's facts about them."""
     gathered = core.gathered
@@ -257,7 +264,9 @@ def _split(sequences: Sequences, settings: PrepareSettings, rule: TimeRule | Non
     said = settings.split.removeprefix(SPLIT_BY_TIME)
     test_from = moment(said, rule)
     if test_from is None:
-        raise SettingsError(f"--split time:{said} is neither a date nor a number in the unit of the times ({rule.description()}).")
+        raise SettingsError(
+            f"--split time:{said} is neither a date nor a number in the unit of the times ({rule.description()})."
+        )
     return {"kind": "time", "valid_from": validation_start(sequences, test_from=test_from), "test_from": test_from}
 
 

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import polars as pl
 
 from segue.data.arrow_input import ParquetInput, TableInput, is_table
-from segue.data.blocks import ROW, Block, LogInput, Malformed
+from segue.data.blocks import ROW, LogInput, Malformed
 from segue.data.columns import Columns
 from segue.data.delimited import DelimitedFile
 from segue.data.json_lines import JsonLinesFile
 from segue.data.settings import Role
-from segue.data.streams import check_file, first_bytes, read_sample
+from segue.data.streams import check_file, read_sample
 from segue.errors import InputError
 
 TimeType = Literal["text or numbers", "moments", "wall clock"]
@@ -50,8 +50,7 @@ def open_inputs(source: Any, *, named: set[str], label: str = "the table") -> li
 
 def open_file(path: Path, *, named: set[str]) -> LogInput:
     """A file by what it holds, whatever it is called."""
-    check_file(path)
-    if first_bytes(path).startswith(b"PAR1"):
+    if check_file(path).startswith(b"PAR1"):
         return ParquetInput(path)
     sample, _ = read_sample(path, 1 << 16)
     if sample.lstrip()[:1] in (b"{", b"["):

@@ -31,8 +31,7 @@ class Rejected:
     def add_malformed(self, label: str, rows: list[Malformed]) -> None:
         """Rows that were no rows of the log."""
         if rows:
-            columns = {ROW: [row.row for row in rows], "reason": [r.reason for r in rows], "text": [r.text for r in rows]}
-            self._add(label, pl.DataFrame(columns))
+            self._add(label, pl.DataFrame(rows, schema={ROW: pl.Int64, "reason": pl.String, "text": pl.String}))
 
     def add_judged(self, label: str, frame: pl.DataFrame) -> None:
         """Rows with a `reason` that the rules gave."""
@@ -63,7 +62,8 @@ class Rejected:
         """Stop when the share of rejected rows is above `most`."""
         if self.total <= most * rows:
             return
-        reasons = "; ".join(f"{count} × {reason} ({self.examples[reason]})" for reason, count in self.counts.most_common(5))
+        common = self.counts.most_common(5)
+        reasons = "; ".join(f"{count} × {reason} ({self.examples[reason]})" for reason, count in common)
         raise InputError(
             f"{self.total} of {rows} rows ({self.total / rows:.1%}) cannot be used, more than --max-rejected "
             f"{most:.4g} allows, so nothing was written: {reasons}.{self._advice(rows, hint)}"

@@ -17,7 +17,7 @@ NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,2})?$"
 
 def judge(frame: nw.LazyFrame[Any], roles: Collection[Role], rule: TimeRule | None) -> nw.LazyFrame[Any]:
     """Add `reason`, null for a good row, and the numbers: `microseconds`, `amount` (value), `place` (order)."""
-    reasons = [
+    reasons: list[nw.Expr] = [
         nw.when(_missing("user")).then(nw.lit("no user")),
         nw.when(_missing("item")).then(nw.lit("no item")),
     ]

@@ -60,7 +60,7 @@ class PrepareSettings(msgspec.Struct, frozen=True, kw_only=True):
         for role, name in self.named_columns().items():
             if name in holder:
                 raise SettingsError(
-                    f"The column {name!r} is named for both --{holder[name]} and --{role}; name another for one of them."
+                    f"The column {name!r} is named for both --{holder[name]} and --{role}; name another for one."
                 )
             holder[name] = role
 

@@ -64,13 +64,23 @@ def split_last(sequences: Sequences) -> Split:
 
 def split_time(sequences: Sequences, *, valid_from: int, test_from: int) -> Split:
     """Cut everybody at the same two moments (microseconds); events are sorted by time within a user."""
-    times, offsets = sequences.times, np.asarray(sequences.offsets)
+    return Split(
+        offsets=np.asarray(sequences.offsets),
+        train_end=_first_at(sequences, valid_from),
+        valid_end=_first_at(sequences, test_from),
+    )
 
-    def first_at(moment: int) -> np.ndarray:
-        before = np.concatenate(([0], np.cumsum(np.asarray(times) < moment)))
-        return offsets[:-1] + (before[offsets[1:]] - before[offsets[:-1]])
 
-    return Split(offsets=offsets, train_end=first_at(valid_from), valid_end=first_at(test_from))
+def _first_at(sequences: Sequences, moment: int) -> np.ndarray:
+    """Each user's first row at or after a moment: a search by halves, for all users at once and without a copy."""
+    offsets = np.asarray(sequences.offsets)
+    low, high = offsets[:-1].copy(), offsets[1:].copy()
+    while len(open_users := np.flatnonzero(low < high)):
+        middle = (low[open_users] + high[open_users]) // 2
+        earlier = np.asarray(sequences.times[middle]) < moment
+        low[open_users[earlier]] = middle[earlier] + 1
+        high[open_users[~earlier]] = middle[~earlier]
+    return low
 
 
 def validation_start(sequences: Sequences, *, test_from: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -23,14 +23,8 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _SURROGATES = re.compile("[\udc80-\udcff]")
 
 
-class Readable(Protocol):
-    """Something with a `read`; empty bytes mean the end."""
-
-    def read(self, size: int) -> bytes: ...
-
-
-def check_file(path: Path) -> None:
-    """Refuse what is not a file with something in it."""
+def check_file(path: Path) -> bytes:
+    """Refuse what is not a file that can be read here; gives enough of it to know it by."""
     if not path.exists():
         raise InputError(f"{path} does not exist.")
     if path.is_dir():
@@ -39,16 +33,15 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path} is not a regular file; it is read twice, so save it to a file first.")
     try:
         with path.open("rb") as file:
-            if not file.read(1):
-                raise InputError(f"{path} is empty; expected a log with a header row and events.")
+            head = file.read(8)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def first_bytes(path: Path) -> bytes:
-    """Enough of the file to know it by."""
-    with path.open("rb") as file:
-        return file.read(8)
+    if not head:
+        raise InputError(f"{path} is empty; expected a log with a header row and events.")
+    for magic, what in _UNREADABLE.items():
+        if head.startswith(magic):
+            raise InputError(f"{path} is {what}.")
+    return head
 
 
 class LogBytes:
@@ -59,7 +52,7 @@ class LogBytes:
         self.closed = False
         self.dirty = False
         self._file: IO[bytes] = path.open("rb")
-        self._bytes: Any = _unpacked(self._file, path)
+        self._bytes: Any = _unpacked(self._file)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._started = False
         self._pending = False  # the decoder holds the beginning of a character
@@ -121,12 +114,9 @@ class LogBytes:
             return _SURROGATES.sub(NOT_UTF8, text).encode()
 
 
-def _unpacked(file: IO[bytes], path: Path) -> Any:
+def _unpacked(file: IO[bytes]) -> Any:
     head = file.read(8)
     file.seek(0)
-    for magic, what in _UNREADABLE.items():
-        if head.startswith(magic):
-            raise InputError(f"{path} is {what}.")
     for magic, codec in _PACKED.items():
         if head.startswith(magic):
             return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)

@@ -21,7 +21,7 @@ def tie_share(sequences: Sequences) -> float:
 
 
 def repeat_share(sequences: Sequences, split: Split) -> float:
-    """The share of test targets that occur in their history, that is, are not their user's first event with the item."""
+    """The share of test targets that occur in their history: that are not their user's first event with the item."""
     repeats = targets = 0
     for begin in range(0, sequences.n_users, USERS_AT_A_TIME):
         end = min(begin + USERS_AT_A_TIME, sequences.n_users)
@@ -72,7 +72,8 @@ def _columns(settings: dict[str, Any]) -> str:
 def _split(manifest: dict[str, Any]) -> str:
     if manifest["split"]["kind"] == "last":
         return "the last event of each user for test, the one before for validation"
-    return f"every event from {manifest['settings']['split'].removeprefix('time:')} on for test, as many before for validation"
+    moment = manifest["settings"]["split"].removeprefix("time:")
+    return f"every event from {moment} on for test, as many before for validation"
 
 
 def _catalogue(counts: dict[str, Any]) -> str:

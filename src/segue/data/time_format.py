@@ -1,6 +1,6 @@
 """A strptime-like format → expressions that cut a text into its fields.
 
-narwhals has no capturing groups, so a field is what is left of the text when all before it and all behind it is cut off.
+narwhals has no capturing groups, so a field is what is left of the text when all before and all behind it is cut off.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TimeFormat:
     def microseconds(self, frame: nw.LazyFrame[Any], *, zone: str | None) -> nw.LazyFrame[Any]:
         """Add `microseconds`, read from the column `_text`."""
         whole = "^" + "".join(part.pattern for part in self.parts) + "$"
-        frame = frame.with_columns(nw.col("_text").str.contains(whole).fill_null(False).alias("_fits"))
+        frame = frame.with_columns(nw.col("_text").str.contains(whole).fill_null(value=False).alias("_fits"))
         fields: dict[str, nw.Expr] = {}
         for index, part in enumerate(self.parts):
             if part.letter is not None:

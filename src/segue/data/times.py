@@ -113,9 +113,9 @@ def votes(frame: nw.LazyFrame[Any], column: str = "time") -> nw.LazyFrame[Any]:
         counts.append(_count(fits).alias(name))
     counts.append(_count(~nw.col("_decimal").is_null()).alias("decimals"))
     if _is_text(frame, column):
-        iso = nw.col("_text").str.contains(ISO)
+        iso = nw.col("_other").str.contains(ISO)
         counts.append(_count(iso).alias("iso"))
-        counts.append(_count(iso & nw.col("_text").str.slice(16).str.contains("[^0-9:]")).alias("tails"))
+        counts.append(_count(iso & nw.col("_other").str.slice(16).str.contains("[^0-9:]")).alias("tails"))
     return marked.select(counts)
 
 
@@ -123,9 +123,7 @@ def decide(counts: Mapping[str, int], *, zone: str | None) -> TimeRule:
     """The form that most values have; with none at all, ISO 8601, under which every row will be refused."""
     forms: list[Form] = ["iso", "s", "ms", "us", "ns", "order"]
     form = max(forms, key=lambda name: counts.get(name, 0))
-    return TimeRule(
-        form=form, decimals=counts.get("decimals", 0) > 0, tails=counts.get("tails", 0) > 0, zone=zone
-    )
+    return TimeRule(form=form, decimals=counts.get("decimals", 0) > 0, tails=counts.get("tails", 0) > 0, zone=zone)
 
 
 def read_times(frame: nw.LazyFrame[Any], rule: TimeRule, column: str = "time") -> nw.LazyFrame[Any]:
@@ -147,7 +145,7 @@ def _read_numbers(frame: nw.LazyFrame[Any], rule: TimeRule, column: str) -> nw.L
         unit = Unit(unit.name, 0, 9 * 10**18 // unit.times, times=unit.times, per=unit.per)
     marked = _with_numbers(frame, column, decimals=rule.decimals)
     whole, decimal = nw.col("_whole"), nw.col("_decimal")
-    value = nw.when(_fits("_whole", unit)).then(whole * unit.times if unit.per == 1 else whole // unit.per)
+    value: nw.Expr = nw.when(_fits("_whole", unit)).then(whole * unit.times if unit.per == 1 else whole // unit.per)
     if rule.decimals:
         rounded = (decimal * (unit.times / unit.per)).round(0)
         value = nw.coalesce(value, nw.when(_fits("_decimal", unit)).then(rounded).cast(nw.Int64))
@@ -161,7 +159,7 @@ def _read_numbers(frame: nw.LazyFrame[Any], rule: TimeRule, column: str) -> nw.L
 
 def _read_iso(frame: nw.LazyFrame[Any], rule: TimeRule) -> nw.LazyFrame[Any]:
     """Fields at their fixed places; the rest of the text is looked at only where the column has one."""
-    fits = nw.col("_text").str.contains(ISO).fill_null(False)
+    fits = nw.col("_text").str.contains(ISO).fill_null(value=False)
     frame = frame.with_columns(nw.when(fits).then(nw.col("_text")).alias("_iso"))
     text = nw.col("_iso")
     timed = text.str.len_chars() >= 16
@@ -200,10 +198,13 @@ def _with_numbers(frame: nw.LazyFrame[Any], column: str, *, decimals: bool) -> n
     if dtype.is_float():
         known = nw.when(value.is_finite()).then(value.cast(nw.Float64))
         return frame.with_columns(nw.lit(None, dtype=nw.Int64).alias("_whole"), known.alias("_decimal"))
-    text = nw.col("_text")
-    whole = nw.when(text.str.contains(WHOLE)).then(text).cast(nw.Int64)
-    decimal = nw.when(text.str.contains(DECIMAL)).then(text).cast(nw.Float64) if decimals else none
-    return _stripped(frame, column).with_columns(whole.alias("_whole"), decimal.alias("_decimal"))
+    text, other = nw.col("_text"), nw.col("_other")
+    frame = _stripped(frame, column)
+    frame = frame.with_columns(nw.when(text.str.contains(WHOLE)).then(text).cast(nw.Int64).alias("_whole"))
+    # few are left for the slower patterns, and nulls cost nothing
+    frame = frame.with_columns(nw.when(nw.col("_whole").is_null()).then(text).alias("_other"))
+    decimal = nw.when(other.str.contains(DECIMAL)).then(other).cast(nw.Float64) if decimals else none
+    return frame.with_columns(decimal.alias("_decimal"))
 
 
 def _stripped(frame: nw.LazyFrame[Any], column: str) -> nw.LazyFrame[Any]:
@@ -222,11 +223,11 @@ def _fits(column: str, unit: Unit) -> nw.Expr:
     """Whether a number's size is that of the unit; each type is compared with its own, or Arrow refuses."""
     kind = float if column == "_decimal" else int
     size = nw.col(column).abs()
-    return ((size >= kind(unit.least)) & (size < kind(unit.below))).fill_null(False)
+    return ((size >= kind(unit.least)) & (size < kind(unit.below))).fill_null(value=False)
 
 
 def _count(condition: nw.Expr) -> nw.Expr:
-    return condition.fill_null(False).cast(nw.Int64).sum()
+    return condition.fill_null(value=False).cast(nw.Int64).sum()
 
 
 def _with_reason(

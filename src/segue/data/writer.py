@@ -16,7 +16,7 @@ from segue.data.events import EventTable, repeated, tied
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """Final numbers of running ones: kept ones by the bytes of their ids, so that they do not depend on the row order."""
+    """Final numbers of running ones: by the bytes of the ids, so that they do not depend on the order of the rows."""
 
     ids: pl.Series  # [n kept] sorted by bytes
     counts: np.ndarray  # [n kept] events of each

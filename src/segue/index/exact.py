@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import safetensors
 import torch
@@ -16,6 +17,7 @@ from segue.errors import FolderError
 from segue.index.search import Ragged
 from segue.index.settings import IndexSettings
 
+HEADER = "segue"
 MOST_SCORES = 4_000_000  # scores in memory at a time
 
 
@@ -60,13 +62,13 @@ class ExactIndex:
         if not bool(torch.isfinite(queries).all()):
             raise FolderError("The model's answer is not a finite number: the model is damaged; train it again.")
         pool = self._pool(only)
-        width = min(k, len(pool))
+        numbers = self.numbers if pool is None else self.numbers[pool]
+        width = min(k, len(numbers))
         items = torch.zeros(len(queries), width, dtype=torch.int64)
         scores = torch.full((len(queries), width), -torch.inf)
         if not width:
             return items, scores
-        numbers = self.numbers[pool]
-        block = max(1, MOST_SCORES // min(self.settings.chunk, len(pool)))
+        block = max(1, MOST_SCORES // min(self.settings.chunk, len(numbers)))
         for begin in range(0, len(queries), block):
             rows = slice(begin, min(begin + block, len(queries)))
             banned = None if exclude is None else _Pairs.of(exclude.rows(rows), numbers)
@@ -75,15 +77,15 @@ class ExactIndex:
             items[rows] = torch.from_numpy(numbers)[columns]
         return items.masked_fill_(scores == -torch.inf, 0), scores
 
-    def _pool(self, only: np.ndarray | Ragged | None) -> np.ndarray:
-        """The rows of `vectors` that some question may be answered with, ascending."""
+    def _pool(self, only: np.ndarray | Ragged | None) -> np.ndarray | None:
+        """The rows of `vectors` that some question may be answered with, ascending; None is all of them."""
         if only is None:
-            return np.arange(len(self.numbers))
+            return None
         wanted = only.numbers if isinstance(only, Ragged) else np.asarray(only, dtype=np.int64)
         return np.flatnonzero(np.isin(self.numbers, wanted))
 
     def _best(
-        self, queries: Tensor, pool: np.ndarray, k: int, banned: _Pairs | None, allowed: _Pairs | None
+        self, queries: Tensor, pool: np.ndarray | None, k: int, banned: _Pairs | None, allowed: _Pairs | None
     ) -> tuple[Tensor, Tensor]:
         """The best k columns of the pool for each question, and their scores, chunk by chunk."""
         columns = torch.zeros(len(queries), 0, dtype=torch.int64)
@@ -104,19 +106,19 @@ class ExactIndex:
             scores = merged[:, :k]
         return columns, scores
 
-    def _chunks(self, pool: np.ndarray) -> Iterator[tuple[int, Tensor]]:
+    def _chunks(self, pool: np.ndarray | None) -> Iterator[tuple[int, Tensor]]:
         """(the first column, the vectors) of each chunk of the pool."""
-        whole = len(pool) == len(self.numbers)
-        for first in range(0, len(pool), self.settings.chunk):
-            last = first + self.settings.chunk
-            yield first, self.vectors[first:last] if whole else self.vectors[torch.from_numpy(pool[first:last])]
+        for first in range(0, len(self.numbers) if pool is None else len(pool), self.settings.chunk):
+            rows = slice(first, first + self.settings.chunk)
+            yield first, self.vectors[rows] if pool is None else self.vectors[torch.from_numpy(pool[rows])]
 
     def save(self, path: Path) -> None:
         """Write vectors, numbers and the chunk size to one safetensors file."""
         save_file(
             {"vectors": self.vectors, "numbers": torch.from_numpy(self.numbers)},
             path,
-            metadata={"kind": "exact", "n_items": str(self.n_items), "chunk": str(self.settings.chunk)},
+            # one entry: safetensors writes several in any order, and equal indexes should be equal files
+            metadata={HEADER: msgspec.json.encode({"n_items": self.n_items, "settings": self.settings}).decode()},
         )
 
     @staticmethod
@@ -125,13 +127,19 @@ class ExactIndex:
         try:
             arrays = load_file(path)
             with safetensors.safe_open(path, framework="pt") as file:
-                facts = file.metadata() or {}
-            settings = IndexSettings(chunk=int(facts["chunk"]))
+                facts = msgspec.json.decode((file.metadata() or {})[HEADER], type=_Facts)
             return ExactIndex(
-                arrays["vectors"], arrays["numbers"].numpy(), n_items=int(facts["n_items"]), settings=settings
+                arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, settings=facts.settings
             )
-        except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        except (OSError, KeyError, msgspec.MsgspecError, safetensors.SafetensorError) as error:
             raise FolderError(f"{path} is not an index that can be read ({error}); train again.") from error
+
+
+class _Facts(msgspec.Struct, forbid_unknown_fields=True):
+    """What the file's header says."""
+
+    n_items: int
+    settings: IndexSettings
 
 
 @dataclass(frozen=True, slots=True, eq=False)

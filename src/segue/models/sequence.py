@@ -83,13 +83,19 @@ class SequenceModel(nn.Module):
         return tokens
 
 
-def start_xavier(model: nn.Module, generator: torch.Generator) -> None:
-    """Xavier-normal matrices and tables, drawn from `generator`; biases and padding rows zero."""
+POSITION_SPREAD = 0.02  # about that of the item vectors of a catalogue of thousands: at Xavier's own, the places
+# drown the items in every normalised input, and the first epochs go into unlearning them
+
+
+def start_weights(model: nn.Module, generator: torch.Generator) -> None:
+    """Xavier-normal matrices and tables, drawn from `generator`; small positions; biases and padding rows zero."""
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.xavier_normal_(parameter, generator=generator)
     for part in model.modules():
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
+        if isinstance(part, LearnedPositions):
+            nn.init.normal_(part.table, std=POSITION_SPREAD, generator=generator)
         if isinstance(part, IdTable):
             part.clear_padding()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from segue.recommend.users_file import Asked, read_users
 
 MOST_EVENTS = 2_000_000  # of histories in memory at a time
 PART_ROWS = 1_000_000  # a file's rows
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BatchReport(msgspec.Struct, frozen=True):
@@ -46,8 +48,6 @@ def recommend_users(
     exclude: Iterable[Any] | None = None,
     only: Iterable[Any] | None = None,
     keep_seen: bool | None = None,
-    user_column: str | None = None,
-    time_column: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> BatchReport:
     """Answer every row of a users file; `out` becomes a Parquet data set, complete or not at all.
@@ -61,7 +61,7 @@ def recommend_users(
     asked, unknown, fallback = 0, 0, 0
     with folders.complete_folder(Path(out)) as staging:
         writer = _Parts(staging)
-        for chunk in read_users(Path(users), data, user_column=user_column, time_column=time_column):
+        for chunk in read_users(Path(users), data):
             for rows, histories in source.of(chunk):
                 ranking = recommender.rank(histories, k, exclude=excluded, only=allowed, keep_seen=keep_seen)
                 writer.add(_answers(recommender, chunk, rows, ranking))
@@ -79,10 +79,18 @@ def user_history(data: Data, user: str) -> list[Entry]:
     number = data.users.number(user)
     if number is None:
         raise InputError(f"The user {user!r} is not among the {len(data.users)} users of {data.folder}.")
-    rows = slice(int(data.sequences.offsets[number]), int(data.sequences.offsets[number + 1]))
-    ids = data.vocabulary.ids(data.sequences.items[rows])
-    times = (data.sequences.times[rows] / MICROSECONDS).tolist()
-    return [Entry(item=item, time=time) for item, time in zip(ids, times, strict=True)]
+    sequences = data.sequences
+    rows = range(int(sequences.offsets[number]), int(sequences.offsets[number + 1]))
+    ids = data.vocabulary.ids(sequences.items[rows.start : rows.stop])
+    return [
+        Entry(
+            item=item,
+            time=EPOCH + timedelta(microseconds=int(sequences.times[row])) if data.manifest["has_time"] else None,
+            kind=None if sequences.kinds is None else data.kinds[sequences.kinds[row]] or None,
+            value=None if sequences.values is None or np.isnan(sequences.values[row]) else float(sequences.values[row]),
+        )
+        for item, row in zip(ids, rows, strict=True)
+    ]
 
 
 class _Histories:
@@ -91,7 +99,7 @@ class _Histories:
     def __init__(self, data: Data, recommender: Recommender) -> None:
         self.sequences = data.sequences
         numbers = recommender.vocabulary.numbers(data.vocabulary.table["id"].to_list(), unknown="zero")
-        trained = np.where(recommender.counts[numbers] > 0, numbers, 0)
+        trained = np.where(recommender.trained[numbers], numbers, 0)
         self.translated = np.concatenate(([0], trained))  # [data's items + 1]; 0 is unknown to the run
 
     def of(self, asked: Asked) -> Iterator[tuple[np.ndarray, Batch]]:
@@ -136,7 +144,9 @@ def _answers(recommender: Recommender, asked: Asked, rows: np.ndarray, ranking: 
             "item": pl.Series(recommender.vocabulary.ids(numbers), dtype=pl.String),
             "title": pl.Series(recommender.vocabulary.titles(numbers), dtype=pl.String),
             "score": pl.Series(ranking.scores[row, place], dtype=pl.Float32),
-            "fallback": pl.Series(np.where(ranking.fallback[row], "popularity", None), dtype=pl.String),
+            "fallback": pl.Series(
+                ["popularity" if popular else None for popular in ranking.fallback[row]], dtype=pl.String
+            ),
         }
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -28,7 +28,9 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time: float | datetime | None = None
     """Seconds since 1970, or a date and time (ISO 8601; UTC unless it says otherwise)."""
     kind: str | None = None
+    """What happened; no model looks at it yet."""
     value: float | None = None
+    """How much of it; no model looks at it yet."""
 
 
 FIELDS = Entry.__struct_fields__
@@ -114,13 +116,14 @@ def read_history(history: Iterable[Any]) -> tuple[list[Entry], np.ndarray]:
     and the times are zero: part of them would be worse than none.
     """
     _refuse_single(history, "A history")
+    if isinstance(history, Set):
+        raise InputError("A history must be a list of item ids, oldest first; a set has no order.")
     entries = [read_entry(entry) for entry in history]
-    times = np.zeros(len(entries), dtype=np.int64)
-    if entries and all(entry.time is not None for entry in entries):
-        times = np.array([microseconds(entry.time) for entry in entries if entry.time is not None], dtype=np.int64)
-        order = np.argsort(times, kind="stable")
-        entries, times = [entries[index] for index in order], times[order]
-    return entries, times // MICROSECONDS
+    times = [microseconds(entry.time) for entry in entries if entry.time is not None]
+    if len(times) < len(entries):
+        return entries, np.zeros(len(entries), dtype=np.int64)
+    order = sorted(range(len(times)), key=times.__getitem__)
+    return [entries[index] for index in order], np.array(times, dtype=np.int64)[order] // MICROSECONDS
 
 
 def pack_histories(

@@ -6,12 +6,13 @@ import shutil
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
 from segue import folders
 from segue.data.batch import Batch, cut_by_budget, ragged_rows
@@ -19,32 +20,19 @@ from segue.data.vocabulary import Vocabulary
 from segue.errors import FolderError, InputError
 from segue.index.exact import ExactIndex
 from segue.index.search import ItemIndex, Ragged
-from segue.layers.packed import PackedBatch, tensors
-from segue.models.checkpoint import load_model
+from segue.layers.packed import tensors
+from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model
+from segue.models.sequence import SequenceModel
 from segue.recommend.answers import Ranking, Recommendation, ScoredItem
 from segue.recommend.history import Moment, identifier, identifiers, pack_histories
 
 TOKENS = 16384  # events encoded at a time
 MOST_ROWS = 1024  # histories answered at a time
 
+ITEMS, INDEX = "items.parquet", "index.safetensors"
+NEEDED = (DESCRIPTION, WEIGHTS, ITEMS, INDEX)
+
 Seen = Literal["excluded", "kept"]
-
-
-class Encoder(Protocol):
-    """What is asked of a model."""
-
-    @property
-    def length(self) -> int:
-        """Newest events it can look at."""
-        ...
-
-    def query(self, batch: PackedBatch) -> Tensor:
-        """Histories of at least one event → what is compared with items [B, D]."""
-        ...
-
-    def item_vectors(self) -> Tensor:
-        """[V + 1, D]; row 0 is padding."""
-        ...
 
 
 class Recommender:
@@ -55,7 +43,7 @@ class Recommender:
 
     def __init__(
         self,
-        model: Encoder,
+        model: SequenceModel,
         index: ItemIndex,
         vocabulary: Vocabulary,
         *,
@@ -64,23 +52,27 @@ class Recommender:
         folder: Path | None = None,
     ) -> None:
         """`vocabulary` has the counts of training; `seen`: what becomes of a history's items unless asked otherwise."""
-        if isinstance(model, nn.Module):
-            model.eval()
-        self.model = model
+        self.model = model.eval()
         self.index = index
         self.vocabulary = vocabulary
         self.seen = seen
         self.manifest = manifest or {}
         self.folder = folder
         self.counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
+        self.trained = self.counts > 0
 
     @staticmethod
     def open(folder: Path | str) -> Recommender:
         """The Recommender in a run folder."""
         folder = Path(folder)
         manifest = folders.read_manifest(folder, "run")
-        vocabulary = Vocabulary(pl.read_parquet(folder / "items.parquet"))
-        index = ExactIndex.load(folder / "index.safetensors")
+        missing = [name for name in NEEDED if name not in manifest["files"]]
+        if missing:
+            raise FolderError(f"{folder} is damaged: it has no {missing[0]}; train again.")
+        # Only what is read here: the state of training beside it is larger than all the rest.
+        folders.verify_contents(folder, {"files": {name: manifest["files"][name] for name in NEEDED}}, "run")
+        vocabulary = Vocabulary(pl.read_parquet(folder / ITEMS))
+        index = ExactIndex.load(folder / INDEX)
         model = load_model(folder)
         sizes = {len(vocabulary), index.n_items, len(model.item_vectors()) - 1}
         if len(sizes) > 1:
@@ -130,7 +122,7 @@ class Recommender:
         only: ids that may be an answer. Ids unknown to the model are ignored; with none known, the answer is empty.
         keep_seen: whether items of the history may be answered; None is the run's own way.
         """
-        packed = pack_histories(histories, self.vocabulary, known=self.counts > 0, now=now)
+        packed = pack_histories(histories, self.vocabulary, known=self.trained, now=now)
         ranking = self.rank(
             packed.batch,
             k,
@@ -149,7 +141,7 @@ class Recommender:
         _check_k(k)
         name = identifier(item)
         number = int(self.vocabulary.numbers([name], unknown="zero")[0])
-        if not self.counts[number]:
+        if not self.trained[number]:
             reason = "was never trained on" if number else f"is not one of the {len(self.vocabulary)} items of this run"
             raise InputError(f"The item {name!r} {reason}, so nothing is known to be similar to it.")
         vectors, index = self._directions
@@ -173,7 +165,7 @@ class Recommender:
         _check_k(k)
         keep = self.seen == "kept" if keep_seen is None else keep_seen
         empty = histories.lengths == 0
-        width = min(k, int((self.counts > 0).sum()))
+        width = min(k, len(self.vocabulary))
         items = np.zeros((len(empty), width), dtype=np.int64)
         scores = np.full((len(empty), width), -np.inf, dtype=np.float32)
         if empty.any():
@@ -204,7 +196,7 @@ class Recommender:
         self, width: int, *, exclude: np.ndarray | None, only: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """The items trained on most [width] and how often; equal counts, the lower number first."""
-        allowed = self.counts > 0
+        allowed = self.trained.copy()
         if only is not None:
             allowed &= np.isin(np.arange(len(allowed)), only)
         if exclude is not None:
@@ -223,8 +215,8 @@ class Recommender:
     def _directions(self) -> tuple[Tensor, ItemIndex]:
         """Item vectors of length one [V + 1, D], and an index of them."""
         with torch.inference_mode():
-            vectors = nn.functional.normalize(self.model.item_vectors().detach().cpu().float(), dim=1)
-        return vectors, ExactIndex.build(vectors, candidates=self.counts > 0)
+            vectors = functional.normalize(self.model.item_vectors().detach().cpu().float(), dim=1)
+        return vectors, ExactIndex.build(vectors, candidates=self.trained)
 
     def _scored(self, ranking: Ranking) -> list[list[ScoredItem]]:
         """Numbers → ids and titles, without the padding at the end of a row."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import narwhals as nw
 import numpy as np
 import polars as pl
 
-from segue.data.blocks import LogInput
-from segue.data.columns import TIME_NAMES, USER_NAMES, Columns, by_rank, listed, named_position
+from segue.data.blocks import ROW, LogInput
+from segue.data.columns import TIME_NAMES, USER_NAMES, Columns, by_rank, listed
 from segue.data.dataset import Data
+from segue.data.delimited import DelimitedFile
 from segue.data.gather import Log, look_at_times
 from segue.data.reader import LogBlock, open_file, read_blocks
-from segue.data.settings import PrepareSettings
-from segue.data.times import TimeRule, read_times
+from segue.data.settings import PrepareSettings, Role
+from segue.data.times import UNITS, TimeRule, read_times
 from segue.errors import InputError
 
 CHUNK_ROWS = 65536
@@ -32,13 +32,10 @@ class Asked:
     moments: np.ndarray | None  # [n] int64 microseconds, as the data's times
 
 
-def read_users(
-    path: Path, data: Data, *, user_column: str | None = None, time_column: str | None = None
-) -> Iterator[Asked]:
+def read_users(path: Path, data: Data) -> Iterator[Asked]:
     """The rows of a file, in its order, some at a time. A row that cannot be used stops everything with a sentence."""
-    columns = {role: name for role, name in (("user", user_column), ("time", time_column)) if name is not None}
-    opened = open_file(path, named=set(columns.values()))
-    log = Log([opened], Columns(names=_found(opened, data, columns), found=()))  # type: ignore[arg-type]
+    opened = open_file(path, named=set())
+    log = Log([opened], Columns(names=_found(opened, data), found=()))
     rule = _time_rule(log, data)
     known = pl.Series(data.users.ids(np.arange(len(data.users))), dtype=pl.String)
     for block in read_blocks(log.inputs, log.columns, roles=list(log.columns.names)):
@@ -48,49 +45,73 @@ def read_users(
             yield Asked(users=rows["user"], numbers=_numbers(known, rows["user"]), moments=moments)
 
 
-def _found(log: LogInput, data: Data, named: dict[str, str]) -> dict[str, str]:
-    """The columns of the user and of the time: as named, as the log called them, or by their names."""
-    usual: dict[str, str] = data.manifest["settings"]["columns"]
-    places: dict[str, int] = {}
-    for role, ranks in (("user", USER_NAMES), ("time", TIME_NAMES)):
+def _found(log: LogInput, data: Data) -> dict[Role, str]:
+    """The columns of the user and of the time: called as in the log, or by a usual name."""
+    called: dict[str, str] = data.manifest["settings"]["columns"]
+    places: dict[Role, int] = {}
+    ranks: dict[Role, tuple[tuple[str, ...], ...]] = {"user": USER_NAMES, "time": TIME_NAMES}
+    for role, names in ranks.items():
         free = [place for place in range(len(log.names)) if place not in places.values()]
-        if role in named:
-            places[role] = named_position(log, role, named[role])
-            continue
-        same = [place for place in free if log.names[place] == usual.get(role)]
-        found = same or by_rank(log, ranks, free=free)
+        found = [place for place in free if log.names[place] == called.get(role)] or by_rank(log, names, free=free)
         if len(found) > 1:
-            raise InputError(f"{log.label}: {listed(log.names[place] for place in found)} could all be the {role}; rename.")
+            could_be = listed(log.names[place] for place in found)
+            raise InputError(f"{log.label}: {could_be} could all be the {role}; take all but one out.")
         if found:
             places[role] = found[0]
     if "user" not in places:
-        places["user"] = _only_column(log, data)
+        places["user"] = _only_column(log)
     return {role: log.names[place] for role, place in places.items()}
 
 
-def _only_column(log: LogInput, data: Data) -> int:
-    """A file with nothing but users may call them what it likes, if it calls them anything."""
-    if len(log.names) > 1:
-        raise InputError(
-            f"{log.label} has no column that looks like the user; name it 'user'. Its columns are {listed(log.names)}."
-        )
-    if data.users.number(log.names[0]) is not None:
-        raise InputError(f"{log.label} begins with a user ({log.names[0]!r}) where its header should be; add one: user.")
-    return 0
+def _only_column(log: LogInput) -> int:
+    """A bare list of numbers needs no header; of words, the first would be taken for one and its user forgotten."""
+    if len(log.names) == 1 and isinstance(log, DelimitedFile) and log.headerless:
+        return 0
+    raise InputError(
+        f"{log.label} has no column that looks like the user; call it 'user' in the header line. "
+        f"Its columns are {listed(log.names)}.{log.note}"
+    )
 
 
 def _time_rule(log: Log, data: Data) -> TimeRule | None:
-    """How the moments are read, None where there are none; times without an offset are in the zone of the log."""
+    """How the moments are read, None where there are none: by what they look like, else as the log wrote its times.
+
+    Times without an offset are in the zone of the log.
+    """
     if "time" not in log.columns.names:
         return None
     label, column, facts = log.inputs[0].label, log.columns.names["time"], data.manifest["settings"]["time"]
     if facts["form"] == "row order":
         raise InputError(f"{label} asks about times ({column!r}), but {data.folder} has none; leave the column out.")
-    form: dict[str, Any] = {"time_format": facts["format"]} if "format" in facts else {}
-    rule = look_at_times(log, PrepareSettings(time_zone=facts.get("zone")), _silent).rule
-    if rule is not None and rule.form == "iso" and form and not _any_iso(log):
-        rule = look_at_times(log, PrepareSettings(time_zone=facts.get("zone"), **form), _silent).rule
+    look = look_at_times(log, PrepareSettings(time_zone=facts.get("zone")), lambda *_: None)
+    rule = look.rule
+    if "format" in facts and look.counts and not any(look.counts.get(form) for form in ("iso", *UNITS)):
+        return TimeRule(form="format", format=facts["format"], zone=facts.get("zone"))
     if rule is not None and rule.dated != (facts["form"] != "order"):
         meant = "an order" if facts["form"] == "order" else "dates"
         raise InputError(f"{label}: {column!r} holds {rule.description()}, but the times of {data.folder} are {meant}.")
     return rule
+
+
+def _checked(block: LogBlock, rule: TimeRule | None) -> pl.DataFrame:
+    """The block with `microseconds` where there are moments; the first row that cannot be used is an error."""
+    if block.malformed:
+        first = block.malformed[0]
+        raise InputError(f"{block.input.label}, row {first.row}: {first.reason}; correct the row or take it out.")
+    frame = block.frame.with_columns(pl.lit(None, dtype=pl.String).alias("time_reason"))
+    if rule is not None:
+        frame = read_times(nw.from_native(block.frame.lazy()), rule).collect().to_native()
+    missing = pl.when(pl.col("user").is_null() | (pl.col("user") == "")).then(pl.lit("no user"))
+    bad = frame.select(ROW, pl.coalesce(missing, pl.col("time_reason")).alias("reason")).drop_nulls("reason")
+    if bad.height:
+        row, reason = bad.row(0)
+        raise InputError(f"{block.input.label}, row {row}: {reason}; correct the row or take it out.")
+    return frame
+
+
+def _numbers(known: pl.Series, users: pl.Series) -> np.ndarray:
+    """Places in the sorted ids, -1 for those that are not there."""
+    places = known.search_sorted(users).to_numpy().astype(np.int64)
+    inside = np.minimum(places, len(known) - 1)
+    same = (known.gather(inside) == users).to_numpy()
+    return np.where(same, places, -1)

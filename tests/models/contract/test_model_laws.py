@@ -137,7 +137,7 @@ def test_a_query_is_the_state_after_the_newest_event_and_scores_are_its_products
     assert torch.equal(query, torch.stack([state[-1] for state in states_of(model, users)]))
     scores = model.score_all(query)
     assert scores.shape == (3, N_ITEMS + 1)
-    expected = [[float(q @ v) for v in model.item_vectors()] for q in query]
+    expected = [[sum(a * b for a, b in zip(q, v, strict=True)) for v in model.item_vectors().tolist()] for q in query.tolist()]
     assert_close(scores, torch.tensor(expected), 1e-4)
 
 

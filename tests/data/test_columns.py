@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+
+import polars as pl
+from segue.data.arrow_input import TableInput
+from segue.data.columns import Columns, find_columns
+from segue.data.settings import PrepareSettings
+from segue.errors import InputError, SettingsError
+
+
+def found(columns: dict[str, list[object]], **named: str) -> Columns:
+    """The columns found in a table."""
+    log = TableInput(pl.DataFrame(columns), label="the table")
+    return find_columns(log, PrepareSettings(**named))  # type: ignore[arg-type]
+
+
+def with_names(*names: str) -> dict[str, list[object]]:
+    return {name: ["2024-01-01"] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("user", "item", "ts"), {"user": "user", "item": "item", "time": "ts"}),
+        (("User-ID", "ITEM ID", "Time Stamp"), {"user": "User-ID", "item": "ITEM ID", "time": "Time Stamp"}),
+        (
+            ("InvoiceNo", "StockCode", "Description", "Quantity", "InvoiceDate", "CustomerID"),
+            {"user": "CustomerID", "item": "StockCode", "time": "InvoiceDate"},
+        ),
+        (("userId", "movieId", "rating", "timestamp"), {"user": "userId", "item": "movieId", "time": "timestamp"}),
+        (("visitorid", "event", "itemid", "timestamp"), {"user": "visitorid", "item": "itemid", "time": "timestamp"}),
+        (
+            ("reviewerID", "asin", "overall", "unixReviewTime", "reviewTime"),
+            {"user": "reviewerID", "item": "asin", "time": "unixReviewTime"},
+        ),
+        (
+            ("event_time", "event_type", "product_id", "user_id", "user_session"),
+            {"user": "user_id", "item": "product_id", "time": "event_time"},
+        ),
+        (("session_id", "article_id"), {"user": "session_id", "item": "article_id"}),
+    ],
+)
+def test_columns_of_well_known_logs_are_found(names: tuple[str, ...], expected: dict[str, str]) -> None:
+    columns = found({name: ["x"] if "time" not in name.lower() else ["2024-01-01"] for name in names})
+    assert columns.names == expected
+    assert set(columns.found) == set(expected)
+    assert not columns.lists
+
+
+def test_a_stronger_name_wins_over_a_weaker_one() -> None:
+    assert found(with_names("session_id", "user", "parent_asin", "asin", "date", "timestamp")).names == {
+        "user": "user",
+        "item": "asin",
+        "time": "timestamp",
+    }
+
+
+def test_named_columns_are_taken_and_the_rest_is_found() -> None:
+    columns = found(with_names("who", "item", "what", "time"), user="who", item="what")
+    assert columns.names == {"user": "who", "item": "what", "time": "time"}
+    assert columns.found == ("time",)
+
+
+def test_value_and_kind_only_under_their_own_name() -> None:
+    values: dict[str, list[object]] = {"user": ["a"], "item": ["b"], "rating": [3], "event_type": ["buy"]}
+    assert set(found(values).names) == {"user", "item"}
+    assert found(values, value="rating", kind="event_type").names["value"] == "rating"
+    named = found({**values, "value": [1.5], "kind": ["view"]})
+    assert named.names["value"] == "value" and named.names["kind"] == "kind"
+    assert "value" not in found({**values, "value": ["high"]}).names  # words are no values
+
+
+def test_a_time_of_day_gives_way_to_a_date() -> None:
+    columns = found({"user": ["a"], "item": ["b"], "time": ["12:30"], "date": ["2024-01-01"]})
+    assert columns.names["time"] == "date"
+
+
+def test_dates_are_found_by_content() -> None:
+    columns = found({"user": ["a"], "item": ["b"], "bought": ["2024-01-01 10:00"], "price": ["3.50"]})
+    assert columns.names["time"] == "bought"
+    epoch = found({"user": ["a"], "item": ["b"], "x": [1_600_000_000], "n": [4]})
+    assert epoch.names["time"] == "x"
+    assert "time" not in found({"user": ["a"], "item": ["b"], "n": [4]}).names
+
+
+def test_ambiguity_lists_the_columns_and_the_option() -> None:
+    with pytest.raises(InputError, match="the item could be 'sku' or 'product_id'; name it with --item.*'sku', 'product_id'"):
+        found(with_names("user", "sku", "product_id"))
+    with pytest.raises(InputError, match="could be 'begun' or 'ended'; name it with --time"):
+        found(with_names("user", "item", "begun", "ended"))
+
+
+def test_nothing_that_fits_lists_the_columns_and_the_option() -> None:
+    with pytest.raises(InputError, match="no column that looks like the user; name it with --user.*'a', 'item'"):
+        found(with_names("a", "item"))
+
+
+def test_a_name_that_is_not_there_lists_those_that_are() -> None:
+    with pytest.raises(InputError, match="no column 'buyer' for --user; it has 'user', 'item'"):
+        found(with_names("user", "item"), user="buyer")
+
+
+def test_one_column_cannot_have_two_roles() -> None:
+    with pytest.raises(SettingsError, match="'x' is named for both --user and --item"):
+        PrepareSettings(user="x", item="x")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"user_id": [1], "sequence_item_ids": ["3,4"], "sequence_ratings": ["5,3"], "sequence_timestamps": ["8,9"]},
+        {"user": ["a"], "items": ["3,4"], "timestamps": ["1600000000,1600000001"]},
+        {"user": ["a"], "item": [["3", "4"]], "time": [[1600000000, 1600000001]]},
+    ],
+)
+def test_one_row_a_user_is_noticed(columns: dict[str, list[object]]) -> None:
+    assert found(columns).lists

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.data.batch import Batch, gather
+from segue.data.sequences import Sequences
+from segue.data.split import split_last
+from segue.objective.task import next_item
+
+users = st.lists(st.lists(st.integers(1, 50), min_size=2, max_size=9), min_size=1, max_size=6)
+
+
+def batch_of(histories: list[list[int]]) -> Batch:
+    """Every event has its own time, kind and value, so that each can be told from the others."""
+    lengths = [len(history) for history in histories]
+    total = sum(lengths)
+    return Batch(
+        items=np.array([item for history in histories for item in history], dtype=np.int64),
+        times=np.arange(total) * 10,
+        lengths=np.array(lengths),
+        kinds=np.arange(total) % 3,
+        values=np.arange(total, dtype=np.float32),
+    )
+
+
+def test_the_toy_user() -> None:
+    """Log [10, 20, 30, 40, 50] at 0, 100 … 400: train 10 → 20 → 30, validate on 40, test on 50."""
+    log = Sequences(
+        offsets=np.array([0, 5]),
+        items=np.array([10, 20, 30, 40, 50], dtype=np.int32),
+        times=np.array([0, 100, 200, 300, 400]) * 1_000_000,
+    )
+    split = split_last(log)
+    examples = next_item(gather(log, log.offsets[:-1], split.train_end))
+    assert examples.inputs.items.tolist() == [10, 20]
+    assert examples.inputs.times.tolist() == [0, 100]
+    assert examples.inputs.lengths.tolist() == [2]
+    assert examples.targets.tolist() == [20, 30]
+    assert examples.positions is None and examples.weights is None
+    for part, history, target in (("valid", [10, 20, 30], 40), ("test", [10, 20, 30, 40], 50)):
+        cases = split.cases(part)  # type: ignore[arg-type]
+        assert gather(log, cases.starts, cases.targets).items.tolist() == history
+        assert log.items[cases.targets].tolist() == [target]
+
+
+@given(users)
+def test_inputs_and_answers_are_each_user_without_its_last_and_without_its_first(histories: list[list[int]]) -> None:
+    batch = batch_of(histories)
+    examples = next_item(batch)
+    inputs, lengths = examples.inputs, [len(history) - 1 for history in histories]
+    assert inputs.lengths.tolist() == lengths
+    assert inputs.items.tolist() == [item for history in histories for item in history[:-1]]
+    assert examples.targets.tolist() == [item for history in histories for item in history[1:]]
+    assert inputs.items.dtype == examples.targets.dtype == np.int64
+
+
+@given(users)
+def test_no_pair_crosses_users_and_all_of_an_event_stays_together(histories: list[list[int]]) -> None:
+    batch = batch_of(histories)
+    examples = next_item(batch)
+    inputs = examples.inputs
+    assert inputs.kinds is not None and inputs.values is not None and inputs.asked is not None
+    rows = inputs.values.astype(np.int64)  # where each input stood in the batch
+    owner = np.repeat(np.arange(len(histories)), batch.lengths)
+    assert (owner[rows] == owner[rows + 1]).all()
+    assert (batch.items[rows] == inputs.items).all() and (batch.items[rows + 1] == examples.targets).all()
+    assert (inputs.times == rows * 10).all() and (inputs.kinds == rows % 3).all()
+    assert inputs.asked.tolist() == [10 * (end - 1) for end in np.cumsum(batch.lengths)]
+
+
+@given(users)
+def test_the_batch_itself_is_left_as_it_was(histories: list[list[int]]) -> None:
+    batch = batch_of(histories)
+    next_item(batch)
+    assert batch.items.tolist() == [item for history in histories for item in history]
+    assert batch.lengths.tolist() == [len(history) for history in histories]

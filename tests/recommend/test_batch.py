@@ -1,0 +1,237 @@
+"""A file of users → a Parquet data set of answers, and the history of one user."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from torch import Tensor, nn
+
+from segue.data.dataset import Data
+from segue.data.vocabulary import Vocabulary
+from segue.errors import FolderError, InputError
+from segue.folders import write_manifest
+from segue.index.exact import ExactIndex
+from segue.layers.packed import PackedBatch
+from segue.models.sequence import SequenceModel
+from segue.recommend import batch as batch_module
+from segue.recommend import users_file
+from segue.recommend.batch import recommend_users, user_history
+from segue.recommend.recommender import Recommender
+
+DAY = 86_400_000_000
+NEW_YEAR = 1_767_225_600_000_000  # 2026-01-01 in microseconds
+ITEMS = list("abcdef")
+LOG = {"007": "abc", "7": "d", 'who "is", she': "ef", "☕": "cb"}  # users in the order of their bytes; an item a day
+KNOWN_TIME: dict[str, Any] = {"form": "iso", "description": "ISO 8601"}
+
+
+def data_folder(folder: Path, *, time: dict[str, Any] | None = None, items: list[str] = ITEMS) -> Data:
+    """A data folder as `prepare` writes it, with LOG in it."""
+    folder.mkdir()
+    events = [(items.index(item) + 1, NEW_YEAR + day * DAY) for each in LOG.values() for day, item in enumerate(each)]
+    time = KNOWN_TIME if time is None else time
+    np.save(folder / "offsets.npy", np.cumsum([0, *map(len, LOG.values())]))
+    np.save(folder / "items.npy", np.array([item for item, _ in events], dtype=np.int32))
+    np.save(folder / "times.npy", np.array([moment for _, moment in events]))
+    np.save(folder / "values.npy", np.array([np.nan, 2.5] * (len(events) // 2), dtype=np.float32))
+    pl.DataFrame({"id": items, "count": 1}).write_parquet(folder / "items.parquet")
+    pl.DataFrame({"id": list(LOG)}).write_parquet(folder / "users.parquet")
+    body = {"split": {"kind": "last"}, "kinds": [], "has_time": time["form"] not in ("row order", "order")}
+    settings = {"columns": {"user": "Customer No.", "item": "what", "time": "at"}, "time": time}
+    write_manifest(folder, "data", {**body, "settings": settings, "counts": {}})
+    return Data.open(folder)
+
+
+class Next(nn.Module):
+    """After item n come n + 1, n + 2, … round and round."""
+
+    length = 2
+
+    def query(self, batch: PackedBatch) -> Tensor:
+        return nn.functional.one_hot(batch.items[batch.last], len(ITEMS) + 1).float()
+
+    def item_vectors(self) -> Tensor:
+        numbers = torch.arange(len(ITEMS) + 1)
+        return -((numbers[:, None] - numbers[None, :] - 1) % len(ITEMS)).float()
+
+
+@pytest.fixture(name="recommender")
+def cyclic_recommender() -> Recommender:
+    model = Next()
+    table = pl.DataFrame({"id": ITEMS, "count": [1, 2, 3, 4, 5, 6], "title": [*map(str.upper, ITEMS[:5]), None]})
+    return Recommender(cast(SequenceModel, model), ExactIndex.build(model.item_vectors()), Vocabulary(table))
+
+
+@pytest.fixture(name="data")
+def dated_data(tmp_path: Path) -> Data:
+    return data_folder(tmp_path / "data")
+
+
+def answered(folder: Path) -> dict[str, list[str]]:
+    """user → items by rank."""
+    table = pl.read_parquet(folder / "*.parquet").sort("rank")
+    return {str(user): rows["item"].to_list() for (user,), rows in table.group_by("user", maintain_order=True)}
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_every_user_is_answered_from_their_history(recommender: Recommender, data: Data, tmp_path: Path) -> None:
+    users = written(tmp_path / "users.csv", 'user\n☕\n007\nnobody\n"who ""is"", she"\n7\n')
+    report = recommend_users(recommender, data, users, tmp_path / "out", k=3)
+    assert answered(tmp_path / "out") == {
+        "☕": ["d", "e", "f"],  # after b, without b and c
+        "007": ["d", "e", "f"],
+        "nobody": ["f", "e", "d"],  # the most frequent
+        'who "is", she': ["a", "b", "c"],
+        "7": ["e", "f", "a"],
+    }
+    table = pl.read_parquet(tmp_path / "out" / "part-00000.parquet")
+    assert table.columns == ["user", "rank", "item", "title", "score", "fallback"]
+    assert table.filter(pl.col("user") == "7").rows() == [
+        ("7", 1, "e", "E", 0.0, None),
+        ("7", 2, "f", None, -1.0, None),
+        ("7", 3, "a", "A", -2.0, None),
+    ]
+    assert table.filter(pl.col("user") == "nobody")["fallback"].to_list() == ["popularity"] * 3
+    assert (report.users, report.unknown_users, report.fallback, report.rows, report.files) == (5, 1, 1, 15, 1)
+
+
+def test_a_bare_list_of_numbers_needs_no_header(recommender: Recommender, data: Data, tmp_path: Path) -> None:
+    users = written(tmp_path / "users.txt", "7\n007\n8\n")
+    report = recommend_users(recommender, data, users, tmp_path / "out", k=1)
+    assert answered(tmp_path / "out") == {"7": ["e"], "007": ["d"], "8": ["f"]}
+    assert report.unknown_users == 1
+
+
+@pytest.mark.parametrize("moment", ["2026-01-02", "2026-01-02T00:00:00Z", "1767312000", "2026-01-02T01:00+01:00"])
+def test_only_events_before_the_moment_are_used(
+    recommender: Recommender, data: Data, tmp_path: Path, moment: str
+) -> None:
+    rows = "".join(f"{user},{moment}\n" for user in ("007", "7", "☕", "nobody"))
+    users = written(tmp_path / "users.csv", "Customer No.,at\n" + rows)
+    report = recommend_users(recommender, data, users, tmp_path / "out", k=2)
+    assert answered(tmp_path / "out") == {"007": ["b", "c"], "7": ["e", "f"], "☕": ["d", "e"], "nobody": ["f", "e"]}
+    assert (report.unknown_users, report.fallback) == (1, 1)
+    times = pl.read_parquet(tmp_path / "out" / "part-00000.parquet")["time"]
+    assert times.unique().to_list() == [datetime(2026, 1, 2, tzinfo=UTC)]
+
+
+def test_one_user_at_many_moments(recommender: Recommender, data: Data, tmp_path: Path) -> None:
+    users = tmp_path / "users.parquet"
+    days = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3, 4)]
+    pl.DataFrame({"user_id": ["007"] * 4, "time": days}).write_parquet(users)
+    report = recommend_users(recommender, data, users, tmp_path / "out", k=1)
+    table = pl.read_parquet(tmp_path / "out" / "*.parquet").sort("time")
+    assert table["item"].to_list() == ["f", "b", "c", "d"]  # on the first day nothing had happened yet
+    assert table["fallback"].to_list() == ["popularity", None, None, None]
+    assert (report.users, report.unknown_users, report.fallback) == (4, 0, 1)
+
+
+def test_options_reach_the_answers(recommender: Recommender, data: Data, tmp_path: Path) -> None:
+    users = written(tmp_path / "users.csv", "user\n7\nnobody\n")
+    recommend_users(
+        recommender, data, users, tmp_path / "out", k=9, keep_seen=True, exclude=["e"], only=["d", "e", "f", "zzz"]
+    )
+    assert answered(tmp_path / "out") == {"7": ["f", "d"], "nobody": ["f", "d"]}
+
+
+def test_answers_do_not_depend_on_the_chunks(
+    recommender: Recommender, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [*LOG, "nobody", *reversed(LOG)] * 7
+    users = tmp_path / "users.parquet"
+    pl.DataFrame({"user": names}).write_parquet(users)
+    whole = recommend_users(recommender, data, users, tmp_path / "whole", k=2)
+    monkeypatch.setattr(users_file, "CHUNK_ROWS", 5)
+    monkeypatch.setattr(batch_module, "MOST_EVENTS", 4)
+    monkeypatch.setattr(batch_module, "PART_ROWS", 11)
+    told: list[int] = []
+    parts = recommend_users(recommender, data, users, tmp_path / "parts", k=2, progress=told.append)
+    assert parts.files > whole.files == 1
+    assert (parts.users, parts.rows, parts.fallback) == (whole.users, whole.rows, whole.fallback) == (63, 126, 7)
+    one, other = (pl.read_parquet(tmp_path / name / "*.parquet") for name in ("whole", "parts"))
+    assert one.equals(other)
+    assert one["user"].to_list() == [name for name in names for _ in range(2)]
+    assert told == sorted(told)
+    assert told[-1] == 63
+
+
+def test_a_run_trained_on_other_items(recommender: Recommender, tmp_path: Path) -> None:
+    """Numbers differ between the data and the run: ids join them, and what the run does not know is skipped."""
+    data = data_folder(tmp_path / "data", items=["new", "f", "e", "d", "c", "b", "a"])
+    users = written(tmp_path / "users.csv", "user\n007\n7\n")
+    recommend_users(recommender, data, users, tmp_path / "out", k=2)
+    assert answered(tmp_path / "out") == {"007": ["d", "e"], "7": ["e", "f"]}
+
+
+def test_empty_answers_still_have_columns(recommender: Recommender, data: Data, tmp_path: Path) -> None:
+    users = written(tmp_path / "users.csv", "user\n7\n")
+    report = recommend_users(recommender, data, users, tmp_path / "out", only=["zzz"])
+    assert (report.users, report.rows, report.files) == (1, 0, 1)
+    assert pl.read_parquet(tmp_path / "out" / "*.parquet").schema["rank"] == pl.Int32
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is empty"),
+        ("user,time\n7,2026-01-01\n8,yesterday\n", "row 3: unreadable time"),
+        ("user,time\n7,2026-01-01\n,2026-01-01\n", "row 3: no user"),
+        ("user,time\n7,2026-01-01\n8\n", "row 3: expected 2 fields, got 1"),
+        ("colour,size\nred,5\nblue,6\n", "no column that looks like the user; call it 'user' in the header line"),
+        ("☕\n7\n", "no column that looks like the user"),  # no header: the first user would be lost
+        ("user,user_id\n7,8\n", "could all be the user"),
+        ("user,time\n7,3\n8,4\n", "but the times of .* are dates"),
+    ],
+)
+def test_bad_files_are_refused_and_nothing_is_left(
+    recommender: Recommender, data: Data, tmp_path: Path, text: str, sentence: str
+) -> None:
+    users = written(tmp_path / "users.csv", text)
+    with pytest.raises(InputError, match=sentence):
+        recommend_users(recommender, data, users, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "users.csv"]
+
+
+def test_moments_need_times(recommender: Recommender, tmp_path: Path) -> None:
+    data = data_folder(tmp_path / "data", time={"form": "row order", "description": "the row order"})
+    users = written(tmp_path / "users.csv", "user,time\n7,2026-01-01\n")
+    with pytest.raises(InputError, match="has none; leave the column out"):
+        recommend_users(recommender, data, users, tmp_path / "out")
+
+
+def test_moments_as_the_log_wrote_its_times(recommender: Recommender, tmp_path: Path) -> None:
+    time = {"form": "format", "format": "%d.%m.%Y %H:%M", "zone": "Europe/Berlin", "description": "…"}
+    data = data_folder(tmp_path / "data", time=time)
+    users = written(tmp_path / "users.csv", "user,time\n007,02.01.2026 01:30\n7,01.01.2026 01:00\n")
+    report = recommend_users(recommender, data, users, tmp_path / "out", k=1)
+    # 01:30 in Berlin is 00:30 UTC, after the second event; 01:00 is midnight UTC, not after the first
+    assert answered(tmp_path / "out") == {"007": ["c"], "7": ["f"]}
+    assert report.fallback == 1
+
+
+def test_a_folder_in_the_way(recommender: Recommender, data: Data, tmp_path: Path) -> None:
+    users = written(tmp_path / "users.csv", "user\n7\n")
+    with pytest.raises(FolderError, match="exists already"):
+        recommend_users(recommender, data, users, data.folder)
+    with pytest.raises(InputError, match="does not exist"):
+        recommend_users(recommender, data, tmp_path / "missing.csv", tmp_path / "out")
+
+
+def test_history_of_one_user(data: Data, recommender: Recommender) -> None:
+    history = user_history(data, "007")
+    assert [entry.item for entry in history] == ["a", "b", "c"]
+    assert history[0].time == datetime(2026, 1, 1, tzinfo=UTC)
+    assert [entry.value for entry in history] == [None, 2.5, None]
+    assert recommender.recommend(history, k=1).ids == ["d"]
+    with pytest.raises(InputError, match="The user '0007' is not among the 4 users"):
+        user_history(data, "0007")
