@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine
 from planted_logs import cycle_log
 
 QUICK = """
@@ -77,3 +78,9 @@ def segue_command() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture
+def line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
+    """The command line in this process, with `tmp_path` as the folder one stands in."""
+    return CommandLine(capsys, monkeypatch, tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -33,22 +33,28 @@ K = Annotated[int, typer.Option("-k", help="How many items.")]
 
 def main() -> NoReturn:
     """Run the command line; what segue refuses is said in a sentence, without a traceback."""
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]  # as logs are read
     try:
+        _refuse_other_encodings(sys.argv[1:])
         app()
     except SegueError as error:
         complain(str(error))
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader, such as `head`, has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     sys.exit(0)
+
+
+def _refuse_other_encodings(arguments: list[str]) -> None:
+    """Ids and names are UTF-8 everywhere; Python carries other bytes along as surrogates, which nothing can write."""
+    for argument in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise InputError(f"The argument {argument!r} is not UTF-8; write ids in UTF-8, and rename such a file.")
 
 
 def answer(body: Any) -> None:
     """The JSON object of `--json`."""
-    sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
+    say(msgspec.json.encode(body).decode())
 
 
 @app.callback(invoke_without_command=True)
@@ -356,10 +362,10 @@ def recommend(
 def read_row(text: str) -> list[Any]:
     """Entries from one CSV row, or from @FILE: CSV rows, or a JSON list (whose entries may carry times)."""
     if not text.startswith("@"):
-        return next(csv.reader([text]), [])
+        return _cells(text, "The list of ids")
     path = Path(text[1:])
     try:
-        content = path.read_text(encoding="utf-8-sig")
+        content = path.read_bytes().decode("utf-8-sig")  # not read_text: an id may hold any kind of line end
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as UTF-8 text: {error}.") from error
     if content.lstrip().startswith("["):
@@ -367,7 +373,15 @@ def read_row(text: str) -> list[Any]:
             return msgspec.json.decode(content, type=list[Any])
         except msgspec.MsgspecError as error:
             raise InputError(f"{path} looks like JSON but is no list of entries: {error}.") from error
-    return [entry for row in csv.reader(content.splitlines()) for entry in row]
+    return _cells(content, str(path))
+
+
+def _cells(text: str, name: str) -> list[str]:
+    """Every cell of every row."""
+    try:
+        return [cell for row in csv.reader(io.StringIO(text, newline="")) for cell in row]
+    except csv.Error as error:
+        raise InputError(f"{name} cannot be read as CSV: {error}.") from error
 
 
 def _show(result: Any) -> None:
@@ -407,13 +421,13 @@ def serve(
     """Answer over HTTP."""
     from segue.serve import serve as serve_run
 
-    url = f"http://{host}:{port}"
-    if json:
-        answer({"url": url, "documentation": f"{url}/schema"})
-        sys.stdout.flush()
-    else:
-        say(f"Serving {run} at {url} — documentation at {url}/schema — stop with Ctrl-C.")
-    serve_run(run, host=host, port=port)
+    def started(url: str) -> None:
+        if json:
+            answer({"url": url, "documentation": f"{url}/schema"})
+        else:
+            say(f"Serving {run} at {url} — documentation at {url}/schema — stop with Ctrl-C.")
+
+    serve_run(run, host=host, port=port, started=started)
 
 
 if __name__ == "__main__":

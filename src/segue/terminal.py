@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from types import TracebackType
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from segue.errors import SegueError
 
 if TYPE_CHECKING:
     from segue.train.loop import Step
@@ -18,7 +21,14 @@ SECONDS_BETWEEN_LINES = 10.0
 
 def say(text: str) -> None:
     """A line on standard output, as it is: ids may hold what a markup language would swallow."""
-    sys.stdout.write(text + "\n")
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again at exit
+        if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has left
+            sys.exit(0)
+        raise SegueError(f"Standard output cannot be written: {error.strerror or error}. Send it elsewhere.") from error
 
 
 def complain(text: str) -> None:

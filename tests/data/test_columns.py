@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import polars as pl
 import pytest
 
-import polars as pl
 from segue.data.arrow_input import TableInput
 from segue.data.columns import Columns, find_columns
 from segue.data.settings import PrepareSettings
@@ -85,14 +85,16 @@ def test_dates_are_found_by_content() -> None:
 
 
 def test_ambiguity_lists_the_columns_and_the_option() -> None:
-    with pytest.raises(InputError, match="the item could be 'sku' or 'product_id'; name it with --item.*'sku', 'product_id'"):
+    with pytest.raises(
+        InputError, match=r"the item could be 'sku' or 'product_id'; name it with --item.*'sku', 'product_id'"
+    ):
         found(with_names("user", "sku", "product_id"))
     with pytest.raises(InputError, match="could be 'begun' or 'ended'; name it with --time"):
         found(with_names("user", "item", "begun", "ended"))
 
 
 def test_nothing_that_fits_lists_the_columns_and_the_option() -> None:
-    with pytest.raises(InputError, match="no column that looks like the user; name it with --user.*'a', 'item'"):
+    with pytest.raises(InputError, match=r"no column that looks like the user; name it with --user.*'a', 'item'"):
         found(with_names("a", "item"))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ def read(path: Path, *names: str) -> tuple[list[tuple[Any, ...]], list[Malformed
     return rows, [bad for block in blocks for bad in block.malformed]
 
 
-def numbered(rows: list[tuple[str, ...]], first: int = 2) -> list[tuple[Any, ...]]:
-    return [(number, *row) for number, row in enumerate(rows, start=first)]
+def numbered(rows: Sequence[tuple[str, ...]]) -> list[tuple[Any, ...]]:
+    """Rows with the numbers they have under a header."""
+    return [(number, *row) for number, row in enumerate(rows, start=2)]
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";", "|", "^", "\x01"])
@@ -196,7 +198,7 @@ def test_what_cannot_be_read_at_all(tmp_path: Path, content: bytes, sentence: st
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing.csv does not exist"):
+    with pytest.raises(InputError, match=r"nothing\.csv does not exist"):
         open_file(tmp_path / "nothing.csv", named=set())
     with pytest.raises(InputError, match=r"is a folder; give the files in it, such as .*/\*"):
         open_file(tmp_path, named=set())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -17,18 +18,18 @@ from segue.data.times import TimeRule, decide, forced_rule, mixture, moment, rea
 from segue.errors import SettingsError
 
 MICRO = 1_000_000
-ENGINES = {"polars": lambda values: pl.DataFrame({"time": values}), "arrow": lambda values: pa.table({"time": values})}
+ENGINES: dict[str, Callable[..., Any]] = {"polars": pl.DataFrame, "arrow": pa.table}
 
 
 def counted(values: list[Any], engine: str = "polars") -> dict[str, int]:
-    row = votes(nw.from_native(ENGINES[engine](values)).lazy()).collect()
+    row = votes(nw.from_native(ENGINES[engine]({"time": values})).lazy()).collect()
     return {name: int(row[name][0]) for name in row.columns}
 
 
 def read(values: list[Any], rule: TimeRule | None = None, *, engine: str = "polars") -> list[Any]:
     """Microseconds, or the reason, of each value; by the rule the column itself decides when none is given."""
     rule = rule or decide(counted(values, engine), zone=None)
-    frame = read_times(nw.from_native(ENGINES[engine](values)).lazy(), rule).collect()
+    frame = read_times(nw.from_native(ENGINES[engine]({"time": values})).lazy(), rule).collect()
     pairs = list(zip(frame["microseconds"].to_list(), frame["time_reason"].to_list(), strict=True))
     assert all((micro is None) == (reason is not None) for micro, reason in pairs)
     return [reason if micro is None else micro for micro, reason in pairs]
@@ -68,15 +69,19 @@ def test_iso_times(text: str | None, micro: int | str, engine: str) -> None:
     assert read([text, "2024-01-01"], iso, engine=engine)[0] == micro
 
 
-SPAN = st.datetimes(datetime.datetime(1970, 1, 2), datetime.datetime(2049, 12, 1))
+def wall_clock(year: int) -> datetime.datetime:
+    return datetime.datetime(year, 1, 2)  # noqa: DTZ001, a log's times without an offset have no zone
+
+
+SPAN = st.datetimes(wall_clock(1970), wall_clock(2049))
 
 
 def since_1970(when: datetime.datetime) -> int:
-    return (when - datetime.datetime(1970, 1, 1)) // datetime.timedelta(microseconds=1)
+    return (when - datetime.datetime.fromisoformat("1970-01-01")) // datetime.timedelta(microseconds=1)
 
 
 @given(
-    st.lists(st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(2200, 1, 1)), min_size=1),
+    st.lists(st.datetimes(wall_clock(1900), wall_clock(2200)), min_size=1),
     st.sampled_from("T "),
 )
 @settings(max_examples=30)

@@ -25,7 +25,7 @@ G1_MIXED = [
 
 
 def attention_of(width: int, heads: int, *, output: bool = True, seed: int = 0) -> CausalAttention:
-    attention = CausalAttention(width, heads, output=output, bias=True).double()
+    attention = CausalAttention(width, heads, output=output).double()
     with torch.no_grad():
         for index, parameter in enumerate(attention.parameters()):
             parameter.copy_(normal(*parameter.shape, seed=seed + index))
@@ -34,7 +34,7 @@ def attention_of(width: int, heads: int, *, output: bool = True, seed: int = 0) 
 
 def plain_attention(width: int) -> CausalAttention:
     """Queries, keys and values are the stream itself."""
-    attention = CausalAttention(width, 1, output=False, bias=True).double()
+    attention = CausalAttention(width, 1, output=False).double()
     with torch.no_grad():
         attention.query.weight.copy_(torch.eye(width))
         attention.key_value.weight.copy_(torch.cat((torch.eye(width), torch.eye(width))))
@@ -154,7 +154,7 @@ def test_one_stream_or_two_equal_ones() -> None:
 
 def test_without_an_output_projection_there_are_no_weights_for_it() -> None:
     assert len(list(CausalAttention(4, 2, output=False, bias=False).parameters())) == 2
-    assert len(list(CausalAttention(4, 2, output=True, bias=True).parameters())) == 6
+    assert len(list(CausalAttention(4, 2, output=True).parameters())) == 6
 
 
 @pytest.mark.parametrize("batch", [batch_of(2, 1, 3), batch_of(2, 2)], ids=["ragged", "rectangular"])
@@ -169,7 +169,7 @@ def test_gradients(batch: PackedBatch) -> None:
 
 def test_width_is_shared_evenly_by_the_heads() -> None:
     with pytest.raises(AssertionError):
-        CausalAttention(5, 2, output=True, bias=True)
+        CausalAttention(5, 2, output=True)
 
 
 def test_padding_of_the_weights_packs_away() -> None:

@@ -73,10 +73,10 @@ def test_gradients_by_hand() -> None:
     """Each gradient goes back to the place its number came from; padding gets none and gives none."""
     batch = batch_of(2, 1, 3)
     packed = torch.zeros(6, 1, requires_grad=True)
-    (pad(packed, batch)[:, :, 0] * torch.arange(9.0).view(3, 3)).sum().backward()
+    torch.autograd.backward((pad(packed, batch)[:, :, 0] * torch.arange(9.0).view(3, 3)).sum())
     assert packed.grad is not None and packed.grad[:, 0].tolist() == [0, 1, 3, 6, 7, 8]
     padded = torch.zeros(3, 3, 1, requires_grad=True)
-    (pack(padded, batch)[:, 0] * torch.arange(1.0, 7.0)).sum().backward()
+    torch.autograd.backward((pack(padded, batch)[:, 0] * torch.arange(1.0, 7.0)).sum())
     assert padded.grad is not None and padded.grad[:, :, 0].tolist() == [[1, 2, 0], [3, 0, 0], [4, 5, 6]]
 
 
@@ -91,8 +91,8 @@ def test_equally_long_users_take_a_shortcut_to_the_same_numbers(users: int, leng
     assert torch.equal(from_shortcut, from_general[:users])
     assert torch.equal(pack(from_shortcut, rectangle), pack(from_general, general)[:-1])
     weight = normal(users, length, 2, seed=1)
-    (from_shortcut * weight).sum().backward()
-    (from_general[:users] * weight).sum().backward()
+    torch.autograd.backward((from_shortcut * weight).sum())
+    torch.autograd.backward((from_general[:users] * weight).sum())
     assert short.grad is not None and long.grad is not None
     assert torch.equal(short.grad, long.grad[:-1])
 

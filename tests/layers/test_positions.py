@@ -33,7 +33,7 @@ def test_the_newest_event_has_the_same_place_however_long_the_history() -> None:
 @pytest.mark.parametrize(("counted_from", "times"), [("oldest", [2, 2, 1, 0]), ("newest", [2, 2, 1, 0])])
 def test_gradient_reaches_the_rows_in_use(counted_from: CountedFrom, times: list[int]) -> None:
     positions = positions_of(4, counted_from)
-    positions(torch.zeros(5, 2), batch_of(3, 2)).sum().backward()
+    torch.autograd.backward(positions(torch.zeros(5, 2), batch_of(3, 2)).sum())
     assert positions.table.grad is not None
     assert positions.table.grad.tolist() == [[time, time] for time in times]
 

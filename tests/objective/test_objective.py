@@ -42,7 +42,9 @@ def case(*, tied: bool = True) -> tuple[SequenceModel, Tensor, Examples]:
     return model, model.encode(tensors(examples.inputs)), examples
 
 
-def loss_of(settings: ObjectiveSettings, examples: Examples | None = None, *, tied: bool = True, seed: int = 0) -> Tensor:
+def loss_of(
+    settings: ObjectiveSettings, examples: Examples | None = None, *, tied: bool = True, seed: int = 0
+) -> Tensor:
     model, hidden, all_of_them = case(tied=tied)
     generator = torch.Generator().manual_seed(seed)
     return Objective(settings, COUNTS).loss(model, hidden, examples or all_of_them, generator)
@@ -110,7 +112,7 @@ def test_a_batch_of_other_negatives_each_time() -> None:
 @pytest.mark.parametrize("chosen", [settings_of(), sampled("uniform"), sampled("popularity")])
 def test_nothing_reaches_the_padding_row(chosen: ObjectiveSettings) -> None:
     model, hidden, examples = case(tied=False)
-    Objective(chosen, COUNTS).loss(model, hidden, examples, torch.Generator()).backward()
+    torch.autograd.backward(Objective(chosen, COUNTS).loss(model, hidden, examples, torch.Generator()))
     for table in (model.items.into, model.items.out):
         assert table is not None and table.grad is not None
         assert (table.grad[0] == 0).all() and (table.grad != 0).any()

@@ -22,9 +22,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_scores_and_loss_of_g6() -> None:
-    positive, negatives = shared_scores(
-        QUERY, ANSWER, DRAWN, torch.tensor([3]), torch.tensor([7, 3, 9, 5]), log_q=None
-    )
+    positive, negatives = shared_scores(QUERY, ANSWER, DRAWN, torch.tensor([3]), torch.tensor([7, 3, 9, 5]), log_q=None)
     assert positive.tolist() == pytest.approx([16])
     assert negatives[0, [0, 2, 3]].tolist() == pytest.approx([12, 0, 5.6], abs=1e-12)
     assert sampled_softmax(positive, negatives).item() == pytest.approx(0.018180, abs=1e-6)
@@ -45,7 +43,7 @@ def test_gradients_of_g6() -> None:
     """With respect to the cosines, so divided by τ; the collision's is exactly zero."""
     positive = torch.tensor([16.0], dtype=torch.float64, requires_grad=True)
     negatives = torch.tensor([[12.0, -math.inf, 0, 5.6]], dtype=torch.float64, requires_grad=True)
-    sampled_softmax(positive, negatives).backward()
+    torch.autograd.backward(sampled_softmax(positive, negatives))
     assert positive.grad is not None and negatives.grad is not None
     assert positive.grad.tolist() == pytest.approx([-0.360313 * 0.05], abs=1e-7)
     assert (negatives.grad[0] / 0.05).tolist() == pytest.approx([0.359713, 0, 0.000002, 0.000598], abs=1e-6)
@@ -56,7 +54,7 @@ def test_a_collision_draws_no_gradient_into_its_vector() -> None:
     """As a negative; as the answer it has its own."""
     drawn = DRAWN.clone().requires_grad_()
     scores = shared_scores(QUERY, ANSWER, drawn, torch.tensor([3]), torch.tensor([7, 3, 9, 5]), log_q=None)
-    sampled_softmax(*scores).backward()
+    torch.autograd.backward(sampled_softmax(*scores))
     assert drawn.grad is not None
     assert (drawn.grad[1] == 0).all() and (drawn.grad[0] != 0).all()
 
@@ -91,10 +89,10 @@ def test_every_item_once_is_the_full_softmax() -> None:
     theirs = [hidden.clone().requires_grad_(), matrix.clone().requires_grad_()]
     order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
     scores = shared_scores(ours[0], ours[1][targets], ours[1][order], targets, order, log_q=None)
-    found, expected = sampled_softmax(*scores), full_softmax(*theirs, targets)
+    found, expected = sampled_softmax(*scores), full_softmax(theirs[0], theirs[1], targets)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    found.backward()
-    expected.backward()
+    torch.autograd.backward(found)
+    torch.autograd.backward(expected)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-12)
 
@@ -125,7 +123,7 @@ def test_where_every_negative_collides_the_loss_is_nothing(dtype: torch.dtype) -
     scores = shared_scores(hidden, answers, drawn, torch.tensor([5]), torch.tensor([5, 5, 5, 5]), log_q=None)
     loss = sampled_softmax(*scores)
     assert loss.item() == 0
-    loss.backward()
+    torch.autograd.backward(loss)
     for part in (hidden, answers, drawn):
         assert part.grad is not None and (part.grad == 0).all()
 
@@ -140,10 +138,10 @@ def test_equal_logits_cost_the_log_of_their_number() -> None:
     [(1e4, -1e4, 0), (-1e4, 1e4, 2e4), (1e4, 1e4, math.log(2)), (-1e4, -1e4, math.log(2))],
 )
 def test_extreme_scores(positive: float, negative: float, loss: float, dtype: torch.dtype) -> None:
-    scores = torch.tensor([positive], dtype=dtype).requires_grad_(), torch.tensor([[negative]], dtype=dtype).requires_grad_()
-    found = sampled_softmax(*scores)
+    scores = torch.tensor([positive], dtype=dtype), torch.tensor([[negative]], dtype=dtype)
+    found = sampled_softmax(scores[0].requires_grad_(), scores[1].requires_grad_())
     assert found.item() == pytest.approx(loss, rel=1e-6, abs=1e-5)
-    found.backward()
+    torch.autograd.backward(found)
     assert scores[0].grad is not None and scores[1].grad is not None
     assert scores[0].grad.item() == pytest.approx(math.exp(-min(loss, 700)) - 1, abs=1e-5)
     assert scores[1].grad.item() == pytest.approx(1 - math.exp(-min(loss, 700)), abs=1e-5)

@@ -135,7 +135,7 @@ def test_seen_items_of_the_whole_history_are_removed_or_kept() -> None:
 
 
 def test_seen_filter_on_repeats_only_data() -> None:
-    """A model that scores the history highest: recall 0 with the filter, 1 without (ALGORITHMS: V15)."""
+    """A model that scores the history highest: recall 0 with the filter, 1 without."""
 
     class Repeater(Cycle):
         def item_vectors(self) -> Tensor:

@@ -41,15 +41,11 @@ def sequences_of(*users: Sequence[int]) -> Sequences:
 def cycle(users: int = 60, *, seed: int = 0) -> Sequences:
     """Each user starts anywhere and goes on round the cycle, for five to fourteen events."""
     rng = np.random.default_rng(seed)
-    starts, lengths = rng.integers(0, N_ITEMS, users), rng.integers(5, 15, users)
-    return sequences_of(
-        *([(start + place) % N_ITEMS + 1 for place in range(length)] for start, length in zip(starts, lengths, strict=True))
-    )
+    drawn = zip(rng.integers(0, N_ITEMS, users), rng.integers(5, 15, users), strict=True)
+    return sequences_of(*([(start + place) % N_ITEMS + 1 for place in range(length)] for start, length in drawn))
 
 
-def recipe_of(
-    *, model: dict[str, Any] | None = None, objective: dict[str, Any] | None = None, **train: Any
-) -> Recipe:
+def recipe_of(*, model: dict[str, Any] | None = None, objective: dict[str, Any] | None = None, **train: Any) -> Recipe:
     """Small, with dropout on so that every source of randomness is used; one thread, so that bits repeat."""
     shape = {"width": 8, "depth": 1, "length": 8, "dropout": 0.1, "feed_forward": 1, **(model or {})}
     steps = {"epochs": 3, "tokens": 150, "learning_rate": 1e-2, "warmup": 5, "threads": 1, "device": "cpu", **train}

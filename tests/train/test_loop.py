@@ -19,7 +19,7 @@ from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.task import Examples
 from segue.train.loop import Step, training_windows
-from segue.train.run import CHOOSING, device_of, finished, threads, train_everything
+from segue.train.run import CHOOSING, Recipe, device_of, finished, threads, train_everything
 from segue.train.settings import TrainSettings
 from segue.train.state import Progress
 
@@ -39,7 +39,8 @@ class Script:
 @pytest.mark.parametrize("builder", sorted(BUILDERS))
 def test_the_planted_cycle_is_learned(builder: str, tmp_path: Path) -> None:
     log = Log.of(cycle(150))
-    recipe = recipe_of(model={"builder": builder, "width": 16}, epochs=14, tokens=200, averaging=0.9, learning_rate=2e-2)
+    shape = {"builder": builder, "width": 16}
+    recipe = recipe_of(model=shape, epochs=14, tokens=200, averaging=0.9, learning_rate=2e-2)
     model, _ = log.chosen(recipe, tmp_path)
     ranks = Ruler(sequences=log.sequences, counts=log.counts, seen="kept").ranks(
         ModelScorer(model), log.split.cases("test")
@@ -80,7 +81,7 @@ def test_without_a_judge_every_epoch_is_used_and_the_last_kept(tmp_path: Path) -
 
 
 def test_averaging_of_nothing_keeps_the_last_weights(tmp_path: Path) -> None:
-    """The judge is shown what the last step made, and that is what is kept; judged or averaged, the steps are the same."""
+    """The judge is shown what the last step made, and that is what is kept. Averaging changes no step."""
     log, seen = Log.of(cycle()), []
 
     class Watched(Objective):
@@ -160,7 +161,8 @@ def test_the_step_size_does_not_depend_on_the_number_of_epochs(tmp_path: Path) -
 @pytest.mark.parametrize("objective", [{}, POPULARITY], ids=["softmax", "sampled-softmax"])
 def test_the_seed_decides_everything(objective: dict[str, Any], tmp_path: Path) -> None:
     log = Log.of(cycle(20))
-    runs = [log.chosen(recipe_of(objective=objective, seed=seed), tmp_path / f"{n}") for n, seed in enumerate((3, 3, 4))]
+    recipes = [recipe_of(objective=objective, seed=seed) for seed in (3, 3, 4)]
+    runs = [log.chosen(recipe, tmp_path / f"{run}") for run, recipe in enumerate(recipes)]
     weights, histories = [weights_of(model) for model, _ in runs], [progress.history for _, progress in runs]
     assert same_weights(weights[0], weights[1]) and histories[0] == histories[1]
     assert not same_weights(weights[0], weights[2]) and histories[0] != histories[2]
@@ -172,11 +174,11 @@ def test_global_random_states_are_left_alone_and_have_no_say(tmp_path: Path) -> 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
-            before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+            np.random.seed(seed)
+            before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
             model, _ = log.chosen(recipe_of(objective=POPULARITY), tmp_path / f"{run}")
             assert torch.equal(torch.get_rng_state(), before[0])
-            assert random.getstate() == before[1] and repr(np.random.get_state()) == before[2]  # noqa: NPY002
+            assert random.getstate() == before[1] and repr(np.random.get_state()) == before[2]
             found.append(weights_of(model))
     assert same_weights(*found)
 
@@ -260,18 +262,17 @@ def test_no_state_is_kept_before_the_first_epoch_is_done(tmp_path: Path) -> None
 @pytest.mark.parametrize("judged", [True, False], ids=["judged", "every event"])
 def test_a_model_that_diverges_in_the_last_step_of_an_epoch_is_not_kept(judged: bool, tmp_path: Path) -> None:
     """One step an epoch, and far too large: what it makes is first met by the next epoch's loss."""
-    log, recipe = Log.of(cycle()), recipe_of(epochs=4, tokens=10_000, learning_rate=1e38, warmup=0)
-    with pytest.raises(TrainingError, match=r"train\.learning_rate"):
+    log = Log.of(cycle())
+
+    def train(recipe: Recipe) -> SequenceModel:
         if judged:
-            log.chosen(recipe, tmp_path)
-        else:
-            train_everything(recipe, log.sequences, N_ITEMS, epochs=4, folder=tmp_path, progress=None)
-    lower = recipe_of(epochs=4, tokens=10_000)
-    if judged:
-        model, _ = log.chosen(lower, tmp_path)
-    else:
-        model, _ = train_everything(lower, log.sequences, N_ITEMS, epochs=4, folder=tmp_path, progress=None)
-    assert all(torch.isfinite(weight).all() for weight in model.state_dict().values())
+            return log.chosen(recipe, tmp_path)[0]
+        return train_everything(recipe, log.sequences, N_ITEMS, epochs=4, folder=tmp_path, progress=None)[0]
+
+    with pytest.raises(TrainingError, match=r"train\.learning_rate"):
+        train(recipe_of(epochs=4, tokens=10_000, learning_rate=1e38, warmup=0))
+    taken_up = train(recipe_of(epochs=4, tokens=10_000))
+    assert all(torch.isfinite(weight).all() for weight in taken_up.state_dict().values())
 
 
 def test_every_event_is_learned_from_in_the_end(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ def stop_at(epoch: int, *, at_its_end: bool) -> Callable[[Step], None]:
     """Stop in the middle of an epoch, or when it is done and saved."""
 
     def progress(step: Step) -> None:
-        if step.epoch == epoch and (step.scores is not None) == at_its_end and (at_its_end or step.done * 2 > step.total):
+        ended = step.scores is not None
+        if step.epoch == epoch and ended == at_its_end and step.done * 2 > step.total:
             raise Stopped
 
     return progress

@@ -108,18 +108,36 @@ class Ruler:
 
     def _answers(self, scorer: Scorer, cases: Cases, tokens: int) -> Iterator[tuple[np.ndarray, Tensor, np.ndarray]]:
         """(case indexes, their scores with -inf for what is no candidate, their targets) until all are done."""
-        empty = cases.targets == cases.starts
-        popularity = torch.from_numpy(self.counts).float()
-        for group in (np.flatnonzero(empty), np.flatnonzero(~empty)):
-            some = Cases(users=cases.users[group], starts=cases.starts[group], targets=cases.targets[group])
-            most_rows = max(1, MOST_SCORES // len(self.counts))
-            for chosen, batch in case_batches(self.sequences, some, tokens=tokens, most_rows=most_rows):
-                histories = batch if self.target_time else replace(batch, asked=None)
-                scores = scorer.scores(histories) if batch.lengths[0] else popularity.expand(len(chosen), -1)
-                assert scores.shape == (len(chosen), len(self.counts)), f"scores of shape {tuple(scores.shape)}"
-                seen = Exclusions.of_histories(batch) if self.seen == "excluded" else None
-                targets = self.sequences.items[some.targets[chosen]].astype(np.int64)
-                yield group[chosen], candidates(scores, seen, known=self.counts > 0), targets
+        most_rows = max(1, MOST_SCORES // len(self.counts))
+        for chosen, batch in case_batches(self.sequences, cases, tokens=tokens, most_rows=most_rows):
+            scores = self._scores(scorer, batch if self.target_time else replace(batch, asked=None))
+            seen = Exclusions.of_histories(batch) if self.seen == "excluded" else None
+            targets = self.sequences.items[cases.targets[chosen]].astype(np.int64)
+            yield chosen, candidates(scores, seen, known=self.counts > 0), targets
+
+    def _scores(self, scorer: Scorer, histories: Batch) -> Tensor:
+        """As the service answers: items never trained on are left out of histories, and what is then empty gets
+        popularity."""
+        known = self.counts[histories.items] > 0
+        owner = np.repeat(np.arange(len(histories.lengths)), histories.lengths)
+        lengths = np.bincount(owner[known], minlength=len(histories.lengths))
+        some = lengths > 0
+        if not known.all() or not some.all():
+            histories = Batch(
+                items=histories.items[known],
+                times=histories.times[known],
+                lengths=lengths[some],
+                asked=None if histories.asked is None else histories.asked[some],
+                kinds=None if histories.kinds is None else histories.kinds[known],
+                values=None if histories.values is None else histories.values[known],
+            )
+        scores = scorer.scores(histories) if some.any() else torch.empty(0, len(self.counts))
+        assert scores.shape == (some.sum(), len(self.counts)), f"scores of shape {tuple(scores.shape)}"
+        if some.all():
+            return scores
+        result = torch.from_numpy(self.counts).float().repeat(len(some), 1)
+        result[torch.from_numpy(some)] = scores.cpu()
+        return result
 
 
 def best(left: Tensor, k: int) -> np.ndarray:

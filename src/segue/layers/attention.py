@@ -18,17 +18,16 @@ from segue.layers.packed import PackedBatch, pack, pad
 class CausalAttention(nn.Module):
     """Queries from one stream, keys and values from another (often the same), in `heads` heads.
 
-    `output` is the projection after the heads are joined; the original SASRec has none. In `joint` mode, for one
-    stream, the three projections are one matrix product.
+    `output` says whether a projection follows after the heads are joined; the original SASRec has none.
     """
 
-    def __init__(self, width: int, heads: int, *, output: bool, bias: bool) -> None:
+    def __init__(self, width: int, heads: int, *, output: bool) -> None:
         super().__init__()
         assert width % heads == 0
         self.heads = heads
-        self.query = nn.Linear(width, width, bias=bias)
-        self.key_value = nn.Linear(width, 2 * width, bias=bias)
-        self.output = nn.Linear(width, width, bias=bias) if output else nn.Identity()
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.output = nn.Linear(width, width) if output else nn.Identity()
 
     def forward(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         q, k, v = self._heads(queries, keys, batch)
@@ -45,7 +44,7 @@ class CausalAttention(nn.Module):
     def _heads(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
         if queries is keys:  # one stream: one product and one padding instead of two
             weight = torch.cat((self.query.weight, self.key_value.weight))
-            bias = None if self.query.bias is None else torch.cat((self.query.bias, self.key_value.bias))
+            bias = torch.cat((self.query.bias, self.key_value.bias))
             joined = functional.linear(queries, weight, bias)  # [T, 3D]
         else:
             joined = torch.cat((self.query(queries), self.key_value(keys)), dim=-1)

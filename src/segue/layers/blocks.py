@@ -77,7 +77,7 @@ class SASRecBlock(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.norm_query = nn.LayerNorm(width, eps=1e-8)
-        self.attention = CausalAttention(width, heads, output=False, bias=True)
+        self.attention = CausalAttention(width, heads, output=False)
         self.norm_forward = nn.LayerNorm(width, eps=1e-8)
         self.feed_forward = FeedForward(width, hidden, dropout)
         self.drop = Dropout(dropout)
@@ -114,7 +114,7 @@ class GatedBlock(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(width, eps=1e-5)
-        self.attention = CausalAttention(width, heads, output=True, bias=True)
+        self.attention = CausalAttention(width, heads, output=True)
         self.gate_attention = nn.Linear(width, width)
         self.norm_forward = nn.LayerNorm(width, eps=1e-5)
         self.feed_forward = SwiGLU(width, hidden, dropout)

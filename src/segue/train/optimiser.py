@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +31,7 @@ def set_step_size(adamw: torch.optim.AdamW, settings: TrainSettings, step: int) 
 
 
 @torch.no_grad()
-def average_into(average: list[Tensor], weights: list[Tensor], settings: TrainSettings, step: int) -> None:
+def average_into(average: Sequence[Tensor], weights: Sequence[Tensor], settings: TrainSettings, step: int) -> None:
     """Move the average towards the weights. Its memory grows with the steps, so that the first weights fade soon."""
     memory = min(settings.averaging, (1 + step) / (10 + step))
     torch._foreach_lerp_(average, weights, 1 - memory)

@@ -38,7 +38,7 @@ def model_of(builder: str, *, seed: int = 0, **changed: Any) -> SequenceModel:
     model, generator = new_model(builder, seed=seed, **changed), torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
     model.items.clear_padding()
     return model.eval()
 
@@ -64,7 +64,7 @@ def random_users(lengths: Sequence[int], seed: int = 0, n_items: int = N_ITEMS) 
 
 def states_of(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[Tensor]:
     """Each user's states, encoded together."""
-    return list(model.encode(packed_of(*users)).split([len(user) for user in users]))
+    return list(torch.split(model.encode(packed_of(*users)), [len(user) for user in users]))
 
 
 def assert_close(found: Tensor, expected: Tensor, atol: float) -> None:

@@ -1,0 +1,89 @@
+"""The command line from the outside: what was said on each stream, the exit code, and what every refusal owes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import segue.cli
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command left behind in a terminal."""
+
+    code: int
+    out: str
+    err: str
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every file and folder under one, hidden ones too, with its bytes."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        for path in folder.rglob("*")
+    }
+
+
+def assert_refused(said: Said, *words: str, code: int = 1) -> None:
+    """A sentence or two with these words, nothing on standard output, no traceback."""
+    assert "Traceback" not in said.err, said.err
+    assert said.code == code, said
+    assert said.out == ""
+    if code == 1:
+        assert 1 <= len(said.err.splitlines()) <= 2, said.err
+        assert said.err.rstrip().endswith("."), said.err
+    missing = [word for word in words if word not in " ".join(said.err.split())]
+    assert not missing, f"{missing} not in: {said.err}"
+
+
+def object_of(said: Said) -> dict[str, Any]:
+    """The one JSON object on standard output."""
+    assert said.code == 0, said
+    assert said.out.endswith("}\n")
+    assert said.out.count("\n") == 1
+    body = json.loads(said.out)
+    assert isinstance(body, dict)
+    return body
+
+
+class CommandLine:
+    """Runs `segue` in this process, through the very function that the installed command calls."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+        self.folder = folder
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("COLUMNS", "200")  # usage errors come in a box, which should not break their sentences
+
+    def __call__(self, *arguments: object) -> Said:
+        self._monkeypatch.setattr("sys.argv", ["segue", *map(str, arguments)])
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            segue.cli.main()
+        out, err = self._capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return Said(left.value.code, out, err)
+
+    def does(self, *arguments: object) -> str:
+        """What a command that must succeed prints."""
+        said = self(*arguments)
+        assert said.code == 0, said
+        return said.out
+
+    def answers(self, *arguments: object) -> dict[str, Any]:
+        """The object that a command prints with --json."""
+        return object_of(self(*arguments, "--json"))
+
+    def refuses(self, *arguments: object, says: tuple[str, ...], code: int = 1) -> str:
+        """The command is refused with these words and leaves every file and folder as it was."""
+        before = tree(self.folder)
+        said = self(*arguments)
+        assert_refused(said, *says, code=code)
+        assert tree(self.folder) == before
+        return said.err

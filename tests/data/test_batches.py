@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segue.data import Batch, Sequences
+from segue.data.batch import POOL_BATCHES, case_batches, cut_by_budget, epoch_batches, gather, newest, ragged_rows
+from segue.data.split import split_last
+
+
+def sequences(lengths: list[int]) -> Sequences:
+    """User u's events are items u * 1000 + 1, 2, …, a second apart, with kinds and values."""
+    items = [user * 1000 + place for user, length in enumerate(lengths) for place in range(1, length + 1)]
+    return Sequences(
+        offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        items=np.array(items, dtype=np.int32),
+        times=np.array(items, dtype=np.int64) * 1_000_000 + 999_999,
+        kinds=(np.array(items) % 7).astype(np.uint16),
+        values=np.array(items, dtype=np.float32) / 2,
+    )
+
+
+def users_of(batch: Batch) -> list[list[int]]:
+    ends = np.cumsum(batch.lengths)
+    return [batch.items[end - length : end].tolist() for end, length in zip(ends, batch.lengths, strict=True)]
+
+
+def test_ragged_rows() -> None:
+    assert ragged_rows(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
+
+
+def test_gathered_events_carry_everything() -> None:
+    batch = gather(sequences([3, 2]), np.array([1, 3]), np.array([3, 5]), asked=np.array([7_999_999, 8_000_000]))
+    assert batch.items.tolist() == [2, 3, 1001, 1002]
+    assert batch.times.tolist() == [2, 3, 1001, 1002]  # whole seconds, rounded down
+    assert batch.lengths.tolist() == [2, 2]
+    assert batch.asked is not None and batch.asked.tolist() == [7, 8]
+    assert batch.kinds is not None and batch.kinds.tolist() == [2, 3, 0, 1]
+    assert batch.values is not None and batch.values.tolist() == [1, 1.5, 500.5, 501]
+
+
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 60))
+def test_groups_keep_the_budget_and_miss_nobody(lengths: list[int], budget: int) -> None:
+    groups = cut_by_budget(np.array(lengths, dtype=np.int64), budget)
+    assert [index for group in groups for index in group] == list(range(len(lengths)))
+    sums = [sum(lengths[index] for index in group) for group in groups]
+    assert all(total <= budget or len(group) == 1 for total, group in zip(sums, groups, strict=True))
+    following = [lengths[group[0]] for group in groups[1:]]
+    assert all(total + more > budget for total, more in zip(sums, following, strict=False))  # none could take one more
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=80), st.integers(12, 40), st.integers(0, 5))
+@settings(deadline=None)
+def test_an_epoch_visits_everybody_once_within_the_budget(lengths: list[int], tokens: int, seed: int) -> None:
+    log = sequences(lengths)
+    starts, ends = log.offsets[:-1], log.offsets[1:]
+    batches = list(epoch_batches(log, starts, ends, tokens=tokens, rng=np.random.default_rng(seed)))
+    assert all(batch.lengths.sum() == len(batch.items) <= tokens for batch in batches)
+    seen = sorted(user for batch in batches for user in users_of(batch))
+    assert seen == [[user * 1000 + place for place in range(1, length + 1)] for user, length in enumerate(lengths)]
+
+
+def test_an_epoch_is_the_seed_s_and_the_next_one_differs() -> None:
+    log = sequences([3] * 200)
+    starts, ends = log.offsets[:-1], log.offsets[1:]
+
+    def epoch(rng: np.random.Generator) -> list[list[list[int]]]:
+        return [users_of(batch) for batch in epoch_batches(log, starts, ends, tokens=30, rng=rng)]
+
+    rng = np.random.default_rng(1)
+    first, second = epoch(rng), epoch(rng)
+    assert first == epoch(np.random.default_rng(1))
+    assert first != second
+
+
+def test_users_of_similar_length_share_a_batch() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, 5000).tolist()
+    log = sequences(lengths)
+    batches = list(epoch_batches(log, log.offsets[:-1], log.offsets[1:], tokens=2000, rng=np.random.default_rng(0)))
+    padded = sum(int(batch.lengths.max()) * len(batch.lengths) for batch in batches)
+    assert padded / sum(lengths) < 1.1  # in random batches it is about 2
+    assert len(batches) > POOL_BATCHES
+
+
+def test_cases_come_with_whole_histories_and_the_time_asked() -> None:
+    log = sequences([4, 2, 6, 3])
+    cases = split_last(log).cases("test")
+    found = {}
+    for chosen, batch in case_batches(log, cases, tokens=8, most_rows=2):
+        assert len(chosen) <= 2 and batch.asked is not None
+        for case, history, asked in zip(chosen, users_of(batch), batch.asked, strict=True):
+            found[int(cases.users[case])] = (history, int(asked))
+    assert found == {
+        0: ([1, 2, 3], 4),
+        2: ([2001, 2002, 2003, 2004, 2005], 2006),
+        3: ([3001, 3002], 3003),
+    }
+
+
+def test_the_newest_events_are_kept() -> None:
+    log = sequences([4, 1, 2])
+    batch = gather(log, log.offsets[:-1], log.offsets[1:])
+    cut = newest(batch, 2)
+    assert users_of(cut) == [[3, 4], [1001], [2001, 2002]]
+    assert cut.times.tolist() == [3, 4, 1001, 2001, 2002]
+    assert cut.kinds is not None and cut.kinds.tolist() == [3, 4, 0, 6, 0]
+    assert cut.values is not None and cut.values[0] == pytest.approx(1.5)
+    assert newest(batch, 4) is batch

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from event_logs import write_csv
+
+from segue.data import prepare, summary_lines
+from segue.errors import InputError
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return write_csv(tmp_path / "log.csv", [("a", "x", 1), ("a", "007", 2), ("b", "x", 1), ("b", "z", 2)])
+
+
+def described(log: Path, catalogue: object) -> pl.DataFrame:
+    return prepare(log, items=catalogue, min_user=1, min_item=1).vocabulary.table
+
+
+def test_titles_and_every_further_column(tmp_path: Path, log: Path) -> None:
+    rows = [("x", "An X, large", "9.50", "tea|rye"), ("never bought", "N", "1", ""), ("007", "Bond", "", "film")]
+    catalogue = write_csv(tmp_path / "items.csv", rows, header=("item", "title", "price", "genres"))
+    data = prepare(log, items=catalogue, min_user=1, min_item=1)
+    assert data.vocabulary.table.to_dict(as_series=False) == {
+        "id": ["007", "x", "z"],
+        "count": [1, 2, 1],
+        "title": ["Bond", "An X, large", None],
+        "price": ["", "9.50", None],
+        "genres": ["film", "tea|rye", None],
+    }
+    assert data.vocabulary.titles(np.array([2, 3])) == ["An X, large", None]
+    assert data.manifest["counts"]["catalogue"] == {"rows": 3, "rejected": 0, "duplicates": 0, "described": 2}
+    assert summary_lines(data.manifest)[-1] == "catalogue  2 of 3 items described"
+
+
+def test_the_first_of_several_rows_counts(tmp_path: Path, log: Path) -> None:
+    rows = [("x", "first"), ("x", "second"), ("z", "Z"), ("never", "1"), ("never", "2")]
+    data = prepare(log, items=write_csv(tmp_path / "items.csv", rows, header=("id", "name")), min_user=1, min_item=1)
+    assert data.vocabulary.table["title"].to_list() == [None, "first", "Z"]
+    assert data.manifest["counts"]["catalogue"]["duplicates"] == 1
+    assert "1 further rows with an id met before were left out" in summary_lines(data.manifest)[-1]
+
+
+def test_types_of_a_table_stay(log: Path) -> None:
+    table = pl.DataFrame({"item": ["x", "z"], "price": [1.5, None], "tags": [["a", "b"], []], "count": [7, 8]})
+    found = described(log, table)
+    assert found.columns == ["id", "count", "price", "tags", "catalogue_count"]
+    assert found.filter(pl.col("id") == "x").row(0) == ("x", 2, 1.5, ["a", "b"], 7)
+
+
+def test_the_id_may_be_called_as_in_the_log(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [("a", "x", 1), ("a", "y", 2)], header=("user", "thing", "time"))
+    catalogue = write_csv(tmp_path / "items.csv", [("x", "X")], header=("thing", "description"))
+    data = prepare(log, item="thing", items=catalogue, min_user=1, min_item=1)
+    assert data.vocabulary.titles(np.array([1, 2])) == ["X", None]
+
+
+def test_numbers_are_matched_by_their_digits(tmp_path: Path) -> None:
+    log = write_csv(tmp_path / "log.csv", [("a", "12", 1), ("a", "7", 2)])
+    assert described(log, pl.DataFrame({"item": [7, 12], "title": ["seven", "twelve"]}))["title"].to_list() == [
+        *("twelve", "seven"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "sentence"),
+    [
+        (("what", "title"), ("x", "X"), "no column looks like the item's id; call it `item`.*'what', 'title'"),
+        (("sku", "asin"), ("x", "X"), "more than one column could be the item's id"),
+        (("item", "title"), ("other", "X"), r"none of its ids is an item of the log \(such as '007'\)"),
+    ],
+)
+def test_a_catalogue_that_does_not_fit(
+    tmp_path: Path, log: Path, header: tuple[str, ...], row: tuple[str, ...], sentence: str
+) -> None:
+    catalogue = write_csv(tmp_path / "items.csv", [row], header=header)
+    with pytest.raises(InputError, match=sentence):
+        described(log, catalogue)
+
+
+def test_broken_rows_of_a_catalogue_are_counted_and_many_are_refused(tmp_path: Path, log: Path) -> None:
+    catalogue = tmp_path / "items.csv"
+    catalogue.write_text("item,title\n" + "x,X\n" * 500 + "z,Z,zz\n")
+    data = prepare(log, items=catalogue, min_user=1, min_item=1)
+    assert data.manifest["counts"]["catalogue"]["rejected"] == 1
+    catalogue.write_text("item,title\n" + "x,X\n" * 5 + "z,Z,zz\n")
+    with pytest.raises(InputError, match="1 of 6 rows cannot be read"):
+        described(log, catalogue)
