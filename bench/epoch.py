@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 PEER = "rectools"
 RUNNERS = (PEER, "sasrec", "esasrec")
+FEED_FORWARD = {"sasrec": 1, "esasrec": 4}  # multiples of the width, as the papers have it
 SHAPE = {"width": 64, "depth": 2, "heads": 1, "length": 200, "dropout": 0.2}
 NOTES = (
     "RecTools also drops attention weights (its MultiheadAttention takes the same rate), segue does not: that path has "
@@ -107,7 +108,7 @@ def train_ours(recipe: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any
     from segue.train.loop import fit, training_windows
 
     torch.set_num_threads(chosen["threads"])
-    shape = {**SHAPE, "length": chosen["length"]}
+    shape = {**SHAPE, "length": chosen["length"], "feed_forward": FEED_FORWARD[recipe]}
     settings = make_settings(read_recipe(recipe), [f"model.{key}={value}" for key, value in shape.items()])
     if settings.objective.loss != "softmax":
         raise InputError(f"The recipe {recipe} no longer has the full softmax, so its epoch cannot be compared.")

@@ -24,7 +24,7 @@ import psutil
 from bench import make_log
 from bench.results import publish
 
-SEGUE = (sys.executable, "-c", "from segue.cli import main; main()")  # what .venv/bin/segue runs
+SEGUE = (sys.executable, "-m", "segue.cli")  # what .venv/bin/segue runs
 SIZES = (1_000_000, 10_000_000, 50_000_000)
 MEGABYTE = 1 << 20
 SAMPLE_SECONDS = 0.02

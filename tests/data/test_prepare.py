@@ -364,13 +364,8 @@ def test_rejected_rows_are_kept_with_their_reason(tmp_path: Path) -> None:
     bad = [("", "x", "2024-01-01"), ("a", "", "2024-01-01"), ("a", "x", "soon"), ("a", "x", ""), ("a", "x")]
     log = write_csv(tmp_path / "log.csv", [*good, *bad])
     data = prepare(log, max_rejected=0.2, **EVERYONE)
-    assert data.manifest["counts"]["rejected"] == {
-        "expected 3 fields, got 2": 1,
-        "no item": 1,
-        "no time": 1,
-        "no user": 1,
-        "unreadable time": 1,
-    }
+    reasons = ["expected 3 fields, got 2", "no item", "no time", "no user", "unreadable time"]
+    assert data.manifest["counts"]["rejected"] == dict.fromkeys(reasons, 1)
     table = pl.read_parquet(data.folder / "rejected.parquet")
     assert table.columns == ["file", "row", "reason", "user", "item", "time", "text"]
     assert table.select("row", "reason", "time", "text").rows() == [

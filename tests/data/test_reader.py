@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -180,6 +181,7 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
         (b"\n\n", "is empty"),
         (b"user,item,time\n", "has a header .* and no rows under it"),
         (b"user,item,time", "has a header .* and no rows under it"),
+        (b"user,item\n1,ann,tea\n2,bob,rye\n", r"no row has as many fields as the first \(2: user, item\)"),
         (gzip.compress(csv_text(ROWS * 5000).encode())[:-20], "is cut short"),
         (gzip.compress(csv_text(ROWS).encode())[:12], "is cut short"),
         ("user,item\nann,tea\n".encode("utf-16"), "not UTF-8 but UTF-16.*iconv"),
@@ -194,6 +196,16 @@ def test_what_cannot_be_read_at_all(tmp_path: Path, content: bytes, sentence: st
     path = tmp_path / "log.csv"
     path.write_bytes(content)
     with pytest.raises(InputError, match=sentence):
+        read(path)
+
+
+def test_a_packed_file_that_is_cut_short_far_from_its_beginning(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).integers(0, 10**9, (70_000, 3))
+    packed = gzip.compress(csv_text(numbers.tolist()).encode(), compresslevel=1)
+    path = tmp_path / "log.csv.gz"
+    path.write_bytes(packed[:-1000])
+    assert open_file(path, named=set()).names == list(HEADER)
+    with pytest.raises(InputError, match="is cut short"):
         read(path)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from command_line import CommandLine, Said, assert_refused, tree
+from command_line import CommandLine, Said, assert_refused, object_of, tree
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -441,9 +441,7 @@ def test_full_disk(line: CommandLine, size: int) -> None:
     assert_refused(Said(done.returncode, done.stdout, done.stderr), "The disk is full", "small/data", "Free some space")
 
 
-def test_full_disk_under_the_page_and_the_output(
-    line: CommandLine, cycle_run: Path, segue_command: Command, tmp_path: Path
-) -> None:
+def test_full_disk_under_the_page_and_the_output(line: CommandLine, cycle_run: Path) -> None:
     says = ("/dev/full could not be written", os.strerror(errno.ENOSPC))
     line.refuses("compare", cycle_run, "--html", "/dev/full", says=says)
     with Path("/dev/full").open("w") as full:
@@ -784,7 +782,7 @@ def test_strange_ids_survive_the_path(line: CommandLine, strange_run: Path) -> N
 
 @pytest.mark.parametrize("identifier", IDS)
 def test_strange_id_alone(line: CommandLine, strange_run: Path, identifier: str) -> None:
-    near = line.answers("similar", strange_run, "-k", 100, "--json", "--", identifier)
+    near = object_of(line("similar", strange_run, "-k", 100, "--json", "--", identifier))
     assert sorted([identifier, *(item["id"] for item in near["items"])]) == sorted(IDS)
     user = line.answers("recommend", strange_run, f"--user={identifier}", "-k", 100, "--no-keep-seen")
     place = IDS.index(identifier)
@@ -795,7 +793,7 @@ def test_strange_id_alone(line: CommandLine, strange_run: Path, identifier: str)
     assert [item["id"] for item in only["items"]] == [identifier]
 
 
-def test_quoted_newline_in_a_real_process(segue_command: Command, strange_run: Path, tmp_path: Path) -> None:
+def test_quoted_newline_in_a_real_process(segue_command: Command, strange_run: Path) -> None:
     asked = csv_text([["line\nbreak"]])
     done = segue_command("recommend", strange_run, "--history", asked, "--only", asked, "--keep-seen", "--json")
     assert done.returncode == 0, done.stderr

@@ -32,9 +32,9 @@ def attention_of(width: int, heads: int, *, output: bool = True, seed: int = 0) 
     return attention
 
 
-def plain_attention(width: int) -> CausalAttention:
+def plain_attention(width: int, heads: int = 1) -> CausalAttention:
     """Queries, keys and values are the stream itself."""
-    attention = CausalAttention(width, 1, output=False).double()
+    attention = CausalAttention(width, heads, output=False).double()
     with torch.no_grad():
         attention.query.weight.copy_(torch.eye(width))
         attention.key_value.weight.copy_(torch.cat((torch.eye(width), torch.eye(width))))
@@ -137,10 +137,7 @@ def test_a_large_key_draws_all_attention_only_from_later_tokens() -> None:
 
 def test_scores_are_divided_by_the_root_of_the_head_width() -> None:
     """Two heads of width two over width four: the root is of two, not of four."""
-    attention = CausalAttention(4, 2, output=False, bias=False).double()
-    with torch.no_grad():
-        attention.query.weight.copy_(torch.eye(4))
-        attention.key_value.weight.copy_(torch.cat((torch.eye(4), torch.eye(4))))
+    attention = plain_attention(4, heads=2)
     x = torch.tensor([[0.0, 0, 0, 0], [1, 1, 3, 0]], dtype=torch.float64)
     weights = attention.weights(x, x, batch_of(2))[0]  # [H, N, N]
     odds = weights[:, 1, 1] / weights[:, 1, 0]
@@ -153,7 +150,7 @@ def test_one_stream_or_two_equal_ones() -> None:
 
 
 def test_without_an_output_projection_there_are_no_weights_for_it() -> None:
-    assert len(list(CausalAttention(4, 2, output=False, bias=False).parameters())) == 2
+    assert len(list(CausalAttention(4, 2, output=False).parameters())) == 4
     assert len(list(CausalAttention(4, 2, output=True).parameters())) == 6
 
 

@@ -118,27 +118,24 @@ class _RowNumbers:
 
     def __init__(self, first: int) -> None:
         self.last = first - 1
-        self._first = first
-        self._good = 0
-        self._invalid: list[int] = []
+        self._invalid: list[int] = []  # numbers after `last`
         self._fresh: list[Malformed] = []
 
     def invalid(self, row: Any) -> str:
-        number = row.number
-        self._invalid.append(number)
+        self._invalid.append(row.number)
         reason = f"expected {row.expected_columns} fields, got {row.actual_columns}"
-        self._fresh.append(Malformed(row=number, reason=reason, text=row.text))
+        self._fresh.append(Malformed(row=row.number, reason=reason, text=row.text))
         return "skip"
 
     def next(self, count: int) -> np.ndarray:
-        plain = np.arange(self._good, self._good + count) + self._first
-        self._good += count
+        plain = self.last + 1 + np.arange(count)
         # the k-th invalid row stands before every row that would be numbered from (its number - k) on
         gaps = np.asarray(self._invalid, dtype=np.int64) - np.arange(len(self._invalid))
         numbers = plain + np.searchsorted(gaps, plain, side="right")
         if count:
             self.last = int(numbers[-1])
-        return numbers
+            self._invalid = [number for number in self._invalid if number > self.last]
+        return np.asarray(numbers)
 
     def taken(self) -> list[Malformed]:
         fresh, self._fresh = self._fresh, []
@@ -256,6 +253,11 @@ def _sniffed(path: Path, named: set[str]) -> _Layout:
     best = max(found, key=lambda layout: (layout.agree, len(layout.names)))
     if not best.rows:
         raise InputError(f"{path} has a header ({', '.join(best.names)}) and no rows under it.")
+    if not best.agree:
+        raise InputError(
+            f"{path}: no row has as many fields as the first ({len(best.names)}: {', '.join(best.names)}); "
+            "give every column a name in the header."
+        )
     return best
 
 

@@ -66,7 +66,7 @@ class SwiGLU(nn.Module):
         self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.outer(self.drop(_SiluGate.apply(self.inner(x))))
+        result: Tensor = self.outer(self.drop(_SiluGate.apply(self.inner(x))))  # type: ignore[no-untyped-call]
         return result
 
 
@@ -93,7 +93,7 @@ class SASRecBlock(nn.Module):
 
 
 class _Gated(torch.autograd.Function):
-    """stream + sigmoid(gate) * update, with a backward in few passes over memory."""
+    """The gated sum with a backward in few passes over memory."""
 
     @staticmethod
     def forward(ctx: Any, stream: Tensor, gate: Tensor, update: Tensor) -> Tensor:
@@ -106,6 +106,12 @@ class _Gated(torch.autograd.Function):
         opened, update = ctx.saved_tensors
         gradient = gradients[0]
         return gradient, torch.ops.aten.sigmoid_backward(gradient * update, opened), gradient * opened
+
+
+def gated(stream: Tensor, gate: Tensor, update: Tensor) -> Tensor:
+    """stream + sigmoid(gate) * update."""
+    result: Tensor = _Gated.apply(stream, gate, update)  # type: ignore[no-untyped-call]
+    return result
 
 
 class GatedBlock(nn.Module):
@@ -123,10 +129,8 @@ class GatedBlock(nn.Module):
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         normal = self.norm_attention(x)
-        x = _Gated.apply(x, self.gate_attention(x), self.drop(self.attention(normal, normal, batch)))
-        update = self.drop(self.feed_forward(self.norm_forward(x)))
-        result: Tensor = _Gated.apply(x, self.gate_forward(x), update)
-        return result
+        x = gated(x, self.gate_attention(x), self.drop(self.attention(normal, normal, batch)))
+        return gated(x, self.gate_forward(x), self.drop(self.feed_forward(self.norm_forward(x))))
 
     def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
         normal = self.norm_attention(x)

@@ -47,7 +47,7 @@ class Dropout(nn.Module):
         if not self.training or self.dropped == 0:
             return x
         mask = byte_mask(x.shape, self.dropped, x.device, self.generator)
-        masked: Tensor = _Masked.apply(x, mask, STEPS / (STEPS - self.dropped))
+        masked: Tensor = _Masked.apply(x, mask, STEPS / (STEPS - self.dropped))  # type: ignore[no-untyped-call]
         return masked
 
 

@@ -116,7 +116,7 @@ class _Pack(torch.autograd.Function):
 def pad(packed: Tensor, batch: PackedBatch) -> Tensor:
     """[T, D] → [B, N, D], zeros after each user's last token."""
     rows = batch.size * batch.longest
-    padded = packed if batch.rectangular else _Pad.apply(packed, batch.slot, rows)
+    padded = packed if batch.rectangular else _Pad.apply(packed, batch.slot, rows)  # type: ignore[no-untyped-call]
     return padded.view(batch.size, batch.longest, -1)
 
 
@@ -125,5 +125,5 @@ def pack(padded: Tensor, batch: PackedBatch) -> Tensor:
     flat = padded.reshape(batch.size * batch.longest, -1)
     if batch.rectangular:
         return flat
-    packed: Tensor = _Pack.apply(flat, batch.slot)
+    packed: Tensor = _Pack.apply(flat, batch.slot)  # type: ignore[no-untyped-call]
     return packed

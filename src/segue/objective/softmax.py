@@ -60,7 +60,7 @@ def full_softmax(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tenso
     Choose it up to some ten thousand items; `sampled_softmax` with every item as a negative is equal to it.
     """
     weights = _normalised(weights, hidden)
-    loss: Tensor = _FullSoftmax.apply(hidden, matrix, targets, weights)
+    loss: Tensor = _FullSoftmax.apply(hidden, matrix, targets, weights)  # type: ignore[no-untyped-call]
     return loss
 
 

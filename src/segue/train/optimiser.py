@@ -34,4 +34,4 @@ def set_step_size(adamw: torch.optim.AdamW, settings: TrainSettings, step: int) 
 def average_into(average: Sequence[Tensor], weights: Sequence[Tensor], settings: TrainSettings, step: int) -> None:
     """Move the average towards the weights. Its memory grows with the steps, so that the first weights fade soon."""
     memory = min(settings.averaging, (1 + step) / (10 + step))
-    torch._foreach_lerp_(average, weights, 1 - memory)
+    torch._foreach_lerp_(list(average), list(weights), 1 - memory)
