@@ -36,7 +36,7 @@ def assert_refused(said: Said, *words: str, code: int = 1) -> None:
     assert said.out == ""
     if code == 1:
         assert 1 <= len(said.err.splitlines()) <= 2, said.err
-        assert said.err.rstrip().endswith("."), said.err
+        assert said.err.rstrip().endswith((".", "…")), said.err
     missing = [word for word in words if word not in " ".join(said.err.split())]
     assert not missing, f"{missing} not in: {said.err}"
 

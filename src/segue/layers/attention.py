@@ -34,6 +34,15 @@ class CausalAttention(nn.Module):
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # [B, H, N, d]
         return self._joined(mixed, batch)
 
+    def newest(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
+        """What each user's newest token gets, whose query [B, D] is given: it may look at all of the user's tokens."""
+        q = self.query(queries).view(batch.size, 1, self.heads, -1).transpose(1, 2)  # [B, H, 1, d]
+        padded = pad(self.key_value(keys), batch)  # [B, N, 2D]
+        k, v = padded.view(batch.size, batch.longest, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=batch.may_look)
+        result: Tensor = self.output(mixed.reshape(batch.size, -1))
+        return result
+
     def weights(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         """The softmax weights [B, H, N, N]: row = who looks, column = at whom; rows of padding are meaningless."""
         q, k, _ = self._heads(queries, keys, batch)

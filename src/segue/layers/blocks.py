@@ -16,7 +16,13 @@ from segue.layers.packed import PackedBatch
 class Block(Protocol):
     """One layer of an encoder."""
 
-    def __call__(self, x: Tensor, batch: PackedBatch) -> Tensor: ...
+    def __call__(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        """[T, D] → [T, D]."""
+        ...
+
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        """The output at each user's newest token alone [B, D], which is all that an answer needs of the last block."""
+        ...
 
     def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor: ...
 
@@ -84,7 +90,14 @@ class SASRecBlock(nn.Module):
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         query = self.norm_query(x)
-        middle = self.norm_forward(query + self.attention(query, x, batch))
+        return self._fed_forward(query + self.attention(query, x, batch))
+
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        query = self.norm_query(x[batch.last])
+        return self._fed_forward(query + self.attention.newest(query, x, batch))
+
+    def _fed_forward(self, attended: Tensor) -> Tensor:
+        middle = self.norm_forward(attended)
         result: Tensor = middle + self.drop(self.feed_forward(middle))
         return result
 
@@ -129,7 +142,14 @@ class GatedBlock(nn.Module):
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         normal = self.norm_attention(x)
-        x = gated(x, self.gate_attention(x), self.drop(self.attention(normal, normal, batch)))
+        return self._updated(x, self.attention(normal, normal, batch))
+
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        normal = self.norm_attention(x)
+        return self._updated(x[batch.last], self.attention.newest(normal[batch.last], normal, batch))
+
+    def _updated(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = gated(x, self.gate_attention(x), self.drop(attended))
         return gated(x, self.gate_forward(x), self.drop(self.feed_forward(self.norm_forward(x))))
 
     def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:

@@ -59,6 +59,14 @@ class PackedBatch:
         """All users equally long: the padded view is the packed one."""
         return len(self.items) == self.size * self.longest
 
+    @cached_property
+    def may_look(self) -> Tensor | None:
+        """True at tokens, False at padding [B, 1, 1, N]; None where there is no padding."""
+        if self.rectangular:
+            return None
+        places = torch.arange(self.longest, device=self.lengths.device)
+        return (places < self.lengths[:, None])[:, None, None]
+
     @property
     def last(self) -> Tensor:
         """Each user's newest token."""

@@ -59,8 +59,12 @@ class SequenceModel(nn.Module):
         return result
 
     def query(self, batch: PackedBatch) -> Tensor:
-        """The state after each user's newest token [B, D]."""
-        return self.encode(batch)[batch.last]
+        """The state after each user's newest token [B, D]: `encode` at that token, with less work in the last block."""
+        x = self._tokens(batch)
+        for block in self.blocks[:-1]:
+            x = block(x, batch)
+        result: Tensor = self.norm(cast(Block, self.blocks[-1]).newest(x, batch))
+        return result
 
     def item_vectors(self) -> Tensor:
         """What queries are compared with [V + 1, D]; row 0 is padding."""
