@@ -16,7 +16,7 @@ from segue.data.dataset import Data
 from segue.data.local import prepare
 from segue.data.summary import summary_lines
 from segue.errors import InputError, SettingsError
-from segue.folders import read_manifest
+from segue.folders import read_manifest, verify_contents
 
 if TYPE_CHECKING:
     from segue.config import About
@@ -119,7 +119,9 @@ def evaluate(
     if at is not None:
         settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, at=tuple(at)))
     if not recommender.manifest["all"]:
-        return measure(recommender.model, data_of(recommender, data), settings, note=None, progress=progress).report
+        known = data_of(recommender, data)
+        known.verify()
+        return measure(recommender.model, known, settings, note=None, progress=progress).report
     report = kept_report(recommender)
     if at is not None and sorted(set(at)) != report.depths:
         raise SettingsError(
@@ -134,6 +136,7 @@ def kept_report(recommender: Recommender) -> Report:
     from segue.evaluate.report import Report
 
     assert recommender.folder is not None
+    verify_contents(recommender.folder, recommender.manifest, "run", names=("metrics.json",))
     return msgspec.json.decode((recommender.folder / "metrics.json").read_bytes(), type=Report)
 
 
@@ -183,6 +186,7 @@ def _measured(folder: Path) -> MeasuredRun:
     from segue.evaluate.report import Report
 
     manifest = read_manifest(folder, "run")
+    verify_contents(folder, manifest, "run", names=("metrics.json", "ranks.npy", "history.jsonl"))
     lines = (folder / "history.jsonl").read_bytes().splitlines()
     return MeasuredRun(
         name=folder.name,

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,38 +34,49 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def refuse_existing(path: Path, *, overwrite: bool) -> None:
-    """Refuse early, before any work, a folder that is in the way."""
-    if not (path.exists() or path.is_symlink()):
-        return
-    if not path.is_dir():
-        raise FolderError(f"{path} is a file; --out needs the name of a folder that can be made. Name another.")
-    if not overwrite:
-        raise FolderError(f"{path} exists already; name another folder with --out, or add --overwrite to replace it.")
-    if any(path.iterdir()) and not (path / MANIFEST).is_file():
-        raise FolderError(
-            f"{path} is no segue folder (it has no {MANIFEST}), so --overwrite does not replace it. Name another."
-        )
+def refuse_existing(path: Path, *, overwrite: bool | None) -> None:
+    """Refuse early, before any work, a folder that is in the way; `overwrite` is None where there is no such option."""
+    with explained_writing(path):
+        if not (path.exists() or path.is_symlink()):
+            return
+        if not path.is_dir():
+            raise FolderError(f"{path} is a file; --out needs the name of a folder that can be made. Name another.")
+        if not overwrite:
+            hint = "" if overwrite is None else ", or add --overwrite to replace it"
+            raise FolderError(f"{path} exists already; name another folder with --out{hint}.")
+        if any(path.iterdir()) and _said_kind(path) not in FORMATS:
+            raise FolderError(
+                f"{path} is no segue folder (it has no {MANIFEST} of ours), so --overwrite does not replace it. "
+                "Name another."
+            )
 
 
 @contextlib.contextmanager
-def complete_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def complete_folder(path: Path, *, overwrite: bool | None = None) -> Iterator[Path]:
     """Give a staging folder beside `path`; on success it takes the place of `path`, on any error it is removed."""
     path = Path(path).absolute()
     refuse_existing(path, overwrite=overwrite)
-    staging: Path | None = None
-    try:
+    with explained_writing(path), contextlib.ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        stack.callback(shutil.rmtree, staging, ignore_errors=True)
         staging.chmod(0o755)
         yield staging
         _replace(staging, path)
-        staging = None
+
+
+@contextlib.contextmanager
+def explained_writing(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusal to write `path` into a sentence."""
+    try:
+        yield
     except OSError as error:
         raise _explained(error, path) from error
-    finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))  # how polars and safetensors wrap it
+        if number is None:
+            raise
+        raise _explained(OSError(int(number[1]), os.strerror(int(number[1]))), path) from error
 
 
 def _replace(staging: Path, path: Path) -> None:
@@ -98,8 +111,9 @@ def write_json(path: Path, body: Any) -> None:
     """Indented JSON with a final newline, written whole or not at all."""
     text = msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n"
     beside = path.with_name(f".{path.name}.writing")
-    beside.write_bytes(text)
-    beside.replace(path)
+    with explained_writing(path):
+        beside.write_bytes(text)
+        beside.replace(path)
 
 
 def write_manifest(folder: Path, kind: Kind, body: dict[str, Any]) -> None:
@@ -114,25 +128,32 @@ def write_manifest(folder: Path, kind: Kind, body: dict[str, Any]) -> None:
 
 def kind_of(folder: Path) -> Kind:
     """Whether a folder says it is a data folder; anything else is taken for a run, and refused where that is wrong."""
-    path = folder / MANIFEST
+    return "data" if _said_kind(folder) == "data" else "run"
+
+
+def _said_kind(folder: Path) -> object:
+    """What the manifest says the folder is, None where there is no manifest that can be read."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("kind")
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any]).get("kind")
     except (OSError, msgspec.MsgspecError):
-        found = None
-    return "data" if found == "data" else "run"
+        return None
 
 
 def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
     """The manifest of a folder of this kind whose files are all there, at their sizes."""
     folder = Path(folder)
-    if not folder.exists():
-        raise FolderError(f"{folder} does not exist; expected a {kind} folder made by `{MAKERS[kind]}`.")
     path = folder / MANIFEST
-    if not path.is_file():
-        raise FolderError(f"{folder} is not a {kind} folder (it has no {MANIFEST}); give one made by `{MAKERS[kind]}`.")
     try:
+        if not folder.exists():
+            raise FolderError(f"{folder} does not exist; expected a {kind} folder made by `{MAKERS[kind]}`.")
+        if not path.is_file():
+            raise FolderError(
+                f"{folder} is not a {kind} folder (it has no {MANIFEST}); give one made by `{MAKERS[kind]}`."
+            )
         manifest = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise FolderError(f"{folder} cannot be read ({error.strerror}); check its permissions.") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FolderError(f"{path} is damaged ({error}); make the folder again with `{MAKERS[kind]}`.") from error
     found, number = manifest.get("kind"), manifest.get("format")
     if found != kind:
@@ -142,12 +163,14 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
             f"{folder} has {kind} format {number}, this segue reads format {FORMATS[kind]}; "
             f"make it again with `{MAKERS[kind]}`."
         )
+    if not isinstance(manifest.get("files"), dict):
+        raise FolderError(f"{path} is damaged: it lists no files; make the folder again with `{MAKERS[kind]}`.")
     _check_sizes(folder, manifest, kind)
     return manifest
 
 
 def _check_sizes(folder: Path, manifest: dict[str, Any], kind: Kind) -> None:
-    for name, facts in manifest.get("files", {}).items():
+    for name, facts in manifest["files"].items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
         if size != facts["bytes"]:
@@ -155,10 +178,12 @@ def _check_sizes(folder: Path, manifest: dict[str, Any], kind: Kind) -> None:
             raise FolderError(f"{path} {state}: the folder is damaged; make it again with `{MAKERS[kind]}`.")
 
 
-def verify_contents(folder: Path, manifest: dict[str, Any], kind: Kind) -> None:
-    """Compare every file with its SHA-256; costs one read of the folder."""
-    for name, facts in manifest.get("files", {}).items():
-        if digest(folder / name) != facts["sha256"]:
+def verify_contents(
+    folder: Path, manifest: dict[str, Any], kind: Kind, *, names: Collection[str] | None = None
+) -> None:
+    """Compare every file, or those named, with its SHA-256; costs one read of them."""
+    for name, facts in manifest["files"].items():
+        if (names is None or name in names) and digest(folder / name) != facts["sha256"]:
             raise FolderError(
                 f"{folder / name} is damaged: its SHA-256 is not the one in {MANIFEST}; "
                 f"make the folder again with `{MAKERS[kind]}`."

@@ -140,46 +140,50 @@ def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence
         )
     with folders.complete_folder(partial) as staging:
         (staging / SETTINGS).write_text(settings_toml(settings))
-        folders.write_json(staging / BELONGING, {"recipe": name, "digest": data.digest})
+        folders.write_json(staging / BELONGING, _Belonging(recipe=name, digest=data.digest))
     return _Job(settings, name, partial)
 
 
 def _taken_up(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence[str], *, everything: bool) -> _Job:
-    """Unfinished training, or a finished run's training with more to do."""
+    """Unfinished training, or a finished run's training with more to do. What is refused leaves nothing behind."""
     partial, replaces = _partial(run), run.exists()
-    if replaces and not partial.exists():
-        _reopen(run, partial)
-    if not partial.exists():
+    source = partial if partial.exists() else run
+    if not source.exists():
         raise FolderError(f"There is nothing to resume: neither {run} nor {partial} exists. Train without --resume.")
-    belonging = msgspec.json.decode((partial / BELONGING).read_bytes(), type=dict[str, Any])
-    if belonging["digest"] != data.digest:
+    belonging = _belonging(source, finished_run=source == run)
+    if belonging.digest != data.digest:
         raise FolderError(
             f"{data.folder} is not the data that {run} was begun on; give that one, or train into another folder."
         )
-    tables = parse_toml((partial / SETTINGS).read_bytes(), str(partial / SETTINGS))
-    saved = make_settings(tables)
+    tables = parse_toml((source / SETTINGS).read_bytes(), str(source / SETTINGS))
     settings = make_settings(read_recipe(recipe) if recipe else tables, overrides)
-    refuse_changes(saved, settings)
-    if replaces:
-        _refuse_idle(run, partial, settings, everything=everything)
-    return _Job(settings, belonging["recipe"], partial, replaces=replaces)
+    refuse_changes(make_settings(tables), settings)
+    if source == run:
+        done = finished(read_progress(run / CHOOSING), settings.train)
+        if done and not everything:
+            raise SettingsError(f"{run} is complete: {done} (with --set).")
+        with folders.complete_folder(partial) as staging:
+            for name in (SETTINGS, CHOOSING):
+                shutil.copyfile(run / name, staging / name)
+            folders.write_json(staging / BELONGING, belonging)
+    return _Job(settings, belonging.recipe, partial, replaces=replaces)
 
 
-def _reopen(run: Path, partial: Path) -> None:
-    """Lay the training state of a finished run out again, beside it; the run itself stays as it is."""
-    manifest = folders.read_manifest(run, "run")
-    with folders.complete_folder(partial) as staging:
-        shutil.copyfile(run / SETTINGS, staging / SETTINGS)
-        shutil.copyfile(run / CHOOSING, staging / CHOOSING)
-        folders.write_json(staging / BELONGING, {"recipe": manifest["recipe"], "digest": manifest["data"]["digest"]})
+class _Belonging(msgspec.Struct, frozen=True):
+    """What unfinished training belongs to."""
+
+    recipe: str
+    digest: str
 
 
-def _refuse_idle(run: Path, partial: Path, settings: Settings, *, everything: bool) -> None:
-    """A finished run with nothing left to do is left alone."""
-    done = finished(read_progress(partial / CHOOSING), settings.train)
-    if done and not everything:
-        shutil.rmtree(partial)
-        raise SettingsError(f"{run} is complete: {done} (with --set).")
+def _belonging(source: Path, *, finished_run: bool) -> _Belonging:
+    if finished_run:
+        manifest = folders.read_manifest(source, "run")
+        return _Belonging(recipe=manifest["recipe"], digest=manifest["data"]["digest"])
+    try:
+        return msgspec.json.decode((source / BELONGING).read_bytes(), type=_Belonging)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise FolderError(f"{source} is damaged ({error}); remove it and train again without --resume.") from error
 
 
 def _write_run(
@@ -195,7 +199,7 @@ def _write_run(
     all_events: bool,
 ) -> None:
     """Everything needed to answer any history; no user ids, no histories."""
-    with folders.complete_folder(run, overwrite=job.replaces) as staging:
+    with folders.complete_folder(run, overwrite=job.replaces or None) as staging:
         (staging / SETTINGS).write_text(settings_toml(job.settings))
         save_model(model, job.settings.model, staging)
         table = data.vocabulary.table.with_columns(pl.Series("count", counts[1:].astype(np.int64)))

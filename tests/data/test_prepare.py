@@ -179,6 +179,23 @@ def test_times_too_fine_for_the_fast_sort_are_sorted_all_the_same() -> None:
     assert events.stable_order(wide).tolist() == [1, 4, 2, 3, 0]
 
 
+@pytest.mark.parametrize("weak", [False, True])
+def test_numbering_tells_texts_apart_even_when_their_hashes_are_equal(
+    monkeypatch: pytest.MonkeyPatch, weak: bool
+) -> None:
+    if weak:
+        monkeypatch.setattr(
+            events, "text_hashes", lambda texts: (texts.str.len_bytes() % 3).to_numpy().astype(np.uint64)
+        )
+    luck, numbering, known = random.Random(1), events.Numbering(), dict[str, int]()
+    for _ in range(10):
+        texts = ["x" * luck.randrange(5) + str(luck.randrange(30)) for _ in range(60)]
+        for text, number in zip(texts, numbering.numbers(pl.Series(texts)).tolist(), strict=True):
+            assert known.setdefault(text, number) == number
+    assert sorted(known.values()) == list(range(len(numbering)))
+    assert all(numbering.texts()[number] == text for text, number in known.items())
+
+
 def test_a_column_can_order_events_of_the_same_time(tmp_path: Path) -> None:
     rows = [("u", "c", 7, 30), ("u", "a", 7, -1), ("u", "b", 7, 4), ("u", "z", 6, 99), ("u", "d", 7, 30)]
     log = write_csv(tmp_path / "log.csv", rows, header=("user", "item", "time", "position"))

@@ -6,7 +6,9 @@ import errno
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 from event_logs import histories, write_csv
 
@@ -192,6 +194,21 @@ def test_what_is_no_log(source: Any) -> None:
 def test_a_column_of_a_type_that_cannot_be_an_id() -> None:
     table = pl.DataFrame({"user": [True], "item": ["x"]})
     with pytest.raises(InputError, match="'user' has the type Boolean, which cannot be the user"):
+        prepare(table)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table([pa.array(["a"]), pa.array(["x"]), pa.array(["y"])], names=["user", "item", "item"]),
+        pd.DataFrame([["a", "x", "y"]], columns=["user", "item", "item"]),
+        pd.DataFrame([["a", "x"]]),
+        pl.DataFrame({"user": [], "item": []}),
+        pd.DataFrame({"user": ["a", 7], "item": ["x", "y"]}),
+    ],
+)
+def test_tables_that_cannot_be_used(table: Any) -> None:
+    with pytest.raises(InputError, match="the table"):
         prepare(table)
 
 

@@ -446,7 +446,11 @@ def test_full_disk_under_the_page_and_the_output(line: CommandLine, cycle_run: P
     line.refuses("compare", cycle_run, "--html", "/dev/full", says=says)
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "segue.cli", "recipes"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [sys.executable, "-m", "segue.cli", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     assert_refused(Said(done.returncode, "", done.stderr), "Standard output", os.strerror(errno.ENOSPC))
 
@@ -583,7 +587,7 @@ def test_damaged_data_under_a_run(line: CommandLine, cycle_data: Path, cycle_run
     shutil.copytree(cycle_data, "data")
     flip(line.folder / "data" / name, place)
     line.refuses("evaluate", cycle_run, "--data", "data", says=("data", "damaged", "`segue prepare`"))
-    # For one answer not everything is read, so the damage may be elsewhere: an answer or the sentence, and nothing else.
+    # For one answer not everything is read, so the damage may be elsewhere: an answer or the sentence.
     said = line("recommend", cycle_run, "--user", "u059", "--data", "data", "--json")
     if said.code:
         assert_refused(said, "data", "damaged", "`segue prepare`")
@@ -702,8 +706,8 @@ def test_run_evaluated_on_data_it_does_not_fit(line: CommandLine, cycle_run: Pat
     says = ("was not trained on other", "--data", "train a run on this one")
     line.refuses("evaluate", cycle_run, "--data", "other", says=says)
     shutil.copytree(cycle_run, "run")
-    says = ("other is not the data that run was begun on",)
-    line.refuses("train", "other", "--out", "run", "--resume", "--set", "train.epochs=9", says=says)
+    more = ("--resume", "--set", "train.epochs=9")
+    line.refuses("train", "other", "--out", "run", *more, says=("other is not the data that run was begun on",))
 
 
 def test_data_that_has_moved(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:

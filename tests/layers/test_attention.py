@@ -128,6 +128,15 @@ def test_only_one_key_to_look_at_gives_its_value() -> None:
     assert (attention.weights(queries, keys, batch)[:, :, 0, 0] == 1).all()
 
 
+@pytest.mark.parametrize("lengths", [(3, 1, 5), (4, 4), (1,), (1, 1)], ids=str)
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_newest_token_alone_gets_what_it_gets_among_all(lengths: tuple[int, ...], heads: int) -> None:
+    attention, batch, tokens = attention_of(4, heads), batch_of(*lengths), sum(lengths)
+    queries, keys = normal(tokens, 4, seed=30), normal(tokens, 4, seed=31)
+    found = attention.newest(queries[batch.last], keys, batch)
+    assert_close(found, attention(queries, keys, batch)[batch.last], 1e-12)
+
+
 def test_a_large_key_draws_all_attention_only_from_later_tokens() -> None:
     x = torch.tensor([[1.0, 0], [1, 0], [50, 0], [1, 0]], dtype=torch.float64)
     weights = plain_attention(2).weights(x, x, batch_of(4))[0, 0]

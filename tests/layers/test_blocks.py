@@ -175,6 +175,23 @@ def test_gradients_of_blocks(kind: type[SASRecBlock] | type[GatedBlock], batch: 
     assert checked == (12 if kind is SASRecBlock else 16)
 
 
+@pytest.mark.parametrize("kind", [SASRecBlock, GatedBlock])
+@pytest.mark.parametrize("batch", [batch_of(2, 1, 3), batch_of(2, 2)], ids=["ragged", "rectangular"])
+def test_newest_is_what_the_block_gives_the_newest_token(
+    kind: type[SASRecBlock] | type[GatedBlock], batch: PackedBatch
+) -> None:
+    block = kind(4, 2, 5, 0.0).double()
+    randomised(block)
+    x = normal(len(batch.items), 4, seed=31)
+    assert_close(block.newest(x, batch), block(x, batch)[batch.last], 1e-12)
+
+
+def test_newest_of_g21_and_g22() -> None:
+    x, batch = golden_tokens(), batch_of(2)
+    assert_close(golden_sasrec().newest(x, batch), [[0.516546, 1.523548, -1.360063]], 1e-6)
+    assert_close(golden_gated().newest(x, batch), [[0.694093, 1.887867, -0.428969]], 1e-6)
+
+
 def test_dropout_is_on_the_updates_of_a_gated_block_and_not_on_its_stream() -> None:
     """At one half each number of an update is gone or doubled; the gates and the stream stay whole."""
     block, x, batch = GatedBlock(8, 2, 8, 0.5).double(), normal(60, 8, seed=40), batch_of(30, 30)

@@ -15,14 +15,25 @@ some_lengths = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 
 
 def test_index_arithmetic_of_g32() -> None:
-    """Lengths (2, 0, 3) in rows of four; a fourth user of four events makes the rows that long."""
-    batch = batch_of(2, 0, 3, 4)
+    """Users of two and three events in rows of four, which a fourth user makes that long.
+
+    The second user has none in G32 and is refused here (below), so it has one.
+    """
+    batch = batch_of(2, 1, 3, 4)
     assert batch.longest == 4
-    assert batch.ends.tolist() == [2, 2, 5, 9]
-    assert batch.owner.tolist() == [0, 0, 2, 2, 2, 3, 3, 3, 3]
-    assert batch.position.tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 3]
-    assert batch.slot.tolist() == [0, 1, 8, 9, 10, 12, 13, 14, 15]
+    assert batch.ends.tolist() == [2, 3, 6, 10]
+    assert batch.owner.tolist() == [0, 0, 1, 2, 2, 2, 3, 3, 3, 3]
+    assert batch.position.tolist() == [0, 1, 0, 0, 1, 2, 0, 1, 2, 3]
+    assert batch.slot.tolist() == [0, 1, 4, 8, 9, 10, 12, 13, 14, 15]
     assert not batch.rectangular
+
+
+def test_where_there_are_tokens_in_the_padded_view() -> None:
+    """True = may look."""
+    looks = batch_of(2, 1, 3).may_look
+    assert looks is not None and looks.shape == (3, 1, 1, 3)
+    assert looks[:, 0, 0].tolist() == [[True, True, False], [True, False, False], [True, True, True]]
+    assert batch_of(2, 2).may_look is None
 
 
 def test_newest_token_of_each_user() -> None:

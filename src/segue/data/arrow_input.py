@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from segue.data.blocks import ROW, Block
 from segue.errors import InputError
 
-BLOCK_ROWS = 1 << 18
+BLOCK_ROWS = 1 << 17
 SAMPLE_ROWS = 200
 
 
@@ -69,7 +69,7 @@ class TableInput:
 
     def __init__(self, table: Any, *, label: str) -> None:
         self.label = label
-        self._frame = _narwhal(table)
+        self._frame = _narwhal(table, label)
         self.names = list(self._frame.columns)
         self.size = len(self._frame)
         if not self.size:
@@ -98,13 +98,22 @@ class TableInput:
 
 
 def is_table(source: Any) -> bool:
-    """Whether narwhals knows it as a data frame."""
-    return isinstance(nw.from_native(source, pass_through=True), nw.DataFrame | nw.LazyFrame)
+    """Whether narwhals knows it as a data frame, perhaps one it will not take."""
+    try:
+        return isinstance(nw.from_native(source, pass_through=True), nw.DataFrame | nw.LazyFrame)
+    except (nw.exceptions.NarwhalsError, ValueError):
+        return True
 
 
-def _narwhal(table: Any) -> nw.DataFrame[Any]:
-    frame = nw.from_native(table)
-    return frame.collect() if isinstance(frame, nw.LazyFrame) else frame
+def _narwhal(table: Any, label: str) -> nw.DataFrame[Any]:
+    try:
+        frame = nw.from_native(table)
+    except (nw.exceptions.NarwhalsError, ValueError) as error:
+        raise InputError(f"{label} cannot be used: {_first_line(error)}.") from error
+    frame = frame.collect() if isinstance(frame, nw.LazyFrame) else frame
+    if not all(isinstance(name, str) for name in frame.columns):
+        raise InputError(f"{label} has columns whose names are not text ({list(frame.columns)[:5]}…); rename them.")
+    return frame
 
 
 def _block(columns: Mapping[str, Any], done: int) -> Block:

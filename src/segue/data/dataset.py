@@ -69,7 +69,10 @@ class Data:
 
     @cached_property
     def split(self) -> Split:
-        return made_split(self.sequences, self.manifest["split"])
+        said = self.manifest["split"]
+        if said["kind"] == "last":
+            return split_last(self.sequences)
+        return split_time(self.sequences, valid_from=said["valid_from"], test_from=said["test_from"])
 
     @property
     def kinds(self) -> list[str]:
@@ -96,13 +99,6 @@ class Data:
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={self.manifest['counts'][name]}" for name in ("users", "items", "events"))
         return f"Data({str(self.folder)!r}, {counts})"
-
-
-def made_split(sequences: Sequences, said: dict[str, Any]) -> Split:
-    """The split that a manifest describes."""
-    if said["kind"] == "last":
-        return split_last(sequences)
-    return split_time(sequences, valid_from=said["valid_from"], test_from=said["test_from"])
 
 
 def _array(folder: Path, name: str, manifest: dict[str, Any]) -> np.ndarray | None:

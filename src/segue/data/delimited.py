@@ -21,7 +21,7 @@ from segue.data.streams import NOT_UTF8, LogBytes, read_sample
 from segue.data.times import looks_like_number_or_time
 from segue.errors import InputError
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 8 << 20
 SAMPLE_BYTES = 1 << 20
 SAMPLE_ROWS = 200
 MOST_COLUMNS = 10_000

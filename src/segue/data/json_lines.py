@@ -13,7 +13,7 @@ from segue.data.blocks import ROW, Block, Malformed
 from segue.data.streams import NOT_UTF8, LogBytes, read_sample
 from segue.errors import InputError
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 8 << 20
 SAMPLE_BYTES = 1 << 20
 SAMPLE_ROWS = 200
 

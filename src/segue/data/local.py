@@ -20,13 +20,13 @@ import numpy as np
 import polars as pl
 
 from segue.data.catalogue import Catalogue, described_items, open_catalogue
-from segue.data.dataset import Data, made_split
+from segue.data.dataset import Data
 from segue.data.gather import Gathered, Log, Progress, TimeLook, gather, look_at_times, open_log
 from segue.data.rules import k_core
 from segue.data.sequences import Sequences
 from segue.data.settings import SPLIT_BY_TIME, PrepareSettings, share
 from segue.data.split import validation_start
-from segue.data.summary import repeat_share, tie_share
+from segue.data.summary import Shares
 from segue.data.times import TimeRule, forced_rule, looks_like_number_or_time, moment
 from segue.data.writer import Numbers, final_numbers, write_sequences, write_table
 from segue.errors import InputError, SettingsError
@@ -221,8 +221,8 @@ def _written(
     progress: Progress,
 ) -> dict[str, Any]:
     """Write every file but the manifest; gives the manifest's facts about them."""
-    gathered = core.gathered
-    total = len(gathered.events)
+    gathered, total = core.gathered, len(core.gathered.events)
+    shares = Shares(_test_from(settings, look.rule))
     repeats = write_sequences(
         folder,
         gathered.events,
@@ -230,6 +230,7 @@ def _written(
         items=core.items,
         kinds=None if core.kinds is None else core.kinds.places,
         timed=look.rule is not None,
+        met=shares.add,
         progress=lambda done: progress("sorting and writing", done, total),
     )
     table = pl.DataFrame({"id": core.items.ids, "count": core.items.counts})
@@ -240,34 +241,36 @@ def _written(
     write_table(folder / "items.parquet", table)
     write_table(folder / "users.parquet", pl.DataFrame({"id": core.users.ids}))
     write_table(folder / "rejected.parquet", gathered.rejected.table())
-    sequences = _opened_arrays(folder)
-    split = _split(sequences, settings, look.rule)
     return {
         "counts": counts,
-        "tie_share": tie_share(sequences) if look.rule is not None else 0.0,
-        "repeat_share": repeat_share(sequences, made_split(sequences, split)),
-        "split": split,
+        "tie_share": shares.tie_share if look.rule is not None else 0.0,
+        "repeat_share": shares.repeat_share,
+        "split": _split(folder, shares.test_from),
         "kinds": [] if core.kinds is None else core.kinds.ids.to_list(),
         "has_time": look.rule is not None and look.rule.dated,
     }
 
 
-def _opened_arrays(folder: Path) -> Sequences:
-    offsets, items, times = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "items", "times"))
-    return Sequences(offsets=offsets, items=items, times=times)
-
-
-def _split(sequences: Sequences, settings: PrepareSettings, rule: TimeRule | None) -> dict[str, Any]:
-    """The split as the manifest tells it."""
+def _test_from(settings: PrepareSettings, rule: TimeRule | None) -> int | None:
+    """The moment from which events are tested, None for `--split last`."""
     if settings.split == "last" or rule is None:
-        return {"kind": "last"}
+        return None
     said = settings.split.removeprefix(SPLIT_BY_TIME)
-    test_from = moment(said, rule)
-    if test_from is None:
+    found = moment(said, rule)
+    if found is None:
         raise SettingsError(
             f"--split time:{said} is neither a date nor a number in the unit of the times ({rule.description()})."
         )
-    return {"kind": "time", "valid_from": validation_start(sequences, test_from=test_from), "test_from": test_from}
+    return found
+
+
+def _split(folder: Path, test_from: int | None) -> dict[str, Any]:
+    """The split as the manifest tells it."""
+    if test_from is None:
+        return {"kind": "last"}
+    offsets, items, times = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "items", "times"))
+    written = Sequences(offsets=offsets, items=items, times=times)
+    return {"kind": "time", "valid_from": validation_start(written, test_from=test_from), "test_from": test_from}
 
 
 def _counts(core: _Core, duplicates: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from segue.data.times import WHOLE, TimeRule, read_times
 
 Collect = Callable[[nw.LazyFrame[Any]], nw.DataFrame[Any]]
 
-NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,2})?$"
+NUMBER = r"^[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?$"
 
 
 def judge(frame: nw.LazyFrame[Any], roles: Collection[Role], rule: TimeRule | None) -> nw.LazyFrame[Any]:

@@ -25,13 +25,13 @@ _SURROGATES = re.compile("[\udc80-\udcff]")
 
 def check_file(path: Path) -> bytes:
     """Refuse what is not a file that can be read here; gives enough of it to know it by."""
-    if not path.exists():
-        raise InputError(f"{path} does not exist.")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; give the files in it, such as {path}/*.")
-    if not path.is_file():
-        raise InputError(f"{path} is not a regular file; it is read twice, so save it to a file first.")
     try:
+        if not path.exists():
+            raise InputError(f"{path} does not exist.")
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; give the files in it, such as {path}/*.")
+        if not path.is_file():
+            raise InputError(f"{path} is not a regular file; it is read twice, so save it to a file first.")
         with path.open("rb") as file:
             head = file.read(8)
     except OSError as error:

@@ -1,40 +1,57 @@
-"""A data folder's manifest → what `prepare` tells its user, and the shares it needs for that."""
+"""What `prepare` tells its user: a manifest → lines, and the shares of ties and repeats that it holds."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from segue.data.events import stable_order
 from segue.data.sequences import Sequences
-from segue.data.split import Split
-
-USERS_AT_A_TIME = 1 << 17
+from segue.data.split import split_last, split_time
 
 
-def tie_share(sequences: Sequences) -> float:
-    """The share of users whose last event has the same time as the one before."""
-    offsets = np.asarray(sequences.offsets)
-    last = offsets[1:][np.diff(offsets) >= 2] - 1
-    return float((sequences.times[last] == sequences.times[last - 1]).sum() / max(1, sequences.n_users))
+@dataclass(slots=True)
+class Shares:
+    """Ties and repeats, counted over stretches of whole users while they are at hand."""
 
+    test_from: int | None
+    """The moment of `--split time:WHEN`; None for `--split last`."""
+    users: int = 0
+    tied: int = 0
+    targets: int = 0
+    repeats: int = 0
 
-def repeat_share(sequences: Sequences, split: Split) -> float:
-    """The share of test targets that occur in their history: that are not their user's first event with the item."""
-    repeats = targets = 0
-    for begin in range(0, sequences.n_users, USERS_AT_A_TIME):
-        end = min(begin + USERS_AT_A_TIME, sequences.n_users)
-        offsets = np.asarray(split.offsets[begin : end + 1])
-        start = int(offsets[0])
-        users = np.repeat(np.arange(end - begin), np.diff(offsets))
-        items = np.asarray(sequences.items[start : int(offsets[-1])])
-        tested = np.arange(start, int(offsets[-1])) >= np.asarray(split.valid_end[begin:end])[users]
-        order = stable_order(users << 32 | items)
-        again = (np.diff(users[order]) == 0) & (np.diff(items[order]) == 0)
-        repeats += int(tested[order[1:]][again].sum())
-        targets += int(tested.sum())
-    return repeats / max(1, targets)
+    @property
+    def tie_share(self) -> float:
+        """The share of users whose last event has the same time as the one before."""
+        return self.tied / max(1, self.users)
+
+    @property
+    def repeat_share(self) -> float:
+        """The share of test targets that occur in their history."""
+        return self.repeats / max(1, self.targets)
+
+    def add(self, sequences: Sequences) -> None:
+        """Count some users in."""
+        lengths = np.diff(sequences.offsets)
+        last = sequences.offsets[1:][lengths >= 2] - 1
+        self.users += sequences.n_users
+        self.tied += int((sequences.times[last] == sequences.times[last - 1]).sum())
+        first_target = np.repeat(self._first_targets(sequences), lengths)
+        tested = np.arange(sequences.n_events) >= first_target
+        users = np.repeat(np.arange(sequences.n_users), lengths)
+        order = stable_order(users << 32 | sequences.items)
+        # an event is a repeat unless it is its user's first one with the item
+        again = (np.diff(users[order]) == 0) & (np.diff(sequences.items[order]) == 0)
+        self.repeats += int(tested[order[1:]][again].sum())
+        self.targets += int(tested.sum())
+
+    def _first_targets(self, sequences: Sequences) -> np.ndarray:
+        if self.test_from is None:
+            return split_last(sequences).valid_end
+        return split_time(sequences, valid_from=self.test_from, test_from=self.test_from).valid_end
 
 
 def summary_lines(manifest: dict[str, Any]) -> list[str]:

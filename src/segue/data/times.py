@@ -42,11 +42,11 @@ UNITS: dict[str, Unit] = {
 NAMES: dict[str, str] = {name: unit.name for name, unit in UNITS.items()} | {"iso": "ISO 8601"}
 
 # Nothing that matches WHOLE overflows 64 bits; [0-9] because \d takes every script's digits.
-WHOLE = r"^-?([0-9]{1,18}|[1-8][0-9]{18})$"
-DECIMAL = r"^-?[0-9]{1,18}(\.[0-9]+([eE][+-]?[0-9]{1,2})?|[eE][+-]?[0-9]{1,2})$"
+WHOLE = r"^-?(?:[0-9]{1,18}|[1-8][0-9]{18})$"
+DECIMAL = r"^-?[0-9]{1,18}(?:\.[0-9]+(?:[eE][+-]?[0-9]{1,2})?|[eE][+-]?[0-9]{1,2})$"
 ISO = (
     r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
-    r"([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,9})?)?( ?(Z|UTC|[+-][0-9]{2}(:?[0-9]{2})?))?)?$"
+    r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?(?: ?(?:Z|UTC|[+-][0-9]{2}(?::?[0-9]{2})?))?)?$"
 )
 COMMON = 0.001  # a form with this share of the rows is no stray mistake
 
@@ -172,7 +172,7 @@ def _read_iso(frame: nw.LazyFrame[Any], rule: TimeRule) -> nw.LazyFrame[Any]:
         "second": digits(text.str.slice(17, 2), where=text.str.slice(16, 1) == ":").fill_null(0),
     }
     if rule.tails:
-        rest = nw.when(text.str.len_chars() > 16).then(text.str.replace_all("^.{16}(:[0-9]{2})?", ""))
+        rest = nw.when(text.str.len_chars() > 16).then(text.str.replace_all("^.{16}(?::[0-9]{2})?", ""))
         frame = frame.with_columns(rest.alias("_rest"))
         fields |= _tail_fields(nw.col("_rest"))
     return with_microseconds(frame, fields, zone=rule.zone)

@@ -11,7 +11,8 @@ from typing import IO
 import numpy as np
 import polars as pl
 
-from segue.data.events import EventTable, repeated, tied
+from segue.data.events import Chunk, EventTable, repeated, tied
+from segue.data.sequences import Sequences
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,11 +62,13 @@ def write_sequences(
     items: Numbers,
     kinds: np.ndarray | None,
     timed: bool,
+    met: Callable[[Sequences], None],
     progress: Callable[[int], None],
 ) -> int:
     """Write offsets, items, times, kinds and values; empties `events`. Gives the number of repeated events met.
 
     kinds: [all] the final number of each running number of a kind, where the log has kinds.
+    met: shown what is written, some whole users at a time.
     """
     n_users, all_users = len(users.ids), len(users.places)
     total = int(users.counts.sum())
@@ -82,17 +85,30 @@ def write_sequences(
             doubtful = sorted_events.take(tied(sorted_events)) if timed else sorted_events
             repeats += int(repeated(doubtful, timed=timed).sum())
             kept = (sorted_events.user < n_users) & (items.places[sorted_events.item] < len(items.ids))
-            chosen = sorted_events.take(kept)
-            arrays["items"].append(items.places[chosen.item] + 1)
-            arrays["times"].append(chosen.time)
-            if kinds is not None and chosen.kind is not None:
-                arrays["kinds"].append(kinds[chosen.kind])
-            if chosen.value is not None:
-                arrays["values"].append(chosen.value)
             done += len(sorted_events)
+            _append(arrays, sorted_events.take(kept), items=items, kinds=kinds, met=met)
             progress(done)
     events.chunks.clear()
     return repeats
+
+
+def _append(
+    arrays: dict[str, _Array],
+    events: Chunk,
+    *,
+    items: Numbers,
+    kinds: np.ndarray | None,
+    met: Callable[[Sequences], None],
+) -> None:
+    numbers = (items.places[events.item] + 1).astype(np.int32)
+    arrays["items"].append(numbers)
+    arrays["times"].append(events.time)
+    if kinds is not None and events.kind is not None:
+        arrays["kinds"].append(kinds[events.kind])
+    if events.value is not None:
+        arrays["values"].append(events.value)
+    starts = np.flatnonzero(np.diff(events.user, prepend=~events.user[:1]))
+    met(Sequences(offsets=np.append(starts, len(events)), items=numbers, times=events.time))
 
 
 def write_table(path: Path, table: pl.DataFrame) -> None:

@@ -40,7 +40,7 @@ class Dropout(nn.Module):
 
     def __init__(self, share: float) -> None:
         super().__init__()
-        self.dropped = round(share * STEPS)
+        self.dropped = min(round(share * STEPS), STEPS - 1)  # something is always kept
         self.generator: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ class PackedBatch:
     @property
     def last(self) -> Tensor:
         """Each user's newest token."""
+        assert not (self.lengths < 1).any(), "a user without events has no newest token: this would be another's"
         return self.ends - 1  # [B]
 
 

@@ -39,5 +39,6 @@ def load_model(folder: Path) -> SequenceModel:
         model = build_model(description.settings, description.n_items, generator=torch.Generator())
         model.load_state_dict(weights)
     except (OSError, msgspec.MsgspecError, SafetensorError, RuntimeError) as error:
-        raise FolderError(f"The model in {folder} cannot be read: {error}. Train it again.") from error
+        reason = str(error).splitlines()[0].rstrip(":.")
+        raise FolderError(f"The model in {folder} cannot be read ({reason}); train it again.") from error
     return model.eval().requires_grad_(requires_grad=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -34,6 +35,8 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
                 "objective.loss = 'sampled-softmax' needs objective.sampler ('uniform' or 'popularity') and "
                 f"objective.negatives of at least 1, got {self.sampler!r} and {self.negatives}."
             )
+        if not math.isfinite(self.power):
+            raise SettingsError(f"objective.power must be a finite number, got {self.power}.")
         if self.power != 1.0 and self.sampler != "popularity":
             raise SettingsError(
                 "objective.power belongs to objective.sampler = 'popularity': leave it out, or choose that."

@@ -48,8 +48,8 @@ def _surprise(tile: Tensor, answers: Tensor) -> Tensor:
     answer_score = tile.gather(1, answers)[:, 0]
     top = tile.amax(1)
     torch.softmax(tile, 1, out=tile)
-    log_total = top - tile.amax(1).log()  # the largest probability never underflows, the answer's may
-    return log_total - answer_score
+    # The largest probability never underflows, the answer's may; large scores cancel before anything small is added.
+    return (top - answer_score) - tile.amax(1).log()
 
 
 def full_softmax(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -71,8 +71,8 @@ def sampled_softmax(positive: Tensor, negatives: Tensor, weights: Tensor | None 
     Inputs: the answers' scores [M], the negatives' [M, K], weights [M]. Choose it for large catalogues.
     With every item drawn once and the collision masked it is `full_softmax`.
     """
-    log_total = torch.cat((positive[:, None], negatives), dim=1).logsumexp(1)  # finite even if all negatives collide
-    return ((log_total - positive) * _normalised(weights, positive)).sum()
+    lead = torch.cat((torch.zeros_like(positive)[:, None], negatives - positive[:, None]), dim=1)
+    return (lead.logsumexp(1) * _normalised(weights, positive)).sum()  # finite even if all negatives collide
 
 
 def shared_scores(

@@ -70,7 +70,7 @@ class Recommender:
         if missing:
             raise FolderError(f"{folder} is damaged: it has no {missing[0]}; train again.")
         # Only what is read here: the state of training beside it is larger than all the rest.
-        folders.verify_contents(folder, {"files": {name: manifest["files"][name] for name in NEEDED}}, "run")
+        folders.verify_contents(folder, manifest, "run", names=NEEDED)
         vocabulary = Vocabulary(pl.read_parquet(folder / ITEMS))
         index = ExactIndex.load(folder / INDEX)
         model = load_model(folder)

@@ -135,10 +135,7 @@ def _epoch(
         loss = objective.loss(model, hidden, examples, state.generator)
         value = loss.item()
         if not math.isfinite(value):
-            raise TrainingError(
-                f"The loss became {value} in epoch {state.progress.epoch + 1}; the state before that epoch is kept. "
-                "Go on with --resume --set train.learning_rate=… and a lower value."
-            )
+            raise _diverged(f"The loss became {value}", state)
         state.adamw.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         set_step_size(state.adamw, settings, state.progress.step)
@@ -148,9 +145,18 @@ def _epoch(
         total, done = total + value * len(examples.targets), done + len(examples.targets)
         if progress:
             progress(_step(state, epochs, done, windows, loss=total / done, elapsed=time.perf_counter() - began))
+    if not all(bool(weight.isfinite().all()) for weight in weights):
+        raise _diverged("The weights became infinite", state)
     state.progress.epoch += 1
     state.progress.seconds.append(time.perf_counter() - began)
     state.progress.history.append({"epoch": state.progress.epoch, "loss": total / done, "positions": done})
+
+
+def _diverged(what: str, state: TrainingState) -> TrainingError:
+    return TrainingError(
+        f"{what} in epoch {state.progress.epoch + 1}; the state before that epoch is kept. "
+        "Go on with --resume --set train.learning_rate=… and a lower value."
+    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -37,9 +38,9 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for name, least in (("epochs", 1), ("patience", 1), ("tokens", 2), ("warmup", 0), ("seed", 0), ("threads", 0)):
             if getattr(self, name) < least:
                 raise SettingsError(f"train.{name} must be at least {least}, got {getattr(self, name)}.")
-        if not self.learning_rate > 0:
-            raise SettingsError(f"train.learning_rate must be above 0, got {self.learning_rate}.")
-        if self.weight_decay < 0:
-            raise SettingsError(f"train.weight_decay must be at least 0, got {self.weight_decay}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise SettingsError(f"train.learning_rate must be a number above 0, got {self.learning_rate}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise SettingsError(f"train.weight_decay must be a number of at least 0, got {self.weight_decay}.")
         if not 0 <= self.averaging < 1:
             raise SettingsError(f"train.averaging must lie in [0, 1), got {self.averaging}.")

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from segue.errors import FolderError
+from segue.folders import explained_writing
 
 HEADER = "segue"
 
@@ -65,14 +66,17 @@ class TrainingState:
         tensors["generator"] = self.generator.get_state()
         self.progress.numpy_state = _numpy_state(self.rng)
         beside = path.with_name(f".{path.name}.writing")
-        save_file(tensors, beside, metadata={HEADER: msgspec.json.encode(self.progress).decode()})
-        beside.replace(path)
+        with explained_writing(path):
+            save_file(tensors, beside, metadata={HEADER: msgspec.json.encode(self.progress).decode()})
+            beside.replace(path)
 
     def load(self, path: Path) -> None:
         """Go on from the file: the very next batch is the one that would have come."""
         try:
             with safe_open(path, framework="pt") as file:
                 self.progress = msgspec.json.decode(file.metadata()[HEADER], type=Progress)
+                if len(file.keys()) != len(list(self._tensors())) * 2 + 1:  # as many moments as tensors
+                    raise KeyError("it belongs to a model of another shape")
                 with torch.no_grad():
                     for name, tensor in self._tensors():
                         tensor.copy_(file.get_tensor(name))

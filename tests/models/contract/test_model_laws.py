@@ -71,6 +71,8 @@ def test_a_longer_user_in_the_batch_changes_nothing(builder: str, more: int, dty
     alone, together = states_of(model, users), states_of(model, [users[0], *long, *users[1:]])
     for found, expected in zip([together[0], *together[2:]], alone, strict=True):
         assert_close(found, expected, atol)
+    queries = model.query(packed_of(*users, *long))[:3]
+    assert_close(queries, torch.stack([state[-1] for state in alone]), atol)
 
 
 @every_builder
@@ -109,6 +111,7 @@ def test_users_of_a_batch_are_strangers(builder: str, lengths: list[int], seed: 
     together = states_of(model, users)
     for user, found in zip(users, together, strict=True):
         assert_close(found, states_of(model, [user])[0], 1e-10)
+    assert_close(model.query(packed_of(*users)), torch.stack([state[-1] for state in together]), 1e-10)
 
 
 @every_builder
@@ -133,13 +136,16 @@ def test_counted_from_the_oldest_a_prefix_is_encoded_as_inside_the_whole(builder
 @every_builder
 @tied_or_not
 def test_a_query_is_the_state_after_the_newest_event_and_scores_are_its_products(builder: str, tied: bool) -> None:
-    model, users = model_of(builder, tied=tied), random_users([3, 1, 6])
-    query = model.query(packed_of(*users))
-    assert torch.equal(query, torch.stack([state[-1] for state in states_of(model, users)]))
+    """The query of one block and of many, alone and in company."""
+    for depth in (1, 3):
+        model, users = model_of(builder, tied=tied, depth=depth).double(), random_users([3, 1, 6])
+        query = model.query(packed_of(*users))
+        assert_close(query, torch.stack([state[-1] for state in states_of(model, users)]), 1e-10)
+        assert_close(query, torch.cat([model.query(packed_of(user)) for user in users]), 1e-10)
     scores = model.score_all(query)
     assert scores.shape == (3, N_ITEMS + 1)
     expected = np.einsum("bd,vd->bv", query.detach().numpy(), model.item_vectors().detach().numpy())
-    assert_close(scores, torch.from_numpy(expected), 1e-4)
+    assert_close(scores, torch.from_numpy(expected), 1e-10)
 
 
 @every_builder

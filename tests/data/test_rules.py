@@ -1,0 +1,59 @@
+"""The rules give the same on every engine that narwhals knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import narwhals as nw
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from segue.data.rules import judge, k_core
+from segue.data.times import TimeRule
+
+ENGINES: dict[str, Callable[..., Any]] = {"polars": pl.LazyFrame, "arrow": pa.table, "pandas": pd.DataFrame}
+LOG = {
+    "user": ["a", "", "a", None, "b", "b", "c", ""],
+    "item": ["x", "x", "", "y", "y", "x", "z", ""],
+    "time": ["2024-01-01", "2024-01-01", "2024-01-01", "2024-01-01", "soon", "", "2024-01-01 00:01", "x"],
+    "value": ["1.5", "2", "2", "2", "2", "2", "much", "2"],
+    "order": ["1", "2", "3", "4", "5", "6", "7", "8"],
+}
+
+
+def collected(frame: nw.LazyFrame[Any]) -> nw.DataFrame[Any]:
+    return frame.collect()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_row_is_judged_by_the_first_rule_it_breaks(engine: str) -> None:
+    frame = nw.from_native(ENGINES[engine](LOG)).lazy()
+    judged = judge(frame, ["user", "item", "time", "value", "order"], TimeRule(form="iso")).collect()
+    reasons = [None if reason is None or reason != reason else reason for reason in judged["reason"].to_list()]
+    assert reasons == [
+        *(None, "no user", "no item", "no user", "unreadable time", "no time", "unreadable value", "no user"),
+    ]
+    assert judged["microseconds"].to_list()[0] == 1_704_067_200_000_000
+    assert judged["amount"].to_list()[:2] == [1.5, 2.0]
+    assert judged["place"].to_list() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_numbers_of_tables_need_no_reading(engine: str) -> None:
+    columns = {"user": ["a", "a"], "item": ["x", "y"], "time": [1_600_000_000, 5], "value": [0.5, float("nan")]}
+    judged = judge(nw.from_native(ENGINES[engine](columns)).lazy(), list(columns), TimeRule(form="s")).collect()  # type: ignore[arg-type]
+    reasons = judged["reason"].to_list()
+    assert reasons[1] == "time is not in seconds"
+    assert reasons[0] is None or reasons[0] != reasons[0]
+    assert judged["amount"].to_list()[0] == 0.5
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_core(engine: str) -> None:
+    events = {"user": [1, 1, 2, 2, 3, 3, 4], "item": [7, 8, 7, 8, 7, 9, 9]}
+    users, items = k_core(nw.from_native(ENGINES[engine](events)).lazy(), min_user=2, min_item=2, collect=collected)
+    assert sorted(zip(users["user"].to_list(), users["events"].to_list(), strict=True)) == [(1, 2), (2, 2)]
+    assert sorted(zip(items["item"].to_list(), items["events"].to_list(), strict=True)) == [(7, 2), (8, 2)]

@@ -1,0 +1,545 @@
+"""Every command as its users meet it: what it prints, what `--json` prints, what each option does, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import polars as pl
+import pytest
+from command_line import CommandLine, tree
+from planted_logs import cycle_log
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+ITEMS = [f"i{number:02}" for number in range(12)]
+
+OPTIONS = {
+    "demo": "--no-serve --out --port --json",
+    "prepare": "--out --user --item --time --value --kind --items --min-user --min-item --split --time-format "
+    "--time-zone --order --drop-duplicates --max-rejected --overwrite --json",
+    "train": "--out --recipe --set --resume --all --json",
+    "recipes": "--json",
+    "evaluate": "--data --at --json",
+    "compare": "--html --json",
+    "recommend": "--history --user --users --out -k --data --keep-seen --no-keep-seen --exclude --only --json",
+    "similar": "-k --json",
+    "serve": "--host --port --json",
+}
+
+
+def ids(answer: dict[str, Any]) -> list[str]:
+    return [item["id"] for item in answer["items"]]
+
+
+# --- the way in ---------------------------------------------------------------------------------------------------
+
+
+def test_version(line: CommandLine) -> None:
+    assert line.does("--version") == f"segue {version('segue')}\n"
+
+
+def test_help_names_every_command(line: CommandLine) -> None:
+    printed = line.does("--help")
+    assert all(command in printed for command in OPTIONS)
+    assert line.does("-h") == printed
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_help_names_every_option_and_no_other(line: CommandLine, command: str) -> None:
+    printed = line.does(command, "--help")
+    assert set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", printed)) - {"-h", "--help"} == set(OPTIONS[command].split())
+
+
+def test_help_and_version_in_a_real_process(segue_command: Command, tmp_path: Path) -> None:
+    done = segue_command("--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"segue {version('segue')}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("recommend", "run"), "exactly one of --history, --user and --users"),
+        (("recommend", "run", "--history", "a", "--user", "b"), "exactly one of --history, --user and --users"),
+        (("recommend", "run", "--users", "f", "--out", "o", "--user", "b"), "exactly one of"),
+        (("recommend", "run", "--users", "users.csv"), "--users and --out belong together"),
+        (("recommend", "run", "--history", "a", "--out", "answers"), "--users and --out belong together"),
+        (("recommend", "run", "--history", "a", "-k", "many"), "'-k': Input should be a valid integer"),
+        (("prepare", "log.csv"), "Missing option '--out'"),
+        (("prepare", "--out", "data"), "Missing argument 'FILE...'"),
+        (("prepare", "log.csv", "--out", "data", "--engine", "spark"), "No such option: --engine"),
+        (("prepare", "log.csv", "--out", "data", "--min-user", "0"), "--min-user"),
+        (("train", "data"), "Missing option '--out'"),
+        (("similar", "run"), "Missing argument"),
+        (("compare",), "Missing argument"),
+        (("serve", "run", "--port", "high"), "'--port': Input should be a valid integer"),
+        (("explain", "run"), "No such command 'explain'"),
+    ],
+)
+def test_wrong_usage(line: CommandLine, arguments: tuple[str, ...], says: str) -> None:
+    line.refuses(*arguments, says=(says,), code=2)
+
+
+def test_wrong_usage_in_a_real_process(segue_command: Command, tmp_path: Path) -> None:
+    done = segue_command("prepare", "log.csv", "--colour", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "--colour" in done.stderr
+    assert tree(tmp_path) == {}
+
+
+# --- prepare ------------------------------------------------------------------------------------------------------
+
+
+def write_events(folder: Path, columns: dict[str, list[Any]], name: str = "log.csv") -> None:
+    pl.DataFrame(columns).write_csv(folder / name)
+
+
+def two_users(**more: list[Any]) -> dict[str, list[Any]]:
+    """Two users with three events each, of items a, b and c in this order; a column given replaces one of these."""
+    times = [1_700_000_000 + step for step in (0, 1, 2)]
+    columns: dict[str, list[Any]] = {"user": ["u"] * 3 + ["v"] * 3, "item": list("abcabc"), "time": times * 2}
+    return columns | more
+
+
+LOW = ("--min-user", "1", "--min-item", "1")
+
+
+def prepared(line: CommandLine, *options: object, out: str = "data") -> tuple[dict[str, Any], Path]:
+    return line.answers("prepare", "log.csv", "--out", out, *LOW, *options), line.folder / out
+
+
+def array(folder: Path, name: str) -> list[Any]:
+    return list(np.load(folder / f"{name}.npy").tolist())
+
+
+def test_prepare_says_what_it_found_and_made(line: CommandLine) -> None:
+    (line.folder / "log.csv").write_text(cycle_log())
+    body = line.answers("prepare", "log.csv", "--out", "data")
+    assert body["folder"] == "data"
+    assert body == {"folder": "data", **json.loads((line.folder / "data" / "manifest.json").read_text())}
+    assert body["counts"] == {
+        "rows": 840,
+        "kept": 840,
+        "rejected": {},
+        "duplicates": 0,
+        "users": 60,
+        "items": 12,
+        "events": 840,
+    }
+    printed = line.does("prepare", "log.csv", "--out", "again")
+    assert "user = 'user' (found), item = 'item' (found), time = 'timestamp' (found)" in printed
+    assert "60 users, 12 items, 840 events" in printed
+    assert "Next: segue train again --out RUN" in printed
+
+
+def test_prepare_columns_by_name(line: CommandLine) -> None:
+    write_events(line.folder, {"who": list("uuuvvv"), "user": list("abcabc"), "n": [3, 2, 1, 3, 2, 1]})
+    body, folder = prepared(line, "--user", "who", "--item", "user", "--time", "n")
+    assert body["settings"]["columns"] == {"user": "who", "item": "user", "time": "n"}
+    assert body["settings"]["found"] == []
+    assert array(folder, "items") == [3, 2, 1] * 2  # c before b before a
+
+
+def test_prepare_several_files_in_their_order(line: CommandLine) -> None:
+    write_events(line.folder, {"user": ["u"] * 2, "item": ["c", "a"]})
+    write_events(line.folder, {"user": ["u"] * 2, "item": ["b", "a"]}, "more.csv")
+    body, folder = prepared(line, "more.csv")
+    assert body["settings"]["time"]["form"] == "row order"
+    assert array(folder, "items") == [3, 1, 2, 1]
+    assert [Path(source["path"]).name for source in body["source"]] == ["log.csv", "more.csv"]
+
+
+def test_prepare_minima(line: CommandLine) -> None:
+    """d occurs once and w has one event; without d, and then without w, nothing else falls."""
+    write_events(line.folder, {"user": list("uuuvvvvw"), "item": list("abcabcda")})
+    every = line.answers("prepare", "log.csv", "--out", "every", "--min-user", "1", "--min-item", "1")["counts"]
+    assert (every["users"], every["items"], every["events"]) == (3, 4, 8)
+    users = line.answers("prepare", "log.csv", "--out", "users", "--min-user", "2", "--min-item", "1")["counts"]
+    assert (users["users"], users["items"], users["events"]) == (2, 4, 7)
+    items = line.answers("prepare", "log.csv", "--out", "items", "--min-user", "1", "--min-item", "2")["counts"]
+    assert (items["users"], items["items"], items["events"]) == (3, 3, 7)
+
+
+def test_prepare_order(line: CommandLine) -> None:
+    same = [1_700_000_000] * 6
+    write_events(line.folder, two_users(time=same, place=[3, 2, 1, 1, 2, 3]))
+    body, folder = prepared(line, out="rows")
+    assert array(folder, "items") == [1, 2, 3, 1, 2, 3]
+    assert body["tie_share"] == 1.0
+    _, folder = prepared(line, "--order", "place", out="places")
+    assert array(folder, "items") == [3, 2, 1, 1, 2, 3]
+
+
+def test_prepare_kind_and_value(line: CommandLine) -> None:
+    write_events(line.folder, two_users(what=["view", "buy", "view"] * 2, stars=[1.5, 2.0, 3.0, 4.0, 4.5, 5.0]))
+    _, folder = prepared(line, out="neither")
+    assert not (folder / "kinds.npy").exists()
+    assert not (folder / "values.npy").exists()
+    body, folder = prepared(line, "--kind", "what", "--value", "stars")
+    assert [body["kinds"][kind] for kind in array(folder, "kinds")] == ["view", "buy", "view"] * 2
+    assert array(folder, "values") == [1.5, 2.0, 3.0, 4.0, 4.5, 5.0]
+
+
+def test_prepare_time_zone(line: CommandLine) -> None:
+    """New York is five hours behind UTC in January and four in July; a written offset stands."""
+    local = ["2024-01-01T00:00:00", "2024-07-01T00:00:00", "2024-07-01T12:00:00+02:00"]
+    write_events(line.folder, two_users(time=local * 2))
+    _, utc = prepared(line, out="utc")
+    _, york = prepared(line, "--time-zone", "America/New_York", out="york")
+    hours = (np.array(array(york, "times")) - np.array(array(utc, "times"))) / 3_600_000_000
+    assert hours.tolist() == [5, 4, 0] * 2
+    assert array(utc, "times")[0] == 1_704_067_200_000_000
+
+
+def test_prepare_time_format(line: CommandLine) -> None:
+    write_events(line.folder, two_users(time=["03.01.2024 10:00", "02.02.2024 10:00", "01.03.2024 10:00"] * 2))
+    body, folder = prepared(line, "--time-format", "%d.%m.%Y %H:%M")
+    assert body["counts"]["rejected"] == {}
+    assert array(folder, "times")[:3] == [1_704_276_000_000_000, 1_706_868_000_000_000, 1_709_287_200_000_000]
+
+
+def test_prepare_split_at_a_moment(line: CommandLine) -> None:
+    (line.folder / "log.csv").write_text(cycle_log())
+    body = line.answers("prepare", "log.csv", "--out", "data", "--split", "time:2020-09-14T00:00:00Z")
+    assert body["split"]["kind"] == "time"
+    assert body["split"]["test_from"] == 1_600_041_600_000_000
+
+
+def test_prepare_catalogue(line: CommandLine) -> None:
+    write_events(line.folder, two_users())
+    write_events(
+        line.folder, {"id": ["a", "c", "z"], "title": ["Apple", "Cherry", "Zest"], "price": [1, 3, 9]}, "c.csv"
+    )
+    body, folder = prepared(line, "--items", "c.csv")
+    table = pl.read_parquet(folder / "items.parquet")
+    assert table["title"].to_list() == ["Apple", None, "Cherry"]
+    assert table["price"].cast(pl.String).to_list() == ["1", None, "3"]
+    assert body["counts"]["catalogue"]["described"] == 2
+
+
+def test_prepare_max_rejected(line: CommandLine) -> None:
+    write_events(line.folder, two_users(time=["soon", *["2024-01-01", "2024-01-02"] * 2, "2024-01-03"]))
+    options = ("prepare", "log.csv", "--out", "data", *LOW)
+    line.refuses(*options, says=("1 of 6 rows (16.7%)",))
+    line.refuses(*options, "--max-rejected", "0.16", says=("1 of 6 rows (16.7%)",))
+    assert line.answers(*options, "--max-rejected", "17%")["counts"]["kept"] == 5
+
+
+# --- train and recipes --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run like `cycle_run`, from another seed."""
+    from segue.api import train
+
+    out = tmp_path_factory.mktemp("other") / "other"
+    train(cycle_data, out=out, recipe=quick_recipe, overrides=["train.seed=2"])
+    return out
+
+
+def test_train(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
+    """Progress to standard error in plain lines, the result to standard output."""
+    said = line("train", cycle_data, "--out", "run", "--recipe", quick_recipe)
+    assert said.code == 0
+    assert re.findall(r"^epoch +(\d)/3  loss [\d.]+  ndcg@10 [\d.]+", said.err, re.MULTILINE) == ["1", "2", "3"]
+    assert "epoch" not in said.out
+    assert "60 cases" in said.out
+    assert "session-knn" in said.out
+    assert "Next: segue recommend run" in said.out
+    assert [path.name for path in line.folder.iterdir()] == ["run"]
+
+
+def test_train_json(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
+    """Nothing but the object, on either stream."""
+    said = line("train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--json")
+    assert said.err == ""
+    body = json.loads(said.out)
+    assert said.out.count("\n") == 1
+    report = json.loads((line.folder / "run" / "metrics.json").read_text())
+    assert body == {"folder": "run", "report": report, **json.loads(Path("run/manifest.json").read_text())}
+
+
+def test_train_set_and_all(line: CommandLine, cycle_data: Path) -> None:
+    """The default recipe with small numbers."""
+    changes = ("--set", "train.epochs=2", "--set", "model.width=8", "--set", "model.heads=1", "--set", "model.depth=1")
+    body = line.answers("train", cycle_data, "--out", "run", *changes, "--all")
+    assert body["recipe"] == "esasrec"
+    assert body["training"]["epochs"] == 2
+    assert body["all"] is True
+    assert "trained on every event" in body["report"]["note"]
+    settings = Path("run/settings.toml").read_text()
+    assert "width = 8" in settings
+    assert "epochs = 2" in settings
+    # Every event counts for serving: the catalogue of the run has the counts of the whole log.
+    assert pl.read_parquet("run/items.parquet")["count"].sum() == 840
+    assert line.answers("evaluate", "run") == body["report"]
+
+
+def test_recipes(line: CommandLine) -> None:
+    body = line.answers("recipes")
+    assert list(body) == ["recipes"]
+    assert set(body["recipes"]) == {"esasrec", "sasrec"}
+    printed = line.does("recipes")
+    assert all(name in printed and about["summary"] in printed for name, about in body["recipes"].items())
+
+
+# --- evaluate and compare -----------------------------------------------------------------------------------------
+
+
+def test_evaluate(line: CommandLine, cycle_run: Path) -> None:
+    body = line.answers("evaluate", cycle_run)
+    promised = {"split": "last", "cases": 60, "items": 12, "ties": "pessimistic", "seen": "kept"}
+    promised |= {"unreachable": 0, "unknown": 0, "target_time": False}
+    assert {name: body[name] for name in promised} == promised
+    assert {"hit@10", "ndcg@10", "mrr@10", "coverage@10"} <= set(body["metrics"])
+    low, high = body["intervals"]["ndcg@10"]
+    assert low <= body["metrics"]["ndcg@10"] <= high
+    assert {"popularity", "recent-popularity", "last-item", "session-knn"} == set(body["baselines"])
+    assert body["baselines"]["last-item"]["hit@1"] == 1.0  # on a cycle the last item says it all
+    assert body == json.loads((cycle_run / "metrics.json").read_text())
+
+
+def test_evaluate_at(line: CommandLine, cycle_run: Path) -> None:
+    metrics = line.answers("evaluate", cycle_run, "--at", "1,3,12")["metrics"]
+    assert sorted(int(name[4:]) for name in metrics if name.startswith("hit@")) == [1, 3, 12]
+    assert metrics["hit@12"] == 1.0  # of 12 items
+    printed = line.does("evaluate", cycle_run, "--at", "3")
+    assert "hit@3" in printed
+    assert "hit@10" not in printed
+
+
+def test_compare(line: CommandLine, cycle_run: Path, other_run: Path) -> None:
+    body = line.answers("compare", cycle_run, other_run)
+    assert [run["name"] for run in body["runs"]] == ["cycle", "other"]
+    ndcg = [run["report"]["metrics"]["ndcg@10"] for run in body["runs"]]
+    assert body["runs"][0]["differences"] == {}
+    assert body["runs"][1]["differences"]["ndcg@10"]["value"] == pytest.approx(ndcg[1] - ndcg[0])
+    printed = line.does("compare", cycle_run, other_run)
+    assert re.search(r"^other .*\d", printed, re.MULTILINE)
+    assert list(line.folder.iterdir()) == []
+
+
+def test_compare_page(line: CommandLine, cycle_run: Path, other_run: Path) -> None:
+    printed = line.does("compare", cycle_run, other_run, "--html", "page.html")
+    assert "Wrote page.html." in printed
+    page = (line.folder / "page.html").read_text()
+    assert page.lower().startswith("<!doctype html>")
+    assert 'src="data:image/svg+xml;base64,' in page
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//|@import|url\(["']?https?:""", page)
+    assert ">cycle<" in page
+    assert ">other<" in page
+    object_only = line("compare", cycle_run, other_run, "--html", "again.html", "--json")
+    assert json.loads(object_only.out)["depths"]
+    assert (line.folder / "again.html").exists()
+
+
+# --- recommend and similar ----------------------------------------------------------------------------------------
+
+
+def test_recommend(line: CommandLine, cycle_run: Path) -> None:
+    body = line.answers("recommend", cycle_run, "--history", "i01,i02", "-k", "5")
+    assert list(body) == ["items", "unknown", "fallback"]
+    assert (body["unknown"], body["fallback"]) == ([], None)
+    assert len(body["items"]) == 5
+    assert all(list(item) == ["id", "title", "score"] for item in body["items"])
+    scores = [item["score"] for item in body["items"]]
+    assert scores == sorted(scores, reverse=True)
+    printed = line.does("recommend", cycle_run, "--history", "i01,i02", "-k", "5")
+    assert [row.split()[:2] for row in printed.splitlines()] == [
+        [str(rank), name] for rank, name in enumerate(ids(body), start=1)
+    ]
+
+
+def test_recommend_unknown_ids_are_named(line: CommandLine, cycle_run: Path) -> None:
+    body = line.answers("recommend", cycle_run, "--history", 'ghost,"a,b",i01,ghost')
+    assert body["unknown"] == ["ghost", "a,b"]
+    assert body["items"] == line.answers("recommend", cycle_run, "--history", "i01")["items"]
+    assert "Unknown items, left out: ghost" in line.does("recommend", cycle_run, "--history", "ghost,i01")
+
+
+@pytest.mark.parametrize("history", ["", "ghost"])
+def test_recommend_without_history_is_popularity(line: CommandLine, cycle_run: Path, history: str) -> None:
+    body = line.answers("recommend", cycle_run, "--history", history, "-k", "12")
+    counts = dict(pl.read_parquet(cycle_run / "items.parquet").select("id", "count").iter_rows())
+    assert body["fallback"] == "popularity"
+    assert ids(body) == sorted(counts, key=lambda item: (-counts[item], item))
+    assert [item["score"] for item in body["items"]] == [counts[item] for item in ids(body)]
+    assert "most popular" in line.does("recommend", cycle_run, "--history", history)
+
+
+def test_recommend_history_from_a_file(line: CommandLine, cycle_run: Path) -> None:
+    expected = line.answers("recommend", cycle_run, "--history", "i01,i02,i03")
+    entries = [{"item": "i03", "time": 30}, {"item": "i01", "time": 10}, {"item": "i02", "time": 20}]
+    contents = {
+        "row.csv": "i01,i02,i03\n",
+        "rows.csv": "\ufeffi01\r\ni02\r\ni03\r\n",
+        "quoted.csv": '"i01","i02"\n"i03"',
+        "plain.json": '["i01", "i02", "i03"]',
+        "timed.json": json.dumps(entries),
+    }
+    for name, content in contents.items():
+        Path(name).write_text(content, encoding="utf-8", newline="")
+        assert line.answers("recommend", cycle_run, "--history", f"@{name}") == expected, name
+    Path("broken.json").write_text('["i01"')
+    line.refuses("recommend", cycle_run, "--history", "@broken.json", says=("broken.json looks like JSON",))
+    Path("entry.json").write_text('[{"article": "i01"}]')
+    says = ("item, time, kind, value", "article")
+    line.refuses("recommend", cycle_run, "--history", "@entry.json", says=says)
+
+
+def test_recommend_limits(line: CommandLine, cycle_run: Path) -> None:
+    asked = ("recommend", cycle_run, "--history", "i01,i02", "-k", "12")
+    kept = line.answers(*asked, "--keep-seen")
+    assert sorted(ids(kept)) == ITEMS
+    assert line.answers(*asked) == kept  # the log repeats, so the run was measured that way
+    assert ids(line.answers(*asked, "--no-keep-seen")) == [item for item in ids(kept) if item not in ("i01", "i02")]
+    assert ids(line.answers(*asked, "--exclude", "i05,ghost")) == [item for item in ids(kept) if item != "i05"]
+    only = [item for item in ids(kept) if item in ("i03", "i07")]
+    assert ids(line.answers(*asked, "--only", "i07,i03,ghost")) == only
+    Path("only.txt").write_text("i03\ni07\n")
+    assert ids(line.answers(*asked, "--only", "@only.txt")) == only
+    assert ids(line.answers(*asked, "--only", "@only.txt", "--exclude", "@only.txt")) == []
+    assert ids(line.answers("recommend", cycle_run, "--history", "", "--only", "i07,i03", "--exclude", "i03")) == [
+        "i07"
+    ]
+
+
+def test_recommend_user(line: CommandLine, cycle_run: Path, cycle_data: Path) -> None:
+    log = pl.read_csv(cycle_log().encode())
+    history = log.filter(user="u007").sort("timestamp")["item"]
+    expected = line.answers("recommend", cycle_run, "--history", ",".join(history))
+    assert line.answers("recommend", cycle_run, "--user", "u007") == expected
+    assert line.answers("recommend", cycle_run, "--user", "u007", "--data", cycle_data) == expected
+    line.refuses("recommend", cycle_run, "--user", "ghost", says=("The user 'ghost' is not among the 60 users",))
+
+
+def test_recommend_users(line: CommandLine, cycle_run: Path) -> None:
+    log = pl.read_csv(cycle_log().encode()).sort("timestamp")
+    moment = log.filter(user="u007")["timestamp"][5]
+    Path("users.csv").write_text(f"user,time\nu007,{moment}\nghost,{moment}\nu001,9999999999\n")
+    body = line.answers("recommend", cycle_run, "--users", "users.csv", "--out", "answers", "-k", "3")
+    assert body == {"folder": "answers", "users": 3, "unknown_users": 1, "fallback": 1, "rows": 9, "files": 1}
+    answers = pl.read_parquet("answers/*.parquet")
+    assert answers["user"].to_list() == ["u007"] * 3 + ["ghost"] * 3 + ["u001"] * 3
+    assert answers["rank"].to_list() == [1, 2, 3] * 3
+    histories = {
+        "u007": log.filter((pl.col("user") == "u007") & (pl.col("timestamp") < moment))["item"],
+        "u001": log.filter(user="u001")["item"],
+        "ghost": pl.Series([""]),
+    }
+    for user, history in histories.items():
+        single = line.answers("recommend", cycle_run, "--history", ",".join(history), "-k", "3")
+        assert answers.filter(user=user)["item"].to_list() == ids(single), user
+    limits = ("--exclude", "i01", "--only", "i01,i02")
+    line.does("recommend", cycle_run, "--users", "users.csv", "--out", "few", *limits)
+    assert set(pl.read_parquet("few/*.parquet")["item"]) == {"i02"}
+    printed = line.does("recommend", cycle_run, "--users", "users.csv", "--out", "said")
+    assert "3 users" in printed
+    assert "said" in printed
+
+
+def test_similar(line: CommandLine, cycle_run: Path) -> None:
+    body = line.answers("similar", cycle_run, "i01", "-k", "12")
+    assert sorted(ids(body)) == [item for item in ITEMS if item != "i01"]
+    assert all(-1.001 <= item["score"] <= 1.001 for item in body["items"])  # cosines
+    assert len(line.does("similar", cycle_run, "i01", "-k", "4").splitlines()) == 4
+    line.refuses("similar", cycle_run, "ghost", says=("The item 'ghost' is not one of the 12 items",))
+
+
+def test_titles_are_shown(line: CommandLine, quick_recipe: Path) -> None:
+    (line.folder / "log.csv").write_text(cycle_log())
+    write_events(line.folder, {"item": ITEMS, "title": [f"The {item}, [bold]" for item in ITEMS]}, "catalogue.csv")
+    line.does("prepare", "log.csv", "--items", "catalogue.csv", "--out", "data")
+    line.does("train", "data", "--out", "run", "--recipe", quick_recipe)
+    body = line.answers("recommend", "run", "--history", "i01", "-k", "2")
+    assert all(item["title"] == f"The {item['id']}, [bold]" for item in body["items"])
+    assert f"The {ids(body)[0]}, [bold]" in line.does("recommend", "run", "--history", "i01", "-k", "2")
+
+
+# --- processes that are told to stop ------------------------------------------------------------------------------
+
+
+@contextmanager
+def running(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process of its own, which is gone afterwards whatever happens."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "segue.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_interrupted_training_goes_on(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
+    endless = ("--set", "train.epochs=1000000", "--set", "train.patience=1000000")
+    with running("train", cycle_data, "--out", "run", "--recipe", quick_recipe, *endless, cwd=line.folder) as process:
+        saved = line.folder / "run.partial" / "training.safetensors"
+        deadline = time.monotonic() + 100
+        while not saved.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert f"segue train {cycle_data} --out run --resume" in err.splitlines()[-1]
+    assert [path.name for path in line.folder.iterdir()] == ["run.partial"]
+
+    line.refuses("train", cycle_data, "--out", "run", says=("run.partial holds unfinished training", "--resume"))
+    body = line.answers("train", cycle_data, "--out", "run", "--resume", "--set", "train.epochs=1")
+    assert body["training"]["epochs"] >= 1
+    assert [path.name for path in line.folder.iterdir()] == ["run"]
+    assert line.answers("evaluate", "run") == body["report"]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_serve(line: CommandLine, cycle_run: Path, stop: signal.Signals) -> None:
+    expected = line.answers("recommend", cycle_run, "--history", "i01,i02", "-k", "3")
+    how = ("--json",) if stop == signal.SIGTERM else ()
+    with running("serve", cycle_run, "--port", "0", *how, cwd=line.folder) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()  # said once the port is open
+        url = json.loads(first)["url"] if how else re.findall(r"http://[\d.:]+", first)[0]
+        with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+            ready = client.get("/health/ready")
+            answer = client.post("/recommendations", json={"history": ["i01", "i02"], "k": 3})
+            page = client.get("/schema")
+        process.send_signal(stop)
+        out, err = process.communicate(timeout=60)
+    assert (ready.status_code, answer.status_code, page.status_code) == (200, 200, 200)
+    assert answer.json() == expected
+    assert out == ""
+    assert err == ""
+    assert process.returncode in {signal.SIGINT: (0, 130), signal.SIGTERM: (0, 143, -signal.SIGTERM)}[stop]
+
+
+def test_serve_port_that_cannot_be_had(line: CommandLine, cycle_run: Path) -> None:
+    """Nothing is said to be served before it is."""
+    line.refuses("serve", cycle_run, "--port", "70000", says=("0 to 65535", "70000", "--port"))
+    line.refuses("serve", cycle_run, "--port", "0", "--host", "203.0.113.7", says=("203.0.113.7", "--host"))
+
+
+def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m segue.cli --version | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
