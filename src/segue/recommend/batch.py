@@ -14,7 +14,7 @@ import polars as pl
 from segue import folders
 from segue.data.batch import MICROSECONDS, Batch, cut_by_budget, ragged_rows
 from segue.data.dataset import Data
-from segue.errors import InputError
+from segue.errors import FolderError, InputError
 from segue.recommend.answers import Ranking
 from segue.recommend.history import Entry
 from segue.recommend.recommender import Recommender
@@ -57,6 +57,7 @@ def recommend_users(
     """
     excluded = None if exclude is None else recommender.numbers(exclude, "exclude")
     allowed = None if only is None else recommender.numbers(only, "only")
+    data.verify()  # everything is read anyway
     source = _Histories(data, recommender)
     asked, unknown, fallback = 0, 0, 0
     with folders.complete_folder(Path(out)) as staging:
@@ -81,7 +82,10 @@ def user_history(data: Data, user: str) -> list[Entry]:
         raise InputError(f"The user {user!r} is not among the {len(data.users)} users of {data.folder}.")
     sequences = data.sequences
     rows = range(int(sequences.offsets[number]), int(sequences.offsets[number + 1]))
-    ids = data.vocabulary.ids(sequences.items[rows.start : rows.stop])
+    numbers = np.asarray(sequences.items[rows.start : rows.stop])
+    if numbers.min() < 1 or numbers.max() > len(data.vocabulary):
+        raise FolderError(f"{data.folder / 'items.npy'} is damaged; make the folder again with `segue prepare`.")
+    ids = data.vocabulary.ids(numbers)
     return [
         Entry(
             item=item,
