@@ -42,6 +42,7 @@ def test_gathered_events_carry_everything() -> None:
 
 
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 60))
+@settings(deadline=None)
 def test_groups_keep_the_budget_and_miss_nobody(lengths: list[int], budget: int) -> None:
     groups = cut_by_budget(np.array(lengths, dtype=np.int64), budget)
     assert [index for group in groups for index in group] == list(range(len(lengths)))

@@ -1,4 +1,4 @@
-"""The rules give the same on every engine that narwhals knows."""
+"""The rules give the same on another engine as on the local one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import narwhals as nw
-import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from segue.data.rules import judge, k_core
 from segue.data.times import TimeRule
 
-ENGINES: dict[str, Callable[..., Any]] = {"polars": pl.LazyFrame, "arrow": pa.table, "pandas": pd.DataFrame}
+ENGINES: dict[str, Callable[..., Any]] = {"polars": pl.LazyFrame, "arrow": pa.table}
 LOG = {
     "user": ["a", "", "a", None, "b", "b", "c", ""],
     "item": ["x", "x", "", "y", "y", "x", "z", ""],
@@ -32,8 +31,7 @@ def collected(frame: nw.LazyFrame[Any]) -> nw.DataFrame[Any]:
 def test_a_row_is_judged_by_the_first_rule_it_breaks(engine: str) -> None:
     frame = nw.from_native(ENGINES[engine](LOG)).lazy()
     judged = judge(frame, ["user", "item", "time", "value", "order"], TimeRule(form="iso")).collect()
-    reasons = [None if reason is None or reason != reason else reason for reason in judged["reason"].to_list()]
-    assert reasons == [
+    assert judged["reason"].to_list() == [
         *(None, "no user", "no item", "no user", "unreadable time", "no time", "unreadable value", "no user"),
     ]
     assert judged["microseconds"].to_list()[0] == 1_704_067_200_000_000
@@ -45,9 +43,7 @@ def test_a_row_is_judged_by_the_first_rule_it_breaks(engine: str) -> None:
 def test_numbers_of_tables_need_no_reading(engine: str) -> None:
     columns = {"user": ["a", "a"], "item": ["x", "y"], "time": [1_600_000_000, 5], "value": [0.5, float("nan")]}
     judged = judge(nw.from_native(ENGINES[engine](columns)).lazy(), list(columns), TimeRule(form="s")).collect()  # type: ignore[arg-type]
-    reasons = judged["reason"].to_list()
-    assert reasons[1] == "time is not in seconds"
-    assert reasons[0] is None or reasons[0] != reasons[0]
+    assert judged["reason"].to_list() == [None, "time is not in seconds"]
     assert judged["amount"].to_list()[0] == 0.5
 
 

@@ -84,13 +84,13 @@ def since_1970(when: datetime.datetime) -> int:
     st.lists(st.datetimes(wall_clock(1900), wall_clock(2200)), min_size=1),
     st.sampled_from("T "),
 )
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 def test_iso_agrees_with_python(moments: list[datetime.datetime], between: str) -> None:
     assert read([when.isoformat(sep=between) for when in moments]) == [since_1970(when) for when in moments]
 
 
 @given(st.lists(SPAN, min_size=1), st.sampled_from(["Europe/Berlin", "Africa/Casablanca"]))
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 def test_zones_agree_with_python(moments: list[datetime.datetime], zone: str) -> None:
     moments = [when.replace(microsecond=0) for when in moments]
     expected = [int(when.replace(tzinfo=ZoneInfo(zone)).timestamp()) * MICRO for when in moments]
@@ -173,7 +173,7 @@ def test_formats(text: str, how: str, expected: str, engine: str) -> None:
     st.lists(SPAN, min_size=1),
     st.sampled_from(["%d/%m/%y %H:%M:%S.%f", "%Y%m%d %I:%M:%S %p %f", "%b %d %Y %T,%f", "%B-%d-%Y-%H-%M-%S-%f"]),
 )
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 def test_formats_agree_with_python(moments: list[datetime.datetime], how: str) -> None:
     rule = forced_rule(PrepareSettings(time_format=how))
     assert read([when.strftime(how) for when in moments], rule) == [since_1970(when) for when in moments]

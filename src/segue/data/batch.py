@@ -25,6 +25,17 @@ class Batch:
     kinds: np.ndarray | None = None  # [T] int64
     values: np.ndarray | None = None  # [T] float32
 
+    def tokens(self, chosen: np.ndarray, lengths: np.ndarray, *, asked: np.ndarray | None = None) -> Batch:
+        """The tokens `chosen` (rows, or a mask), of which each user then has `lengths`."""
+        return Batch(
+            items=self.items[chosen],
+            times=self.times[chosen],
+            lengths=lengths,
+            asked=asked,
+            kinds=None if self.kinds is None else self.kinds[chosen],
+            values=None if self.values is None else self.values[chosen],
+        )
+
 
 def ragged_rows(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The rows starts[i] .. starts[i] + lengths[i], one range after another."""
@@ -96,12 +107,4 @@ def newest(batch: Batch, length: int) -> Batch:
         return batch
     ends = np.cumsum(batch.lengths)
     kept = np.minimum(batch.lengths, length)
-    rows = ragged_rows(ends - kept, kept)
-    return Batch(
-        items=batch.items[rows],
-        times=batch.times[rows],
-        lengths=kept,
-        asked=batch.asked,
-        kinds=None if batch.kinds is None else batch.kinds[rows],
-        values=None if batch.values is None else batch.values[rows],
-    )
+    return batch.tokens(ragged_rows(ends - kept, kept), kept, asked=batch.asked)

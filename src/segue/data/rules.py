@@ -77,5 +77,5 @@ def k_core(
 
 
 def _frequent(events: nw.LazyFrame[Any], column: str, least: int, collect: Collect) -> nw.DataFrame[Any]:
-    counted = events.group_by(column).agg(nw.len().cast(nw.Int64).alias("events"))
-    return collect(counted.filter(nw.col("events") >= least))
+    counted = events.group_by(column).agg(nw.len().alias("events")).filter(nw.col("events") >= least)
+    return collect(counted.with_columns(nw.col("events").cast(nw.Int64)))

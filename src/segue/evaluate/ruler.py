@@ -123,14 +123,8 @@ class Ruler:
         lengths = np.bincount(owner[known], minlength=len(histories.lengths))
         some = lengths > 0
         if not known.all() or not some.all():
-            histories = Batch(
-                items=histories.items[known],
-                times=histories.times[known],
-                lengths=lengths[some],
-                asked=None if histories.asked is None else histories.asked[some],
-                kinds=None if histories.kinds is None else histories.kinds[known],
-                values=None if histories.values is None else histories.values[known],
-            )
+            asked = None if histories.asked is None else histories.asked[some]
+            histories = histories.tokens(known, lengths[some], asked=asked)
         scores = scorer.scores(histories) if some.any() else torch.empty(0, len(self.counts))
         assert scores.shape == (some.sum(), len(self.counts)), f"scores of shape {tuple(scores.shape)}"
         if some.all():

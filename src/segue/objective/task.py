@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,14 +29,5 @@ def next_item(batch: Batch) -> Examples:
     inputs[ends - 1] = False
     answers[ends - batch.lengths] = False
     return Examples(
-        inputs=replace(
-            batch,
-            items=batch.items[inputs],
-            times=batch.times[inputs],
-            lengths=batch.lengths - 1,
-            asked=batch.times[ends - 1],
-            kinds=None if batch.kinds is None else batch.kinds[inputs],
-            values=None if batch.values is None else batch.values[inputs],
-        ),
-        targets=batch.items[answers],
+        inputs=batch.tokens(inputs, batch.lengths - 1, asked=batch.times[ends - 1]), targets=batch.items[answers]
     )

@@ -238,14 +238,7 @@ def _take(histories: Batch, rows: np.ndarray, length: int | None) -> Batch:
     lengths = histories.lengths[rows]
     kept = lengths if length is None else np.minimum(lengths, length)
     chosen = ragged_rows(np.cumsum(histories.lengths)[rows] - kept, kept)
-    return Batch(
-        items=histories.items[chosen],
-        times=histories.times[chosen],
-        lengths=kept,
-        asked=None if histories.asked is None else histories.asked[rows],
-        kinds=None if histories.kinds is None else histories.kinds[chosen],
-        values=None if histories.values is None else histories.values[chosen],
-    )
+    return histories.tokens(chosen, kept, asked=None if histories.asked is None else histories.asked[rows])
 
 
 def _left_out(histories: Batch, exclude: np.ndarray | None, *, keep_seen: bool) -> Ragged | None:
