@@ -6,15 +6,17 @@ sorted by time. So nothing is ever copied whole, and equal times keep the order 
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-STRETCH_EVENTS = 1 << 21
+CHUNK_EVENTS = 1 << 20
+STRETCH_EVENTS = 1 << 20
 
 
 class Numbering:
@@ -82,7 +84,7 @@ def text_hashes(texts: pl.Series) -> np.ndarray:
     return np.asarray(texts.hash().to_numpy())
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
     """Events in the order of the log, or sorted by user; the columns a log does not have are None."""
 
@@ -96,38 +98,62 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.user)
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns that are there."""
+        named = ((column.name, getattr(self, column.name)) for column in fields(self))
+        return {name: column for name, column in named if column is not None}
+
     def take(self, rows: np.ndarray | slice) -> Chunk:
-        return Chunk(
-            user=self.user[rows],
-            item=self.item[rows],
-            time=self.time[rows],
-            kind=None if self.kind is None else self.kind[rows],
-            value=None if self.value is None else self.value[rows],
-            order=None if self.order is None else self.order[rows],
-        )
+        return Chunk(**{name: column[rows] for name, column in self.columns().items()})
+
+    def put(self, rows: slice, other: Chunk) -> None:
+        """Write the events of another chunk over these rows."""
+        for name, column in self.columns().items():
+            column[rows] = other.columns()[name]
 
 
 @dataclass(slots=True)
 class EventTable:
-    """All good events of a log, in chunks that follow the log's order."""
+    """All good events of a log, in chunks that follow the log's order.
+
+    The chunks lie in memory of their own, outside the heap: small arrays that stay, scattered between the blocks of
+    text that come and go, would keep several times their size from being used again.
+    """
 
     chunks: list[Chunk] = field(default_factory=list)
+    _room: Chunk | None = None
+    _filled: int = 0
 
     def __len__(self) -> int:
         return sum(map(len, self.chunks))
 
+    def append(self, events: Chunk) -> None:
+        """Copy events to the end."""
+        done = 0
+        while done < len(events):
+            if self._room is None or self._filled == CHUNK_EVENTS:
+                self._room, self._filled = _room_like(events), 0
+                self.chunks.append(self._room)
+            size = min(CHUNK_EVENTS - self._filled, len(events) - done)
+            self._room.put(slice(self._filled, self._filled + size), events.take(slice(done, done + size)))
+            self._filled, done = self._filled + size, done + size
+            self.chunks[-1] = self._room.take(slice(0, self._filled))
+
     def frame(self) -> pl.DataFrame:
         """Users and items for the rules, over the same memory."""
-        if not self.chunks:
-            return pl.DataFrame(schema={"user": pl.UInt32, "item": pl.UInt32})
         frames = [pl.DataFrame({"user": _shared(chunk.user), "item": _shared(chunk.item)}) for chunk in self.chunks]
         return pl.concat(frames, rechunk=False)
 
+    def clear(self) -> None:
+        """Give the memory back."""
+        self.chunks.clear()
+        self._room = None
+
     def renumber_users(self, numbers: np.ndarray) -> None:
-        """Give every user a new number and sort each chunk by it, in place, chunk by chunk."""
-        for index, chunk in enumerate(self.chunks):
-            renumbered = replace(chunk, user=numbers[chunk.user])
-            self.chunks[index] = renumbered.take(stable_order(renumbered.user))
+        """Give every user a new number and sort each chunk by it, in place."""
+        for chunk in self.chunks:
+            chunk.user[:] = numbers[chunk.user]
+            chunk.put(slice(None), chunk.take(stable_order(chunk.user)))
 
     def drop_repeated(self, n_users: int, *, timed: bool) -> int:
         """Leave out events that equal an earlier one; gives their number."""
@@ -140,7 +166,9 @@ class EventTable:
                 marks[index][rows] = found[place : place + size]
                 place += size
         for index, chunk in enumerate(self.chunks):
-            self.chunks[index] = chunk.take(~marks[index])
+            left = slice(0, len(chunk) - int(marks[index].sum()))
+            chunk.put(left, chunk.take(~marks[index]))
+            self.chunks[index] = chunk.take(left)
         return sum(int(mark.sum()) for mark in marks)
 
     def user_counts(self, n_users: int) -> np.ndarray:
@@ -229,15 +257,14 @@ def _slice_of(users: np.ndarray, begin: int, end: int) -> slice:
 
 
 def _concatenated(chunks: list[Chunk]) -> Chunk:
-    def joined(name: str) -> Any:
-        parts = [getattr(chunk, name) for chunk in chunks]
-        return None if parts[0] is None else np.concatenate(parts)
+    parts = [chunk.columns() for chunk in chunks]
+    return Chunk(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
-    return Chunk(
-        user=joined("user"),
-        item=joined("item"),
-        time=joined("time"),
-        kind=joined("kind"),
-        value=joined("value"),
-        order=joined("order"),
-    )
+
+def _room_like(events: Chunk) -> Chunk:
+    """Room for a chunk with the same columns."""
+
+    def room(dtype: np.dtype[Any]) -> np.ndarray:
+        return np.frombuffer(mmap.mmap(-1, CHUNK_EVENTS * dtype.itemsize), dtype=dtype)
+
+    return Chunk(**{name: room(column.dtype) for name, column in events.columns().items()})

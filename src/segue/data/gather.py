@@ -126,23 +126,27 @@ def _take(block: LogBlock, gathered: Gathered, log: Log, rule: TimeRule | None) 
         good = judged.filter(pl.col("reason").is_null())
     gathered.rows += judged.height + len(block.malformed)
     if good.height:
-        gathered.events.chunks.append(_chunk(good, gathered, rule))
+        gathered.events.append(_chunk(good, gathered, rule))
         gathered.kept += good.height
 
 
 def _chunk(good: pl.DataFrame, gathered: Gathered, rule: TimeRule | None) -> Chunk:
     row_order = (gathered.kept + np.arange(good.height)) * MICROSECONDS
-    time = row_order if rule is None else good["microseconds"].to_numpy()
-    chunk = Chunk(user=gathered.users.numbers(good["user"]), item=gathered.items.numbers(good["item"]), time=time)
+    kind = value = None
     if "kind" in good.columns:
-        chunk.kind = gathered.kinds.numbers(good["kind"].fill_null("")).astype(np.uint16)
+        kind = gathered.kinds.numbers(good["kind"].fill_null("")).astype(np.uint16)
         if len(gathered.kinds) > MOST_KINDS:
             raise InputError(f"The --kind column holds more than {MOST_KINDS} different values; expected a few kinds.")
     if "amount" in good.columns:
-        chunk.value = good["amount"].cast(pl.Float32).fill_null(float("nan")).to_numpy()
-    if "place" in good.columns:
-        chunk.order = good["place"].to_numpy()
-    return chunk
+        value = good["amount"].cast(pl.Float32).fill_null(float("nan")).to_numpy()
+    return Chunk(
+        user=gathered.users.numbers(good["user"]),
+        item=gathered.items.numbers(good["item"]),
+        time=row_order if rule is None else good["microseconds"].to_numpy(),
+        kind=kind,
+        value=value,
+        order=good["place"].to_numpy() if "place" in good.columns else None,
+    )
 
 
 class _Watch:

@@ -88,7 +88,7 @@ def write_sequences(
             done += len(sorted_events)
             _append(arrays, sorted_events.take(kept), items=items, kinds=kinds, met=met)
             progress(done)
-    events.chunks.clear()
+    events.clear()
     return repeats
 
 
