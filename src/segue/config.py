@@ -110,7 +110,7 @@ def _section(name: str, table: dict[str, Any]) -> Any:
             raise error.__cause__ from None
         what, _, path = text.partition(" - at `$.")
         key = path.rstrip("`")
-        given = f", got {table[key]!r}" if key in table else ""
+        given = f", got {table[key]!r}" if key in table and repr(table[key]) not in what else ""
         raise SettingsError(
             f"{name}.{key}: {what[0].lower()}{what[1:]}{given}. {_choices(name, key)}".strip()
         ) from error

@@ -98,7 +98,7 @@ def _explained(error: OSError, path: Path) -> FolderError:
     """The sentence for the operating system's refusal to write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FolderError(
-            f"The disk is full: {path} could not be written and nothing was left behind. Free some space."
+            f"The disk is full: {path} could not be written and is not there. Free some space and try again."
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return FolderError(f"No permission to write {path}. Choose a folder you may write to with --out.")
@@ -157,7 +157,8 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
         raise FolderError(f"{path} is damaged ({error}); make the folder again with `{MAKERS[kind]}`.") from error
     found, number = manifest.get("kind"), manifest.get("format")
     if found != kind:
-        raise FolderError(f"{folder} is a {found} folder, expected a {kind} folder made by `{MAKERS[kind]}`.")
+        what = f"a {found} folder" if found in FORMATS else "no segue folder"
+        raise FolderError(f"{folder} is {what}, expected a {kind} folder made by `{MAKERS[kind]}`.")
     if number != FORMATS[kind]:
         raise FolderError(
             f"{folder} has {kind} format {number}, this segue reads format {FORMATS[kind]}; "

@@ -164,7 +164,9 @@ def test_ties_keep_their_order_however_the_work_is_cut(tmp_path: Path, monkeypat
     log = write_csv(tmp_path / "log.csv", rows)
     whole = prepare(log, **EVERYONE)
     assert histories(whole) == by_hand(rows)
-    monkeypatch.setattr(delimited, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(delimited, "READ_BYTES", 500)
+    monkeypatch.setattr(delimited, "BLOCK_ROWS", 60)
+    monkeypatch.setattr(events, "CHUNK_EVENTS", 130)
     monkeypatch.setattr(events, "STRETCH_EVENTS", 70)
     assert digests(prepare(log, **EVERYONE)) == digests(whole)
 

@@ -28,6 +28,12 @@ def read(path: Path, *names: str) -> tuple[list[tuple[Any, ...]], list[Malformed
     return rows, [bad for block in blocks for bad in block.malformed]
 
 
+def cut_small(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Read a few bytes and give a few rows at a time."""
+    monkeypatch.setattr(delimited, "READ_BYTES", size)
+    monkeypatch.setattr(delimited, "BLOCK_ROWS", 3)
+
+
 def numbered(rows: Sequence[tuple[str, ...]]) -> list[tuple[Any, ...]]:
     """Rows with the numbers they have under a header."""
     return [(number, *row) for number, row in enumerate(rows, start=2)]
@@ -50,7 +56,7 @@ def test_a_delimiter_of_two_characters_without_a_header(tmp_path: Path) -> None:
 
 
 def test_two_characters_are_found_across_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "BLOCK_BYTES", 64)
+    cut_small(monkeypatch, 64)
     rows = [(f"user{number}", f"item{number}", f"{number}") for number in range(100)]
     path = tmp_path / "log"
     path.write_text("".join("::".join(row) + "\n" for row in [HEADER, *rows]))
@@ -89,7 +95,7 @@ def test_a_quoted_newline_stays_in_its_field(tmp_path: Path) -> None:
 
 
 def test_ragged_rows_are_told_with_their_number_and_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "BLOCK_BYTES", 32)  # so that rows are numbered across blocks
+    cut_small(monkeypatch, 32)  # so that rows are numbered across blocks
     lines = [f"u{n},i{n},{n}" for n in range(2, 30)]
     lines[3], lines[4], lines[20] = "only,two", "a,b,c,d,e", "x"
     path = tmp_path / "log.csv"
@@ -113,7 +119,7 @@ def test_rows_that_are_not_utf8_are_told_apart_and_others_survive(tmp_path: Path
 
 
 def test_characters_cut_by_the_end_of_a_read_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "BLOCK_BYTES", 61)
+    cut_small(monkeypatch, 61)
     rows = [(f"☕é🙂{number}", "ñ" * 5, str(number)) for number in range(200)]
     path = tmp_path / "log.csv"
     path.write_bytes(csv_text(rows).encode())
@@ -129,7 +135,7 @@ def test_a_quote_that_is_never_closed_is_refused(tmp_path: Path, text: str) -> N
 
 
 def test_a_quote_that_is_never_closed_in_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delimited, "BLOCK_BYTES", 128)
+    cut_small(monkeypatch, 128)
     path = tmp_path / "log.csv"
     path.write_text(csv_text(ROWS * 10) + '"a,b,1\n' + "c,d,2\n" * 100)
     with pytest.raises(InputError, match="is never closed"):

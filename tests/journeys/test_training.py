@@ -14,19 +14,18 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
+from planted_logs import cycle_log
 
 import segue
-from segue.demo.shop import cache_folder, clean, fetch
 from segue.demo.planted import write_planted_shop
+from segue.demo.shop import cache_folder, clean, fetch
 from segue.errors import FolderError, InputError, SettingsError, TrainingError
-
-from planted_logs import cycle_log
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def files_of(run: Path) -> dict[str, bytes]:
-    """What must be equal in equal runs: all but the manifest, which has times, and the settings, which have the epochs."""
+    """What must be equal in equal runs: all but the manifest, which has times, and the settings, with the epochs."""
     names = ("weights.safetensors", "history.jsonl", "ranks.npy", "metrics.json", "items.parquet", "index.safetensors")
     return {name: (run / name).read_bytes() for name in names}
 
@@ -50,7 +49,9 @@ def test_three_statements_on_the_demos_data(tmp_path: Path, quick_recipe: Path) 
 def test_planted_cycle_is_learned(tmp_path: Path, quick_recipe: Path) -> None:
     (tmp_path / "log.csv").write_text(cycle_log())
     data = segue.prepare(tmp_path / "log.csv")
-    model = segue.train(data, recipe=quick_recipe, overrides=["train.epochs=30", "train.patience=30", "evaluate.seen=keep"])
+    model = segue.train(
+        data, recipe=quick_recipe, overrides=["train.epochs=30", "train.patience=30", "evaluate.seen=keep"]
+    )
     assert segue.evaluate(model).metrics["hit@1"] > 0.95
     assert model.recommend(["i03", "i04"], k=1).items[0].id == "i05"
 
@@ -104,7 +105,7 @@ def test_more_epochs_for_a_finished_run(cycle_data: Path, quick_recipe: Path, tm
     segue.train(cycle_data, out=tmp_path / "whole", recipe=quick_recipe, overrides=["train.epochs=6", patient])
     segue.train(cycle_data, out=tmp_path / "short", recipe=quick_recipe, overrides=["train.epochs=2", patient])
     short = files_of(tmp_path / "short")
-    with pytest.raises(SettingsError, match="complete.*train.epochs"):
+    with pytest.raises(SettingsError, match=r"complete.*train\.epochs"):
         segue.train(cycle_data, out=tmp_path / "short", resume=True)
     assert files_of(tmp_path / "short") == short
     segue.train(cycle_data, out=tmp_path / "short", resume=True, overrides=["train.epochs=6"])

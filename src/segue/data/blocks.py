@@ -11,6 +11,11 @@ import polars as pl
 ROW = "row"  # the column of row numbers; the header of a text file is row 1
 
 
+def detached(frame: pl.DataFrame) -> pl.DataFrame:
+    """A copy with memory of its own: some rows of a block otherwise keep the text of the whole block alive."""
+    return pl.DataFrame(pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest())))
+
+
 @dataclass(frozen=True, slots=True)
 class Malformed:
     """A row that is not a row of this log, why, and what stands there."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from segue.data.blocks import LogInput
+from segue.data.blocks import LogInput, detached
 from segue.data.columns import ID_NAMES, TITLE_NAMES, by_rank, listed, named_position
 from segue.data.reader import id_text, open_inputs
 from segue.errors import InputError
@@ -77,7 +77,7 @@ def described_items(
             raise InputError(
                 f"{catalogue.input.label}: the ids have the type {frame.schema['id']}; expected text or numbers."
             )
-        held.append(frame.with_columns(text).join(wanted, on="id", how="semi"))
+        held.append(detached(frame.with_columns(text).join(wanted, on="id", how="semi")))
     if counts["rejected"] > max_rejected * counts["rows"]:
         raise InputError(
             f"{catalogue.input.label}: {counts['rejected']} of {counts['rows']} rows cannot be read, "

@@ -21,7 +21,8 @@ from segue.data.streams import NOT_UTF8, LogBytes, read_sample
 from segue.data.times import looks_like_number_or_time
 from segue.errors import InputError
 
-BLOCK_BYTES = 8 << 20
+READ_BYTES = 2 << 20  # no row is longer; Arrow reads 32 of them ahead, so more would cost memory
+BLOCK_ROWS = 1 << 17  # smaller blocks cost time
 SAMPLE_BYTES = 1 << 20
 SAMPLE_ROWS = 200
 MOST_COLUMNS = 10_000
@@ -77,21 +78,19 @@ class DelimitedFile:
 
     def _parsed(self, stream: LogBytes, positions: Mapping[str, int]) -> Iterator[Block]:
         rows = _RowNumbers(self._layout.first_row)
+        held: list[pa.RecordBatch] = []
         ended = False
         try:
             for batch in self._batches(stream, positions, rows):
-                if _is_end(batch):
-                    ended, batch = True, batch.slice(0, batch.num_rows - 1)
-                frame = _frame(batch, positions, rows.next(batch.num_rows))
-                malformed = rows.taken()
-                if stream.dirty:
-                    frame, broken = _without_broken_text(frame)
-                    malformed += broken
-                yield Block(frame=frame, malformed=malformed, done=stream.consumed())
+                ended = _is_end(batch)
+                held.append(batch.slice(0, batch.num_rows - 1) if ended else batch)
+                if ended or sum(each.num_rows for each in held) >= BLOCK_ROWS:
+                    yield _block(pa.Table.from_batches(held), positions, rows, stream)
+                    held = []
         except pa.ArrowInvalid as error:
             raise self._never_closed(rows.last) from error
         if not ended:
-            raise self._never_closed(rows.last - 1)
+            raise self._never_closed(rows.last)
 
     def _batches(self, stream: LogBytes, positions: Mapping[str, int], rows: _RowNumbers) -> Any:
         count, delimiter = len(self.names), self._layout.delimiter
@@ -102,14 +101,14 @@ class DelimitedFile:
             names=[f"f{index}" for index in range(count)],
             wanted=list(dict.fromkeys(wanted)),
             skip=self._layout.first_row - 1,
-            block_bytes=BLOCK_BYTES,
+            block_bytes=READ_BYTES,
             on_invalid=rows.invalid,
         )
 
     def _never_closed(self, row: int) -> InputError:
         return InputError(
             f"{self.label}: a quote that opens after row {max(row, 1)} is never closed, or one row is longer than "
-            f"{BLOCK_BYTES >> 20} MB. Double the quotes inside a quoted field, or remove the lone one."
+            f"{READ_BYTES >> 20} MB. Double the quotes inside a quoted field, or remove the lone one."
         )
 
 
@@ -216,11 +215,15 @@ def _is_end(batch: pa.RecordBatch) -> bool:
     return bool(batch.num_rows) and batch.column(0)[batch.num_rows - 1].as_py() == _END
 
 
-def _frame(batch: pa.RecordBatch, positions: Mapping[str, int], rows: np.ndarray) -> pl.DataFrame:
-    columns = {ROW: pl.Series(rows, dtype=pl.Int64)}
+def _block(table: pa.Table, positions: Mapping[str, int], rows: _RowNumbers, stream: LogBytes) -> Block:
+    columns = {ROW: pl.Series(rows.next(table.num_rows), dtype=pl.Int64)}
     for name, position in positions.items():
-        columns[name] = pl.Series(pl.from_arrow(batch.column(f"f{position}")))
-    return pl.DataFrame(columns)
+        columns[name] = pl.Series(pl.from_arrow(table.column(f"f{position}"))).rechunk()
+    frame, malformed = pl.DataFrame(columns), rows.taken()
+    if stream.dirty:
+        frame, broken = _without_broken_text(frame)
+        malformed += broken
+    return Block(frame=frame, malformed=malformed, done=stream.consumed())
 
 
 def _without_broken_text(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[Malformed]]:

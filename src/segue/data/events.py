@@ -15,6 +15,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from segue.data.blocks import detached
+
 CHUNK_EVENTS = 1 << 20
 STRETCH_EVENTS = 1 << 20
 
@@ -27,7 +29,7 @@ class Numbering:
     """
 
     def __init__(self) -> None:
-        self._texts = pl.Series(dtype=pl.String)
+        self._texts = pl.Series("text", dtype=pl.String)
         self._hashes = np.zeros(0, dtype=np.uint64)  # sorted
         self._numbers = np.zeros(0, dtype=np.uint32)  # of the text that has this hash
         self._collided: dict[str, int] = {}
@@ -68,9 +70,8 @@ class Numbering:
 
     def _added(self, texts: pl.Series) -> np.ndarray:
         before = len(self._texts)
-        # through Arrow, as a polars column of some texts can keep the memory of the whole block they came from
-        alone = pl.Series(pl.from_arrow(texts.to_arrow(compat_level=pl.CompatLevel.oldest())))
-        self._texts = pl.concat([self._texts, alone.alias("")], rechunk=True)
+        alone = detached(pl.DataFrame({"text": texts}))["text"]
+        self._texts = pl.concat([self._texts, alone], rechunk=True)
         return np.arange(before, len(self._texts), dtype=np.uint32)
 
     def _collided_number(self, text: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from segue.data.blocks import ROW, Malformed
+from segue.data.blocks import ROW, Malformed, detached
 from segue.errors import InputError
 
 TEXT_IN_MESSAGE = 60
@@ -49,7 +49,7 @@ class Rejected:
             self.examples[reason] = f"{label} row {row}: {shown!r}"
         if self._held < self.hold:
             self._held += frame.height
-            self._frames.append(frame.with_columns(pl.lit(label).alias("file")))
+            self._frames.append(detached(frame).with_columns(pl.lit(label).alias("file")))
 
     def table(self) -> pl.DataFrame:
         """Every kept row: file, row, reason, the texts of its columns, or of the whole row where it has none."""

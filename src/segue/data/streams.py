@@ -27,7 +27,7 @@ def check_file(path: Path) -> bytes:
     """Refuse what is not a file that can be read here; gives enough of it to know it by."""
     try:
         if not path.exists():
-            raise InputError(f"{path} does not exist.")
+            raise InputError(f"{path} does not exist; check its name and the folder you are in.")
         if path.is_dir():
             raise InputError(f"{path} is a folder; give the files in it, such as {path}/*.")
         if not path.is_file():
