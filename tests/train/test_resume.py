@@ -140,6 +140,7 @@ def test_the_state_file_is_all_that_is_needed(tmp_path: Path) -> None:
 
     model, progress = LOG.chosen(recipe, tmp_path / "whole", progress=keep)
     for epoch in (1, 2, 3):
+        assert read_progress(tmp_path / f"{epoch}" / CHOOSING).epoch == epoch, "saved before it is told"
         found = line_up(recipe, tmp_path / f"{epoch}")
         assert_same(found, (weights_of(model), progress.history, progress.best_epoch))
 
