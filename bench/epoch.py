@@ -29,11 +29,13 @@ PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 PEER = "rectools"
 RUNNERS = (PEER, "sasrec", "esasrec")
 FEED_FORWARD = {"sasrec": 1, "esasrec": 4}  # multiples of the width, as the papers have it
+TOKENS = 13_700  # what RecTools' 128 users have on average at this length, so that both sides make as many steps
 SHAPE = {"width": 64, "depth": 2, "heads": 1, "length": 200, "dropout": 0.2}
 NOTES = (
     "RecTools also drops attention weights (its MultiheadAttention takes the same rate), segue does not: that path has "
     "no fused kernel on a CPU.",
-    "RecTools: 128 users a batch, padded to the length. segue: batches of packed tokens as the recipe says.",
+    "RecTools: 128 users a batch, padded to the length. segue: batches of as many packed tokens as 128 users have on "
+    "average.",
     "sasrec has a feed-forward part as wide as the model, like RecTools; esasrec's is gated and four times as wide.",
 )
 
@@ -109,7 +111,8 @@ def train_ours(recipe: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any
 
     torch.set_num_threads(chosen["threads"])
     shape = {**SHAPE, "length": chosen["length"], "feed_forward": FEED_FORWARD[recipe]}
-    settings = make_settings(read_recipe(recipe), [f"model.{key}={value}" for key, value in shape.items()])
+    changes = [f"model.{key}={value}" for key, value in shape.items()]
+    settings = make_settings(read_recipe(recipe), [*changes, f"train.tokens={TOKENS}"])
     if settings.objective.loss != "softmax":
         raise InputError(f"The recipe {recipe} no longer has the full softmax, so its epoch cannot be compared.")
     log = Data.open(data)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 TILE_SCORES = 1 << 20  # scores of a tile: 4 MB of float32, so that a tile stays in the cache between its passes
+LEAST_SURE = 80.0  # -log p beyond which a probability is read no longer: float32 ends near 87
 LEAST_TILE = 64  # below this many rows matrix products lose their speed
 
 
@@ -28,12 +29,13 @@ class _FullSoftmax(torch.autograd.Function):
             weight = weights[begin : begin + rows, None]
             tile = scores[: len(states)]
             torch.mm(states, matrix.T, out=tile)
-            total += (_surprise(tile, answers) * weight[:, 0]).sum()  # leaves probabilities in the tile
+            total += (_surprise(tile, answers, states, matrix) * weight[:, 0]).sum()  # leaves probabilities in the tile
             if d_hidden is not None and d_matrix is not None:
                 tile.scatter_add_(1, answers, -torch.ones_like(weight))
-                tile.mul_(weight)
+                # The weights scale the narrow sides of the products: a pass over the tile is what costs.
                 torch.mm(tile, matrix, out=d_hidden[begin : begin + rows])
-                d_matrix.addmm_(tile.T, states)
+                d_hidden[begin : begin + rows] *= weight
+                d_matrix.addmm_(tile.T, states * weight)
         ctx.save_for_backward(d_hidden, d_matrix)
         return total
 
@@ -43,13 +45,15 @@ class _FullSoftmax(torch.autograd.Function):
         return d_hidden * gradients[0], d_matrix * gradients[0], None, None
 
 
-def _surprise(tile: Tensor, answers: Tensor) -> Tensor:
+def _surprise(tile: Tensor, answers: Tensor, states: Tensor, matrix: Tensor) -> Tensor:
     """-log p of each row's answer; the scores in `tile` are replaced by probabilities."""
-    answer_score = tile.gather(1, answers)[:, 0]
-    top = tile.amax(1)
     torch.softmax(tile, 1, out=tile)
-    # The largest probability never underflows, the answer's may; large scores cancel before anything small is added.
-    return (top - answer_score) - tile.amax(1).log()
+    surprise = -tile.gather(1, answers)[:, 0].log()
+    lost = torch.nonzero(surprise > LEAST_SURE)[:, 0]  # so unlikely that float32 has no digits left: rare, so exactly
+    if len(lost):
+        exact = (states[lost] @ matrix.T).log_softmax(1)
+        surprise[lost] = -exact.gather(1, answers[lost])[:, 0]
+    return surprise
 
 
 def full_softmax(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
