@@ -13,7 +13,7 @@ from segue.errors import InputError, SettingsError
 from segue.evaluate import ruler
 from segue.evaluate.evaluate import Evaluation, evaluate
 from segue.evaluate.ranks import MISS, Exclusions, ranks
-from segue.evaluate.ruler import ModelScorer, Ruler, best, validation_ranks
+from segue.evaluate.ruler import ModelScorer, Ruler, best
 from segue.evaluate.settings import EvaluateSettings, repeat_share, seen_rule
 from segue.evaluate.trained import training_counts, training_rows
 from segue.layers.packed import tensors
@@ -177,7 +177,7 @@ def test_validation_is_ranked_by_the_same_ruler() -> None:
     split = split_last(sequences)
     counts, cases = training_counts(sequences, split, 30), split.cases("valid")
     table = torch.randn(31, 31, generator=torch.Generator().manual_seed(5))
-    found = validation_ranks(Table(table), sequences, cases, counts=counts, seen="excluded", tokens=20)
+    found = Ruler(sequences=sequences, counts=counts, seen="excluded").ranks(Table(table), cases, tokens=20)
     for index, (start, row) in enumerate(zip(cases.starts, cases.targets, strict=True)):
         history = sequences.items[start:row].astype(np.int64)
         seen = Exclusions(rows=np.zeros(len(history), dtype=np.int64), items=history)

@@ -138,18 +138,3 @@ def best(left: Tensor, k: int) -> np.ndarray:
     """The k best candidates of each row [B, min(k, V + 1)], best first; 0 where there are fewer."""
     scores, items = left.topk(min(k, left.shape[1]), dim=1)
     return items.masked_fill(scores == -torch.inf, 0).cpu().numpy()
-
-
-def validation_ranks(
-    scorer: Scorer,
-    sequences: Sequences,
-    cases: Cases,
-    *,
-    counts: np.ndarray,
-    seen: SeenRule,
-    target_time: bool = False,
-    tokens: int = TOKENS,
-) -> np.ndarray:
-    """Ranks [C] of the cases that choose an epoch, by the same ruler as the report and nothing else."""
-    ruler = Ruler(sequences=sequences, counts=counts, seen=seen, target_time=target_time)
-    return ruler.ranks(scorer, cases, tokens=tokens)
