@@ -12,8 +12,8 @@ from pathlib import Path
 
 from segue.errors import SegueError
 
-SUBJECTS = ("epoch", "prepare", "recommend", "evaluate")
-NEED_DATA = ("epoch", "recommend", "evaluate")
+SUBJECTS = ("epoch", "prepare", "recommend", "evaluate", "serve", "durability")
+NEED_DATA = ("epoch", "recommend", "evaluate", "serve")
 WHERE = (
     "give DATA=folder with an events.tsv.gz of the columns user, item, ts. The figures quoted are for MovieLens-1M, "
     "published at https://grouplens.org/datasets/movielens/1m/"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from segue.config import About
     from segue.evaluate.compare import Comparison, MeasuredRun
     from segue.evaluate.report import Report
+    from segue.recommend.answers import Explanation
     from segue.recommend.recommender import Recommender
     from segue.train.loop import Step
 
@@ -32,6 +33,7 @@ __all__ = [
     "compare",
     "comparison_table",
     "evaluate",
+    "explanation_lines",
     "history_of",
     "kept_report",
     "load",
@@ -42,6 +44,7 @@ __all__ = [
     "summary_lines",
     "train",
     "write_comparison",
+    "write_explanation",
 ]
 
 Measured = Callable[[str, int, int], None]
@@ -175,8 +178,26 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     """A comparison as a self-contained page with plots."""
     from segue.evaluate.page import html
 
+    _write_page(html(comparison), path)
+
+
+def explanation_lines(explanation: Explanation) -> list[str]:
+    """An explanation as lines for a terminal."""
+    from segue.recommend.explain_text import lines
+
+    return list(lines(explanation))
+
+
+def write_explanation(explanation: Explanation, path: Path) -> None:
+    """An explanation as a self-contained page with bars and heat maps."""
+    from segue.recommend.explain_page import html
+
+    _write_page(html(explanation), path)
+
+
+def _write_page(page: str, path: Path) -> None:
     try:
-        path.write_text(html(comparison), encoding="utf-8")
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path} could not be written: {error.strerror or error}.") from error
 

@@ -29,6 +29,18 @@ DataOption = Annotated[
     Path | None, typer.Option("--data", help="The run's data folder, if it has moved.", show_default=False)
 ]
 K = Annotated[int, typer.Option("-k", help="How many items.")]
+History = Annotated[
+    str | None, typer.Option("--history", help="Ids, oldest first, as one CSV row; or @FILE.", show_default=False)
+]
+User = Annotated[str | None, typer.Option("--user", help="A user of the log.", show_default=False)]
+KeepSeen = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-seen/--no-keep-seen",
+        help="Whether items of the history may be answered.",
+        show_default="as the run was measured",
+    ),
+]
 
 
 def main() -> NoReturn:
@@ -285,10 +297,8 @@ def compare(
 @app.command()
 def recommend(
     run: Run,
-    history: Annotated[
-        str | None, typer.Option("--history", help="Ids, oldest first, as one CSV row; or @FILE.", show_default=False)
-    ] = None,
-    user: Annotated[str | None, typer.Option("--user", help="A user of the log.", show_default=False)] = None,
+    history: History = None,
+    user: User = None,
     users: Annotated[
         Path | None,
         typer.Option(
@@ -301,14 +311,7 @@ def recommend(
     ] = None,
     k: K = 10,
     data: DataOption = None,
-    keep_seen: Annotated[
-        bool | None,
-        typer.Option(
-            "--keep-seen/--no-keep-seen",
-            help="Whether items of the history may be answered.",
-            show_default="as the run was measured",
-        ),
-    ] = None,
+    keep_seen: KeepSeen = None,
     exclude: Annotated[
         str | None,
         typer.Option("--exclude", help="Ids that are no answer, as one CSV row; or @FILE.", show_default=False),
@@ -412,22 +415,112 @@ def similar(
 
 
 @app.command()
-def serve(
+def explain(
     run: Run,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="The port to listen on.")] = 8000,
+    history: History = None,
+    user: User = None,
+    item: Annotated[
+        str | None, typer.Option("--item", help="The item to explain.", show_default="the best answer")
+    ] = None,
+    data: DataOption = None,
+    keep_seen: KeepSeen = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a self-contained page that draws it.", show_default=False)
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Answer over HTTP."""
-    from segue.serve import serve as serve_run
+    """Why an item is answered: what each entry of the history did, and where the model looked."""
+    if (history is None) == (user is None):
+        raise typer.BadParameter("give exactly one of --history and --user", param_hint="--history")
+    from segue import api
+
+    model = api.Recommender.open(run)
+    entries = api.history_of(model, user, data=data) if user is not None else read_row(history or "")
+    explanation = model.explain(entries, item, keep_seen=keep_seen)
+    if html is not None:
+        api.write_explanation(explanation, html)
+    if json:
+        answer(explanation)
+        return
+    for text in api.explanation_lines(explanation):
+        say(text)
+    if html is not None:
+        say(f"Wrote {html}.")
+
+
+@app.command()
+def serve(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="A run folder, or two to set them side by side.", metavar="RUN...", show_default=False),
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", help="A data folder whose histories fill the store, if it is empty.", show_default=False
+        ),
+    ] = None,
+    store: Annotated[
+        str,
+        typer.Option("--store", help="Where events are kept: a SQLite file, or postgresql://…"),
+    ] = "segue.sqlite",
+    runs_folder: Annotated[
+        Path | None,
+        typer.Option("--runs", help="A folder of runs that PUT /model may switch to.", show_default=False),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="The port to listen on.")] = 8000,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes that answer.")] = 1,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys",
+            help='A TOML file of API keys: read = ["…"], write = […], admin = […]. Also: SEGUE_READ_KEYS and so on.',
+            show_default=False,
+        ),
+    ] = None,
+    rate_limit: Annotated[
+        float | None,
+        typer.Option("--rate-limit", help="Requests a second that one client may send.", show_default="no limit"),
+    ] = None,
+    origins: Annotated[
+        list[str] | None,
+        typer.Option("--cors", help="A site whose pages may ask; may be repeated.", show_default="none"),
+    ] = None,
+    log_level: Annotated[
+        str, typer.Option("--log-level", help="debug, info (every request), warning or error; JSON on standard error.")
+    ] = "info",
+    json: Json = False,
+) -> None:
+    """Answer over HTTP, live: every event changes the next answer."""
+    from segue.serve import ServiceSettings, fill
+    from segue.serve import serve as serve_runs
+
+    settings = ServiceSettings(
+        runs=tuple(runs),
+        runs_folder=runs_folder,
+        store=store,
+        host=host,
+        workers=workers,
+        keys=keys,
+        rate_limit=rate_limit,
+        origins=tuple(origins or ()),
+        log_level=log_level,  # type: ignore[arg-type]  # refused with a sentence where the logs begin
+    )
+    if data is not None:
+        with Display(quiet=json) as display:
+            filled = fill(store, data, lambda done, events: display.show("filling the store", done, events, ""))
+        complain(filled.message)
 
     def started(url: str) -> None:
         if json:
             answer({"url": url, "documentation": f"{url}/schema"})
         else:
-            say(f"Serving {run} at {url} — documentation at {url}/schema — stop with Ctrl-C.")
+            kept = f"a {store.partition('://')[0]} database" if "://" in store else store  # no passwords on screens
+            say(f"Serving {', '.join(map(str, runs))} at {url} — documentation at {url}/schema — stop with Ctrl-C.")
+            say(f"Events are kept in {kept}.")
 
-    serve_run(run, host=host, port=port, started=started)
+    serve_runs(settings, port=port, started=started)
 
 
 if __name__ == "__main__":

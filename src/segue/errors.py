@@ -4,7 +4,8 @@
     ├── InputError       a file, column, row, id or table the user gave cannot be used
     ├── SettingsError    a recipe, a key or a value in the settings cannot be used
     ├── FolderError      a data or run folder is missing, in the way, damaged or of another format
-    └── TrainingError    training cannot go on (the loss is not finite, nothing to learn from)
+    ├── TrainingError    training cannot go on (the loss is not finite, nothing to learn from)
+    └── StoreError       the store of histories cannot be reached, read or written
 
 The command line prints the message of a SegueError and leaves with exit code 1; anything else is a bug.
 """
@@ -30,3 +31,7 @@ class FolderError(SegueError):
 
 class TrainingError(SegueError):
     """Training cannot go on."""
+
+
+class StoreError(SegueError):
+    """The store of histories cannot be reached, read or written."""

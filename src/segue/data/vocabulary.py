@@ -42,10 +42,20 @@ class Vocabulary:
 
     def ids(self, numbers: np.ndarray) -> list[str]:
         """Ids of item numbers, each in 1..n."""
-        return list(self.table["id"].gather(np.asarray(numbers, dtype=np.int64) - 1).to_list())
+        ids = self._ids
+        return [ids[number] for number in np.asarray(numbers).tolist()]
 
     def titles(self, numbers: np.ndarray) -> list[str | None]:
         """Titles of item numbers, None where the catalogue has none."""
-        if "title" not in self.table.columns:
-            return [None] * len(numbers)
-        return list(self.table["title"].gather(np.asarray(numbers, dtype=np.int64) - 1).to_list())
+        titles = self._titles
+        return [titles[number] for number in np.asarray(numbers).tolist()]
+
+    # Lists, because an answer's few items are looked up many times a second; their texts are those of `_numbers`.
+    # Number 0 is no item.
+    @cached_property
+    def _ids(self) -> list[str]:
+        return ["", *self._numbers]
+
+    @cached_property
+    def _titles(self) -> list[str | None]:
+        return [None, *(self.table["title"] if "title" in self.table.columns else [None] * len(self))]

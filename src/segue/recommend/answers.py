@@ -34,6 +34,47 @@ class Recommendation(msgspec.Struct, frozen=True):
         return [item.id for item in self.items]
 
 
+class Contribution(msgspec.Struct, frozen=True):
+    """What one entry of a history did for an item's score."""
+
+    item: str
+    title: str | None
+    """From the catalogue; null where it has none."""
+    known: bool
+    """Whether the model knows the item; one it does not know was left out of the question."""
+    contribution: float | None
+    """The score with the whole history less the score without this entry; the history's differences need not add up
+    to the score. Null where there is no such number: the item is unknown, the entry is older than the model has room
+    for, or it is the only known one, without which there is nothing to score by."""
+
+
+class Attention(msgspec.Struct, frozen=True):
+    """Who looked at whom inside the model."""
+
+    entries: list[int]
+    """The entries that the rows and columns stand for: places in `contributions`, oldest first. Of those that the
+    model looked at, the newest 64 at most."""
+    weights: list[list[list[list[float]]]]
+    """[layer][head][who looks][at whom], to six decimals; zero above the diagonal, for nobody looks ahead. A row adds
+    up to one, or to less where it also looks at entries older than these."""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Why an item is answered: what each entry of the history did for its score, and where the model looked."""
+
+    item: ScoredItem
+    rank: int | None
+    """Its place among the answers, 1 the best; null where the rules do not allow it as one."""
+    contributions: list[Contribution]
+    """One for each entry of the history, oldest first."""
+    attention: Attention | None = None
+    """Null where the model has none to show, where it was not asked for, and in a popularity answer."""
+    unknown: list[str] = []
+    """Ids of the history that the model does not know, each once; they were left out of the question."""
+    fallback: Literal["popularity"] | None = None
+    """Set where the history had nothing the model knows: the score is then the item's events in training."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
     """Answers in numbers, a row a question: item 0 and score -inf stand after the last answer of a row."""

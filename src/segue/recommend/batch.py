@@ -55,8 +55,7 @@ def recommend_users(
     A row has a user and perhaps a time: only events before it are used then, else all of them. Columns written:
     user, time (where asked), rank (1 is the best), item, title, score, fallback. `progress` is told the rows done.
     """
-    excluded = None if exclude is None else recommender.numbers(exclude, "exclude")
-    allowed = None if only is None else recommender.numbers(only, "only")
+    rules = recommender.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
     data.verify()  # everything is read anyway
     source = _Histories(data, recommender)
     asked, unknown, fallback = 0, 0, 0
@@ -64,7 +63,7 @@ def recommend_users(
         writer = _Parts(staging)
         for chunk in read_users(Path(users), data):
             for rows, histories in source.of(chunk):
-                ranking = recommender.rank(histories, k, exclude=excluded, only=allowed, keep_seen=keep_seen)
+                ranking = recommender.rank(histories, [rules] * len(rows))
                 writer.add(_answers(recommender, chunk, rows, ranking))
                 fallback += int(ranking.fallback.sum())
                 asked += len(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -109,43 +109,56 @@ def read_entry(entry: Any) -> Entry:
     return Entry(item=identifier(entry["item"]), time=seconds, kind=kind, value=number)
 
 
-def read_history(history: Iterable[Any]) -> tuple[list[Entry], np.ndarray]:
-    """A history's entries, oldest first, and their times in seconds.
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadHistory:
+    """A history that was understood: its events oldest first, column by column."""
 
-    Entries are sorted by time (ties keep their order) where every one has a time; else the order given is the order,
-    and the times are zero: part of them would be worse than none.
-    """
+    items: list[str]
+    times: list[int]
+    """Microseconds; all zero where some entry has no time: part of them would be worse than none."""
+    values: list[float | None]
+
+
+def read_history(history: Iterable[Any]) -> ReadHistory:
+    """Entries as people write them, sorted by time (ties keep their order) where every one has a time."""
     _refuse_single(history, "A history")
     if isinstance(history, Set):
         raise InputError("A history must be a list of item ids, oldest first; a set has no order.")
     entries = [read_entry(entry) for entry in history]
     times = [microseconds(entry.time) for entry in entries if entry.time is not None]
-    if len(times) < len(entries):
-        return entries, np.zeros(len(entries), dtype=np.int64)
-    order = sorted(range(len(times)), key=times.__getitem__)
-    return [entries[index] for index in order], np.array(times, dtype=np.int64)[order] // MICROSECONDS
+    if len(times) == len(entries):
+        order = sorted(range(len(times)), key=times.__getitem__)
+        entries, times = [entries[index] for index in order], [times[index] for index in order]
+    else:
+        times = [0] * len(entries)
+    return ReadHistory([str(entry.item) for entry in entries], times, [entry.value for entry in entries])
+
+
+def read_histories(histories: Iterable[Iterable[Any]]) -> list[ReadHistory]:
+    """Several of them."""
+    _refuse_single(histories, "The histories")
+    return [read_history(history) for history in histories]
 
 
 def pack_histories(
-    histories: Iterable[Iterable[Any]], vocabulary: Vocabulary, *, known: np.ndarray, now: Moment | None
+    histories: Sequence[ReadHistory], vocabulary: Vocabulary, *, known: np.ndarray, asked: np.ndarray | None = None
 ) -> Histories:
-    """Whole histories as one batch. `known` [V + 1] bool: the items that the model was trained on."""
-    _refuse_single(histories, "The histories")
-    read = [read_history(history) for history in histories]
-    entries = [entry for part, _ in read for entry in part]
-    ids = [str(entry.item) for entry in entries]
+    """Whole histories as one batch. `known` [V + 1] bool: the items that the model was trained on; `asked` [B]: the
+    seconds of the questions."""
+    ids = [item for history in histories for item in history.items]
     numbers = vocabulary.numbers(ids, unknown="zero")
     kept = known[numbers] & (numbers != PADDING)
-    owners = np.repeat(np.arange(len(read)), [len(part) for part, _ in read])
-    unknown: list[dict[str, None]] = [{} for _ in read]
-    for row in np.flatnonzero(~kept):
+    times = np.array([time for history in histories for time in history.times], dtype=np.int64) // MICROSECONDS
+    values = np.array([value for history in histories for value in history.values], dtype=np.float32)  # None is nan
+    owners = np.repeat(np.arange(len(histories)), [len(history.items) for history in histories])
+    unknown: list[dict[str, None]] = [{} for _ in histories]
+    for row in np.flatnonzero(~kept).tolist():
         unknown[owners[row]][ids[row]] = None
-    values = np.array([np.nan if entry.value is None else entry.value for entry in entries], dtype=np.float32)
     batch = Batch(
         items=numbers[kept],
-        times=np.concatenate([times for _, times in read] or [np.zeros(0, dtype=np.int64)])[kept],
-        lengths=np.bincount(owners[kept], minlength=len(read)),
-        asked=None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS),
+        times=times[kept],
+        lengths=np.bincount(owners[kept], minlength=len(histories)),
+        asked=asked,
         values=None if np.isnan(values).all() else values[kept],
     )
     return Histories(batch=batch, unknown=[list(ids) for ids in unknown])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from segue import folders
-from segue.data.batch import Batch, cut_by_budget, ragged_rows
+from segue.data.batch import MICROSECONDS, Batch, cut_by_budget, newest, ragged_rows
 from segue.data.vocabulary import Vocabulary
 from segue.errors import FolderError, InputError
 from segue.index.exact import ExactIndex
@@ -23,8 +23,19 @@ from segue.index.search import ItemIndex, Ragged
 from segue.layers.packed import tensors
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model
 from segue.models.sequence import SequenceModel
-from segue.recommend.answers import Ranking, Recommendation, ScoredItem
-from segue.recommend.history import Moment, identifier, identifiers, pack_histories
+from segue.recommend.answers import Explanation, Ranking, Recommendation, ScoredItem
+from segue.recommend.explain import attention_weights, explain_history
+from segue.recommend.history import (
+    Moment,
+    ReadHistory,
+    identifier,
+    identifiers,
+    microseconds,
+    pack_histories,
+    read_histories,
+    read_history,
+)
+from segue.recommend.rules import Rules, left_out
 
 TOKENS = 16384  # events encoded at a time
 MOST_ROWS = 1024  # histories answered at a time
@@ -122,63 +133,139 @@ class Recommender:
         only: ids that may be an answer. Ids unknown to the model are ignored; with none known, the answer is empty.
         keep_seen: whether items of the history may be answered; None is the run's own way.
         """
-        packed = pack_histories(histories, self.vocabulary, known=self.trained, now=now)
-        ranking = self.rank(
-            packed.batch,
-            k,
-            exclude=None if exclude is None else self.numbers(exclude, "exclude"),
-            only=None if only is None else self.numbers(only, "only"),
-            keep_seen=keep_seen,
-        )
-        answers = self._scored(ranking)
+        read = read_histories(histories)
+        asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
+        rules = self.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
+        return self.answer(read, [rules] * len(read), asked=asked)
+
+    def answer(
+        self, histories: Sequence[ReadHistory], rules: Sequence[Rules], *, asked: np.ndarray | None = None
+    ) -> list[Recommendation]:
+        """The same for histories that were read, each with rules of its own; `asked` [B]: the questions' seconds."""
+        packed = pack_histories(histories, self.vocabulary, known=self.trained, asked=asked)
+        ranking = self.rank(packed.batch, rules)
         return [
             Recommendation(items=items, unknown=unknown, fallback="popularity" if fallback else None)
-            for items, unknown, fallback in zip(answers, packed.unknown, ranking.fallback.tolist(), strict=True)
+            for items, unknown, fallback in zip(
+                self._scored(ranking), packed.unknown, ranking.fallback.tolist(), strict=True
+            )
         ]
+
+    def rules(
+        self,
+        *,
+        k: int,
+        exclude: Iterable[Any] | None = None,
+        only: Iterable[Any] | None = None,
+        keep_seen: bool | None = None,
+    ) -> Rules:
+        """Rules in ids → rules in numbers; unknown ids are ignored."""
+        return Rules(
+            k=k,
+            keep_seen=keep_seen,
+            exclude=self._known_numbers([] if exclude is None else exclude, "exclude"),
+            only=None if only is None else self._known_numbers(only, "only"),
+        )
+
+    def knows(self, item: str) -> bool:
+        """Whether an id is an item that was trained on."""
+        return bool(self.trained[self.vocabulary.numbers([item], unknown="zero")[0]])
 
     def similar(self, item: str | int, k: int = 10) -> Recommendation:
         """The k items nearest to an item: the score is the cosine of their vectors."""
-        _check_k(k)
-        name = identifier(item)
-        number = int(self.vocabulary.numbers([name], unknown="zero")[0])
-        if not self.trained[number]:
-            reason = "was never trained on" if number else f"is not one of the {len(self.vocabulary)} items of this run"
-            raise InputError(f"The item {name!r} {reason}, so nothing is known to be similar to it.")
+        Rules(k=k)  # refuses what is no number of items
+        number = self.trained_number(item, "so nothing is known to be similar to it")
         vectors, index = self._directions
         items, scores = index.search(vectors[number : number + 1], k, exclude=Ragged.of_lists([[number]]))
         ranking = Ranking(items.numpy(), scores.numpy(), np.zeros(1, dtype=bool))
         return Recommendation(items=self._scored(ranking)[0])
 
-    def rank(
+    def trained_number(self, item: str | int, consequence: str) -> int:
+        """The number of an item that must be known; else it is refused, and the sentence ends with the consequence."""
+        name = identifier(item)
+        number = int(self.vocabulary.numbers([name], unknown="zero")[0])
+        if not self.trained[number]:
+            reason = "was never trained on" if number else f"is not one of the {len(self.vocabulary)} items of this run"
+            raise InputError(f"The item {name!r} {reason}, {consequence}.")
+        return number
+
+    def explain(
         self,
-        histories: Batch,
-        k: int,
+        history: Iterable[Any],
+        item: str | int | None = None,
         *,
-        exclude: np.ndarray | None = None,
-        only: np.ndarray | None = None,
+        now: Moment | None = None,
+        exclude: Iterable[Any] | None = None,
+        only: Iterable[Any] | None = None,
         keep_seen: bool | None = None,
-    ) -> Ranking:
-        """The same in numbers: whole histories of items that were trained on, some perhaps empty.
+        attention: bool = True,
+    ) -> Explanation:
+        """Why an item is answered: what each entry of the history did for its score, and where the model looked.
+
+        An entry's contribution is the item's score with the whole history less its score without that entry, which
+        holds for any model. Beside it stand the attention weights of models that have them.
+
+        item: an id; None is the best answer. It may also be one that the rules forbid: its rank is then None.
+        now, exclude, only, keep_seen: as for `recommend_many`; they decide the best answer and the rank.
+        attention: whether the weights are wanted.
+        """
+        asked = None if now is None else np.array([microseconds(now) // MICROSECONDS])
+        return explain_history(
+            self,
+            read_history(history),
+            self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen),
+            item=None if item is None else self.trained_number(item, "so it has no score to explain"),
+            asked=asked,
+            attention=attention,
+        )
+
+    def attention(self, history: Iterable[Any]) -> np.ndarray | None:
+        """All attention weights [layers, heads, n, n] of the n newest known entries that the model has room for.
+
+        Row = who looks, column = at whom, oldest first. None where the model has none to show or knows no entry.
+        """
+        packed = pack_histories([read_history(history)], self.vocabulary, known=self.trained)
+        return attention_weights(self.model, newest(packed.batch, self.model.length))
+
+    def rank(self, histories: Batch, rules: Sequence[Rules]) -> Ranking:
+        """Answers in numbers to whole histories of items that were trained on, some perhaps empty; each has its rules.
 
         Memory is bounded: histories are encoded and answered in groups of similar length.
         """
-        _check_k(k)
-        keep = self.seen == "kept" if keep_seen is None else keep_seen
+        assert len(rules) == len(histories.lengths)
         empty = histories.lengths == 0
-        width = min(k, len(self.vocabulary))
+        width = min(max((rule.k for rule in rules), default=1), len(self.vocabulary))
         items = np.zeros((len(empty), width), dtype=np.int64)
         scores = np.full((len(empty), width), -np.inf, dtype=np.float32)
-        if empty.any():
-            items[empty], scores[empty] = self._popular(width, exclude=exclude, only=only)
+        popular: dict[int, np.ndarray] = {}  # many questions may share one set of rules
+        for row in np.flatnonzero(empty).tolist():
+            rule = rules[row]
+            if id(rule) not in popular:
+                popular[id(rule)] = self._popular(rule)
+            best = popular[id(rule)]
+            items[row, : len(best)], scores[row, : len(best)] = best, self.counts[best]
         for rows in self._groups(histories):
             with torch.inference_mode():
                 queries = self.model.query(tensors(_take(histories, rows, self.model.length)))
-                left_out = _left_out(_take(histories, rows, None), exclude, keep_seen=keep)
-                found, values = self.index.search(queries, k, exclude=left_out, only=only)
-            items[rows, : found.shape[1]], scores[rows, : found.shape[1]] = found.numpy(), values.numpy()
+            for part, only in _by_only(rules, rows):
+                chosen = rows[part]
+                found, values = self._search(_take(histories, chosen, None), queries[part], chosen, rules, only)
+                items[chosen, : found.shape[1]], scores[chosen, : found.shape[1]] = found, values
+        # A question's row is as wide as the largest k of all.
+        beyond = np.arange(width) >= np.array([rule.k for rule in rules], dtype=np.int64)[:, None]
+        items[beyond], scores[beyond] = 0, -np.inf
         return Ranking(items=items, scores=scores, fallback=empty)
 
-    def numbers(self, ids: Iterable[Any], name: str) -> np.ndarray:
+    def _search(
+        self, histories: Batch, queries: Tensor, rows: np.ndarray, rules: Sequence[Rules], only: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ask the index for rows that share their `only`."""
+        own = [rules[row] for row in rows.tolist()]
+        forbidden = left_out(histories, own, keep_seen=self.seen == "kept")
+        found, values = self.index.search(queries, max(rule.k for rule in own), exclude=forbidden, only=only)
+        return found.numpy(), values.numpy()
+
+    def _known_numbers(self, ids: Iterable[Any], name: str) -> np.ndarray:
         """Numbers of the ids that are known; `name` is what the caller calls the list."""
         numbers = self.vocabulary.numbers(identifiers(ids, name), unknown="zero")
         return numbers[numbers > 0]
@@ -192,20 +279,14 @@ class Recommender:
             for begin in range(0, len(group), MOST_ROWS):
                 yield rows[order[group[begin : begin + MOST_ROWS]]]
 
-    def _popular(
-        self, width: int, *, exclude: np.ndarray | None, only: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The items trained on most [width] and how often; equal counts, the lower number first."""
+    def _popular(self, rules: Rules) -> np.ndarray:
+        """The items trained on most [≤ k]; equal counts, the lower number first."""
         allowed = self.trained.copy()
-        if only is not None:
-            allowed &= np.isin(np.arange(len(allowed)), only)
-        if exclude is not None:
-            allowed[exclude] = False
-        best = self._by_count[allowed[self._by_count]][:width]
-        items = np.zeros(width, dtype=np.int64)
-        scores = np.full(width, -np.inf, dtype=np.float32)
-        items[: len(best)], scores[: len(best)] = best, self.counts[best]
-        return items, scores
+        if rules.only is not None:
+            allowed &= np.isin(np.arange(len(allowed)), rules.only)
+        allowed[rules.exclude] = False
+        best: np.ndarray = self._by_count[allowed[self._by_count]][: rules.k]
+        return best
 
     @cached_property
     def _by_count(self) -> np.ndarray:
@@ -228,11 +309,6 @@ class Recommender:
         return [scored[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _check_k(k: object) -> None:
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise InputError(f"k, the number of items asked for, must be a whole number of at least 1, got {k!r}.")
-
-
 def _take(histories: Batch, rows: np.ndarray, length: int | None) -> Batch:
     """Some histories of a batch, with at most `length` newest events each."""
     lengths = histories.lengths[rows]
@@ -241,14 +317,10 @@ def _take(histories: Batch, rows: np.ndarray, length: int | None) -> Batch:
     return histories.tokens(chosen, kept, asked=None if histories.asked is None else histories.asked[rows])
 
 
-def _left_out(histories: Batch, exclude: np.ndarray | None, *, keep_seen: bool) -> Ragged | None:
-    """What is no answer to each history: its own items, unless they are kept, and what the caller excludes."""
-    rows = np.arange(len(histories.lengths))
-    shared = np.zeros(0, dtype=np.int64) if exclude is None else exclude
-    if keep_seen:
-        return Ragged.of_lengths(np.full(len(rows), len(shared)), np.tile(shared, len(rows))) if len(shared) else None
-    if not len(shared):
-        return Ragged.of_lengths(histories.lengths, histories.items)
-    owners = np.concatenate((np.repeat(rows, histories.lengths), np.repeat(rows, len(shared))))
-    numbers = np.concatenate((histories.items, np.tile(shared, len(rows))))
-    return Ragged.of_lengths(histories.lengths + len(shared), numbers[np.argsort(owners, kind="stable")])
+def _by_only(rules: Sequence[Rules], rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """(places in `rows`, the list of allowed items that their rules share), so that each list is searched once."""
+    groups: dict[int, list[int]] = {}
+    for place, row in enumerate(rows.tolist()):
+        groups.setdefault(id(rules[row].only), []).append(place)
+    for places in groups.values():
+        yield np.array(places), rules[rows[places[0]]].only

@@ -1,8 +1,9 @@
-"""A run folder as an HTTP service. `app` is the application, `server` runs it."""
+"""A run folder as a live HTTP service: `service` does the work, `app` is its HTTP face, `server` runs it."""
 
 from __future__ import annotations
 
 from segue.serve.app import create_app
-from segue.serve.server import serve
+from segue.serve.server import fill, serve
+from segue.serve.settings import ServiceSettings
 
-__all__ = ["create_app", "serve"]
+__all__ = ["ServiceSettings", "create_app", "fill", "serve"]

@@ -1,18 +1,25 @@
-"""What requests carry and what the service says of itself, as JSON. Answers are `recommend.answers`."""
+"""What requests carry and what the service says, as JSON. Recommendations themselves are `recommend.answers`."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from segue.errors import InputError
+from segue.recommend.answers import Recommendation
 from segue.recommend.history import Entry
 
 MOST_ANSWERS = 1000
 MOST_ENTRIES = 10_000
+MOST_EVENTS = 1000
+LONGEST_ID = 1024  # characters of a user, item, event id or kind that is kept
 
 Ids = Annotated[list[str | int], msgspec.Meta(max_length=MOST_ENTRIES)]
+ShortText = Annotated[str, msgspec.Meta(max_length=LONGEST_ID)]
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_ID)] | int
+K = Annotated[int, msgspec.Meta(ge=1, le=MOST_ANSWERS, description="How many items to answer.")]
 
 
 def about(description: str) -> msgspec.Meta:
@@ -20,27 +27,181 @@ def about(description: str) -> msgspec.Meta:
     return msgspec.Meta(description=description)
 
 
+History = Annotated[
+    list[str | int | Entry],
+    msgspec.Meta(
+        max_length=MOST_ENTRIES,
+        description="Item ids, oldest first, or entries with an item and perhaps a time, a kind and a value; "
+        "they are sorted by time where every one has it.",
+    ),
+]
+KeepSeen = Annotated[bool | None, about("Whether items of the history may be answered; null is the run's own way.")]
+Where = Annotated[
+    dict[str, Annotated[list[str | int | float | bool], msgspec.Meta(max_length=MOST_ENTRIES)]],
+    msgspec.Meta(max_length=16, description="Columns of the catalogue and the values that an answer may have in them."),
+]
+ModelName = Annotated[str | None, about("Which of the models served; null is the active one.")]
+
+
 class RecommendationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A history, and what the answer may hold."""
 
-    history: Annotated[
-        list[str | int | Entry],
-        msgspec.Meta(
-            max_length=MOST_ENTRIES,
-            description="Item ids, oldest first, or entries with an item and perhaps a time, a kind and a value; "
-            "they are sorted by time where every one has it.",
-        ),
-    ]
-    k: Annotated[int, msgspec.Meta(ge=1, le=MOST_ANSWERS, description="How many items to answer.")] = 10
+    history: History
+    k: K = 10
     exclude: Annotated[Ids | None, about("Ids that are no answer.")] = None
     only: Annotated[Ids | None, about("Ids that may be an answer; unknown ones are ignored.")] = None
-    keep_seen: Annotated[
-        bool | None, about("Whether items of the history may be answered; null is the run's own way.")
-    ] = None
+    keep_seen: KeepSeen = None
+    where: Annotated[Where | None, about("Filters on the catalogue.")] = None
     now: Annotated[
         float | datetime | None,
         about("The moment of the question, for models that use it: seconds since 1970, or ISO 8601."),
     ] = None
+    model: ModelName = None
+
+
+class Answer(Recommendation, frozen=True, kw_only=True):
+    """A recommendation and the run that gave it."""
+
+    model: str
+
+
+class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that a user did with an item."""
+
+    user: Id
+    item: Id
+    time: Annotated[float | datetime | None, about("Seconds since 1970 or ISO 8601; without it, now.")] = None
+    kind: Annotated[ShortText | None, about("What happened, such as click or buy.")] = None
+    value: Annotated[float | None, about("How much of it, such as a rating.")] = None
+    id: Annotated[Id | None, about("The event's own id: an event that is sent twice with it is kept once.")] = None
+
+
+class EventsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One event, with its fields here; or several in `events`, kept together or not at all."""
+
+    user: Id | None = None
+    item: Id | None = None
+    time: Annotated[float | datetime | None, about("Seconds since 1970 or ISO 8601; without it, now.")] = None
+    kind: Annotated[ShortText | None, about("What happened, such as click or buy.")] = None
+    value: Annotated[float | None, about("How much of it, such as a rating.")] = None
+    id: Annotated[Id | None, about("The event's own id: an event that is sent twice with it is kept once.")] = None
+    events: Annotated[list[EventBody], msgspec.Meta(max_length=MOST_EVENTS)] | None = None
+
+    def listed(self) -> list[EventBody]:
+        """The events."""
+        single = [getattr(self, field) for field in EventBody.__struct_fields__]
+        if self.events is not None and all(field is None for field in single):
+            return self.events
+        if self.events is not None or self.user is None or self.item is None:
+            raise InputError("An event needs a user and an item; several events are sent as {events: [...]} alone.")
+        return [EventBody(*single)]
+
+
+class EventsKept(msgspec.Struct, frozen=True):
+    """What became of events: they are on disk."""
+
+    accepted: int
+    duplicates: int
+    """Events whose id was there already."""
+    unknown: list[str]
+    """Items, each once, that the active model does not know. Their events are kept."""
+
+
+class CatalogueItem(msgspec.Struct, frozen=True):
+    """An item of the catalogue."""
+
+    id: str
+    title: str | None
+    count: int
+    """Events that the active model was trained on."""
+    details: dict[str, Any]
+    """Further columns of the catalogue."""
+
+
+class CatalogueItems(msgspec.Struct, frozen=True):
+    """Items that fit a search."""
+
+    items: list[CatalogueItem]
+
+
+class KeptEvent(msgspec.Struct, frozen=True):
+    """An event of a user's history."""
+
+    item: str
+    title: str | None
+    time: datetime
+    kind: str | None
+    value: float | None
+    known: bool
+    """Whether the active model knows the item."""
+
+
+class KeptHistory(msgspec.Struct, frozen=True):
+    """A user's newest events, oldest first."""
+
+    user: str
+    events: list[KeptEvent]
+    more: bool
+    """Whether there are older ones."""
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    """What was removed."""
+
+    removed: int
+    """Events of the user."""
+
+
+class ExplanationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why an item is answered to a history, or to a user."""
+
+    history: Annotated[History | None, about("A history; else name a user.")] = None
+    user: Annotated[Id | None, about("A user whose history the service keeps.")] = None
+    item: Annotated[Id | None, about("The item to explain; null is the first answer.")] = None
+    keep_seen: KeepSeen = None
+    attention: Annotated[bool, about("Whether to give the attention weights too.")] = True
+    model: ModelName = None
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A run being served: what it is and how it was measured."""
+
+    name: str
+    seen: Literal["excluded", "kept"]
+    items: int
+    length: int
+    """The newest events that the model looks at."""
+    attention: bool
+    columns: list[str]
+    """Columns of the catalogue, to filter by."""
+    manifest: dict[str, Any]
+    report: dict[str, Any] | None
+    """As `segue evaluate --json` prints it."""
+
+
+class ModelsServed(msgspec.Struct, frozen=True):
+    """What is being served."""
+
+    active: str
+    previous: str | None
+    """The run that a rollback would bring back."""
+    switchable: list[str]
+    """Runs that may be switched to."""
+    models: list[ModelCard]
+    """The active one first."""
+
+
+class SwitchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The run to serve from now on."""
+
+    run: Annotated[str, msgspec.Meta(max_length=255, description="The name of a folder under --runs, never a path.")]
+
+
+class Switched(msgspec.Struct, frozen=True):
+    """What is served now."""
+
+    active: str
+    previous: str | None
 
 
 class Health(msgspec.Struct, frozen=True):

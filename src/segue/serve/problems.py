@@ -12,7 +12,8 @@ from litestar import Request, Response
 from litestar.exceptions import ClientException, HTTPException
 from litestar.openapi.datastructures import ResponseSpec
 
-from segue.errors import SegueError
+from segue.errors import SegueError, StoreError
+from segue.serve.batching import OverloadedError
 from segue.serve.bodies import Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -53,6 +54,27 @@ def not_found(_: Request[Any, Any, Any], error: SegueError) -> Response[Problem]
     return problem(HTTPStatus.NOT_FOUND, str(error))
 
 
+def conflict(_: Request[Any, Any, Any], error: SegueError) -> Response[Problem]:
+    """What is asked does not fit the state of the service."""
+    return problem(HTTPStatus.CONFLICT, str(error))
+
+
+def overloaded(request: Request[Any, Any, Any], error: OverloadedError) -> Response[Problem]:
+    """Too much to do; the client should come back."""
+    request.app.state.service.metrics.unavailable(error.reason)
+    return problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), headers={"Retry-After": "1"})
+
+
+def unavailable(request: Request[Any, Any, Any], error: StoreError) -> Response[Problem]:
+    """The store cannot be reached: the log says why, the client is told to come back."""
+    metrics = request.app.state.service.metrics
+    metrics.unavailable("store")
+    metrics.store_error()
+    logger.error("%s", error)
+    detail = "The store of histories cannot be used just now; ask again in a few seconds."
+    return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"Retry-After": "5"})
+
+
 def http_problem(request: Request[Any, Any, Any], error: HTTPException) -> Response[Problem]:
     """What the framework refuses, in our words where its own are none."""
     status, path = error.status_code, request.scope["path"]
@@ -71,7 +93,8 @@ def http_problem(request: Request[Any, Any, Any], error: HTTPException) -> Respo
 
 def unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
     """A bug: the log has it, the client has not."""
-    logger.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+    route = request.scope.get("path_template", "a request")  # not the path: it may hold a user's id
+    logger.error("%s %s failed", request.method, route, exc_info=error)
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "Something went wrong in the service; its log says what.")
 
 

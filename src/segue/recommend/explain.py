@@ -1,0 +1,152 @@
+"""One history and one item → what each event did for the item's score, and who looked at whom on the way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from segue.data.batch import Batch, newest
+from segue.errors import InputError
+from segue.index.search import ItemIndex
+from segue.layers.packed import PackedBatch, tensors
+from segue.models.sequence import SequenceModel
+from segue.recommend.answers import Attention, Contribution, Explanation, ScoredItem
+from segue.recommend.history import ReadHistory, pack_histories
+from segue.recommend.rules import Rules
+
+if TYPE_CHECKING:
+    from segue.recommend.recommender import Recommender
+
+TOKENS = 16384  # events encoded at a time
+MOST_ENTRIES = 64  # of an `Attention`: its size grows with their square
+FIRST_LOOK = 100  # answers among which an item is looked for first; ten times as many each time it is not there
+
+
+@runtime_checkable
+class Attentive(Protocol):
+    """What a model can do that has attention weights to show."""
+
+    def attention(self, batch: PackedBatch) -> Tensor:
+        """Who looked at whom [layers, B, heads, N, N]: row = who looks, column = at whom."""
+        ...
+
+
+def explain_history(
+    recommender: Recommender,
+    history: ReadHistory,
+    rules: Rules,
+    *,
+    item: int | None = None,
+    asked: np.ndarray | None = None,
+    attention: bool = True,
+) -> Explanation:
+    """Why an item, by its number (None: the best answer), is answered to a history that was read, under `rules`.
+
+    `asked` [1]: the question's seconds. See `Recommender.explain`.
+    """
+    vocabulary = recommender.vocabulary
+    packed = pack_histories([history], vocabulary, known=recommender.trained, asked=asked)
+    number = _best_answer(recommender, packed.batch, rules) if item is None else item
+    chosen = np.array([number])
+    ranking = recommender.rank(packed.batch, [Rules(k=1, keep_seen=True, only=chosen)])
+    score, fallback = float(ranking.scores[0, 0]), bool(ranking.fallback[0])
+    numbers = vocabulary.numbers(history.items, unknown="zero")
+    known = recommender.trained[numbers]
+    added = np.full(len(numbers), np.nan)
+    added[known] = contributions(recommender.model, recommender.index, packed.batch, number, score)
+    window = newest(packed.batch, recommender.model.length)
+    weights = attention_weights(recommender.model, window) if attention else None
+    places = np.flatnonzero(known)[len(packed.batch.items) - len(window.items) :].tolist()
+    return Explanation(
+        item=ScoredItem(id=vocabulary.ids(chosen)[0], title=vocabulary.titles(chosen)[0], score=score),
+        rank=_place(recommender, packed.batch, rules, number),
+        contributions=[
+            Contribution(item=name, title=title, known=is_known, contribution=None if np.isnan(value) else value)
+            for name, title, is_known, value in zip(
+                history.items, vocabulary.titles(numbers), known.tolist(), added.tolist(), strict=True
+            )
+        ],
+        attention=None if weights is None else told_attention(weights, places),
+        unknown=packed.unknown[0],
+        fallback="popularity" if fallback else None,
+    )
+
+
+def _best_answer(recommender: Recommender, history: Batch, rules: Rules) -> int:
+    number = int(recommender.rank(history, [replace(rules, k=1)]).items[0, 0])
+    if not number:
+        raise InputError(
+            "Under these rules no item is left to answer, so there is none to explain; name an item, or allow more."
+        )
+    return number
+
+
+def _place(recommender: Recommender, history: Batch, rules: Rules, item: int) -> int | None:
+    """The item's place among the answers that the rules allow; None where it is not one of them."""
+    allowed = np.array([item] if rules.only is None or item in rules.only else [], dtype=np.int64)
+    if not recommender.rank(history, [replace(rules, k=1, only=allowed)]).items[0, 0]:
+        return None
+    k = min(FIRST_LOOK, len(recommender.vocabulary))
+    while not (found := recommender.rank(history, [replace(rules, k=k)]).items[0] == item).any():
+        assert k < len(recommender.vocabulary), "an item that may be answered stands somewhere"
+        k = min(10 * k, len(recommender.vocabulary))
+    return int(found.argmax()) + 1
+
+
+def contributions(model: SequenceModel, index: ItemIndex, history: Batch, item: int, score: float) -> np.ndarray:
+    """`score`, that of the item after the whole history, less its score without each event [n] float64.
+
+    A history without one event is cut to what the model has room for like any other, so that in a long one the next
+    older event takes a place. NaN for events that the model has no room for, and for an only one: without it nothing
+    is left to score by.
+    """
+    events = len(history.items)
+    added = np.full(events, np.nan)
+    if events < 2:
+        return added
+    near = newest(history, model.length + 1)
+    size = len(near.items)
+    inside = np.arange(max(0, size - model.length), size)  # places in `near` that the model looks at
+    step = max(1, TOKENS // (size - 1))
+    for begin in range(0, len(inside), step):
+        left_out = inside[begin : begin + step]
+        added[left_out + events - size] = score - _scores(model, index, _without_each(near, left_out), item)
+    return added
+
+
+def _without_each(history: Batch, places: np.ndarray) -> Batch:
+    """One history as many times as there are places, each time without the event at that place."""
+    rest = np.arange(len(history.items) - 1)
+    rows = rest + (rest >= places[:, None])  # [places, n - 1]
+    asked = None if history.asked is None else np.repeat(history.asked, len(places))
+    return history.tokens(rows.ravel(), np.full(len(places), len(rest)), asked=asked)
+
+
+def _scores(model: SequenceModel, index: ItemIndex, histories: Batch, item: int) -> np.ndarray:
+    """The item's score after each history [B], from where answers take theirs."""
+    with torch.inference_mode():
+        _, scores = index.search(model.query(tensors(histories)), 1, only=np.array([item]))
+    return scores[:, 0].numpy().astype(np.float64)
+
+
+def attention_weights(model: nn.Module, history: Batch) -> np.ndarray | None:
+    """Who looked at whom in one history, no longer than the model has room for [layers, heads, n, n] float32.
+
+    None where the model has no attention to show, and for an empty history.
+    """
+    if not isinstance(model, Attentive) or not len(history.items):
+        return None
+    with torch.inference_mode():
+        weights: np.ndarray = model.attention(tensors(history))[:, 0].numpy()
+    return weights
+
+
+def told_attention(weights: np.ndarray, places: Sequence[int]) -> Attention:
+    """The newest part of the weights as an answer carries it; `places` are those of the events in the whole history."""
+    shown = weights[..., -MOST_ENTRIES:, -MOST_ENTRIES:].astype(np.float64)
+    return Attention(entries=list(places)[-MOST_ENTRIES:], weights=shown.round(6).tolist())

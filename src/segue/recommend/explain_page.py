@@ -1,0 +1,142 @@
+"""An explanation → one HTML file that needs nothing else: bars of the contributions, a heat map for each head.
+
+No script runs in it, and its own policy forbids any. Ids and titles are text: escaped, and set apart from the
+direction of what stands around them.
+"""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from segue.recommend.answers import Attention, Explanation
+from segue.recommend.explain_text import POPULARITY, cut_note, headline, reason
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+STYLE = """
+:root { color-scheme: light dark; --text: #1a202c; --soft: #5a6577; --line: #dfe5ec; --page: #fff; --well: #f4f6f9;
+  --up: #2b6cb0; --down: #c05621; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e6eaf0; --soft: #9aa7b8; --line: #333d4b; --page: #14181f; --well: #1e242d;
+    --up: #63a4e8; --down: #f0904f; }
+}
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 62rem;
+  margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+p.soft, td.soft, figcaption, .title { color: var(--soft); }
+bdi { white-space: pre-wrap; overflow-wrap: anywhere; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th { font-weight: 600; } .number { text-align: right; white-space: nowrap; }
+.chart { width: 40%; } @media (max-width: 40rem) { .chart { width: 28%; } }
+.bar { position: relative; height: 1.1rem; background: var(--well); margin-top: .2rem; }
+.bar::after { content: ""; position: absolute; left: 50%; top: 0; bottom: 0; border-left: 1px solid var(--soft); }
+.bar span { position: absolute; top: 0; bottom: 0; } .up { left: 50%; background: var(--up); }
+.down { right: 50%; background: var(--down); }
+.maps { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); gap: 1.5rem; }
+figure { margin: 0; }
+svg { width: 100%; height: auto; display: block; overflow: visible; } svg rect { fill: var(--up); }
+svg rect.well { fill: var(--well); } svg text { fill: var(--soft); }
+.scale { display: inline-flex; gap: 1rem; flex-wrap: wrap; padding: 0; list-style: none; color: var(--soft); }
+.scale i { display: inline-block; width: 1rem; height: 1rem; vertical-align: -.15rem; background: var(--up); }
+"""
+CELL = 8  # units of the drawing
+MOST_LABELS = 16  # numbers along a side
+
+
+def html(explanation: Explanation) -> str:
+    """The whole page."""
+    parts = [f"<h1>{_text(headline(explanation))}</h1>"]
+    if explanation.fallback:
+        parts.append(f"<p>{POPULARITY}</p>")
+    if explanation.unknown:
+        parts.append(f"<p>Unknown items, left out: {', '.join(map(_text, explanation.unknown))}</p>")
+    parts.append(_contributions(explanation))
+    if explanation.attention is not None:
+        parts.append(_attention(explanation, explanation.attention))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>segue explain</title><style>{STYLE}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _text(text: str) -> str:
+    """What a user wrote, as text and nothing else."""
+    return f"<bdi>{escape(text)}</bdi>"
+
+
+def _contributions(explanation: Explanation) -> str:
+    entries = explanation.contributions
+    longest = max((abs(entry.contribution) for entry in entries if entry.contribution is not None), default=0.0)
+    rows = []
+    for place, entry in enumerate(entries, start=1):
+        title = f' <span class="title">{_text(entry.title)}</span>' if entry.title else ""
+        if entry.contribution is not None:
+            bar = f'<div class="bar">{_bar(entry.contribution, longest)}</div>'
+            facts = f'<td class="number">{entry.contribution:+.4f}</td><td class="chart">{bar}</td>'
+        else:
+            why = "" if explanation.fallback and entry.known else reason(entries, entry)
+            facts = f'<td class="number">–</td><td class="soft chart">{why}</td>'
+        rows.append(f'<tr><td class="number">{place}</td><td>{_text(entry.item)}{title}</td>{facts}</tr>')
+    return (
+        "<h2>What each entry of the history did</h2>\n"
+        '<p class="soft">Oldest first: the score less the score without that entry. To the right it raised the '
+        "score, to the left it lowered it. The differences need not add up to the score.</p>\n"
+        '<table><tr><th class="number">#</th><th>entry</th><th class="number">contribution</th><th></th></tr>\n'
+        + "\n".join(rows)
+        + "\n</table>"
+    )
+
+
+def _bar(value: float, longest: float) -> str:
+    share = 50 * abs(value) / longest if longest else 0.0  # percent of the chart, whose middle is zero
+    return f'<span class="{"up" if value >= 0 else "down"}" style="width:{share:.2f}%"></span>'
+
+
+def _attention(explanation: Explanation, attention: Attention) -> str:
+    maps = [
+        f"<figure>{_heat_map(weights, attention.entries)}<figcaption>layer {layer}, head {head}</figcaption></figure>"
+        for layer, heads in enumerate(attention.weights, start=1)
+        for head, weights in enumerate(heads, start=1)
+    ]
+    scale = "".join(
+        f'<li><i style="opacity:{_opacity(share):.3f}"></i> {share:.0%}</li>' for share in (0.01, 0.05, 0.2, 0.5, 1.0)
+    )
+    return (
+        f"<h2>Where the model looked{cut_note(explanation)}</h2>\n"
+        '<p class="soft">A row is the entry that looks, a column the one it looks at, by their numbers above; the last '
+        "row is the newest entry, from which the answer is made. Point at a cell for its weight.</p>\n"
+        f'<ul class="scale">{scale}</ul>\n<div class="maps">\n' + "\n".join(maps) + "\n</div>"
+    )
+
+
+def _opacity(weight: float) -> float:
+    """The root, so that the small weights of a long history can be seen."""
+    return math.sqrt(min(1.0, max(0.0, weight)))
+
+
+def _heat_map(weights: list[list[float]], places: list[int]) -> str:
+    """The lower triangle of one head's weights, numbered as the entries are."""
+    size = len(places) * CELL
+    letters = max(5, size // 32)  # a long history's map is drawn smaller, so that its letters must be larger
+    margin = 3 * letters
+    parts = [f'<rect class="well" x="{margin}" y="{margin}" width="{size}" height="{size}"/>']
+    every = math.ceil(len(places) / MOST_LABELS)
+    for row, place in enumerate(places):
+        if (len(places) - 1 - row) % every == 0:
+            middle, edge = margin + (row + 0.5) * CELL, margin - letters / 2
+            parts.append(f'<text x="{edge}" y="{middle + 0.35 * letters}" text-anchor="end">{place + 1}</text>')
+            parts.append(f'<text x="{middle}" y="{edge}" text-anchor="middle">{place + 1}</text>')
+        parts += [
+            f'<rect x="{margin + column * CELL}" y="{margin + row * CELL}" width="{CELL}" height="{CELL}" '
+            f'opacity="{_opacity(weight):.3f}"><title>{place + 1} looks at {places[column] + 1}: {weight:.4f}</title>'
+            "</rect>"
+            for column, weight in enumerate(weights[row][: row + 1])
+        ]
+    whole = margin + size
+    style = f"max-width:{3 * whole}px;font-size:{letters}px"  # a short history's map stays small
+    head = f'<svg viewBox="0 0 {whole} {whole}" style="{style}" role="img" aria-label="attention weights">'
+    return f"{head}{''.join(parts)}</svg>"

@@ -1,0 +1,87 @@
+"""The catalogue of a run, searched by id and title and filtered by its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from segue.data.vocabulary import Vocabulary
+from segue.errors import InputError
+from segue.serve.bodies import CatalogueItem
+
+OWN = ("id", "title", "count")
+KEPT_FILTERS = 32  # an answer costs one list of item numbers each
+
+Value = str | int | float | bool
+
+
+class Catalogue:
+    """What a run's items.parquet says of each item."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._table = vocabulary.table
+        self.columns = [name for name in self._table.columns if name not in OWN]
+        titles = self._table["title"] if "title" in self._table.columns else self._table["id"]
+        self._lower = pl.DataFrame(
+            {
+                "id": self._table["id"].str.to_lowercase(),
+                "title": titles.cast(pl.String).fill_null("").str.to_lowercase(),
+                "count": self._table["count"],
+                "row": np.arange(self._table.height),
+            }
+        )
+        self._allowed = lru_cache(maxsize=KEPT_FILTERS)(self._numbers_where)
+
+    def search(self, text: str, limit: int) -> list[CatalogueItem]:
+        """Items with this text in the id or the title, in any case: the exact id, then those that begin with it, then
+        the others, the more frequent first. Without a text, the most frequent items."""
+        wanted = text.strip().lower()
+        found = self._lower
+        if wanted:
+            inside = pl.any_horizontal(pl.col("id", "title").str.contains(wanted, literal=True))
+            begins = pl.any_horizontal(pl.col("id", "title").str.starts_with(wanted))
+            found = found.filter(inside).with_columns(
+                rank=pl.when(pl.col("id") == wanted).then(2).otherwise(begins.cast(pl.Int32))
+            )
+            found = found.sort("rank", "count", "row", descending=[True, True, False])
+        else:
+            found = found.sort("count", "row", descending=[True, False])
+        rows = found["row"].head(limit)
+        return [_item(row, self.columns) for row in self._table[rows.to_numpy()].to_dicts()]
+
+    def allowed(self, where: Mapping[str, Sequence[Value]]) -> np.ndarray:
+        """Numbers of the items that fit every column's values; of a column, any of its values will do."""
+        for column in where:
+            if column not in self.columns:
+                known = ", ".join(self.columns) or "none"
+                raise InputError(f"The catalogue has no column {column!r} to filter by; its columns are: {known}.")
+        return self._allowed(tuple(sorted((name, tuple(map(_text, values))) for name, values in where.items())))
+
+    def _numbers_where(self, where: tuple[tuple[str, tuple[str, ...]], ...]) -> np.ndarray:
+        kept = np.ones(self._table.height, dtype=bool)
+        for name, values in where:
+            kept &= _fits(self._table[name], values)
+        return np.flatnonzero(kept) + 1
+
+
+def _item(row: Mapping[str, Any], columns: Sequence[str]) -> CatalogueItem:
+    details = {name: row[name] for name in columns if row[name] is not None}
+    return CatalogueItem(id=row["id"], title=row.get("title"), count=row["count"], details=details)
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _fits(column: pl.Series, values: Sequence[str]) -> np.ndarray:
+    """Where a column has one of the values: numbers are compared as numbers, everything else as text."""
+    if column.dtype.is_numeric():
+        numbers = pl.Series(values).cast(pl.Float64, strict=False).drop_nulls()
+        return column.cast(pl.Float64).is_in(numbers.to_list()).fill_null(value=False).to_numpy()
+    if column.dtype.is_nested():
+        raise InputError(f"The column {column.name!r} holds lists or records, by which nothing can be filtered.")
+    return column.cast(pl.String).is_in(list(values)).fill_null(value=False).to_numpy()

@@ -1,0 +1,228 @@
+"""Which runs are served: loaded, checked, and switched between two requests, as the store says for every replica."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from segue.errors import FolderError, InputError, SegueError
+from segue.folders import MANIFEST, verify_contents
+from segue.models.checkpoint import WEIGHTS
+from segue.recommend.explain import Attentive
+from segue.recommend.recommender import Recommender
+from segue.serve.bodies import ModelCard, ModelsServed, Switched
+from segue.serve.catalogue import Catalogue
+from segue.serve.store import Active, HistoryStore
+
+METRICS = "metrics.json"
+LEAST_SHARED = (
+    0.5  # of the items being served that another run must know: below it, it was trained on another catalogue
+)
+
+logger = logging.getLogger(__name__)
+
+
+class UnknownModelError(InputError):
+    """A name that is none of the models served."""
+
+
+class CannotSwitchError(SegueError):
+    """The run asked for cannot be served; the one being served goes on."""
+
+
+class ServedModel:
+    """A run that is loaded and has answered."""
+
+    def __init__(self, name: str, recommender: Recommender) -> None:
+        self.name = name
+        self.recommender = recommender
+        self.catalogue = Catalogue(recommender.vocabulary)
+        self._answer_something()
+
+    @staticmethod
+    def open(folder: Path) -> ServedModel:
+        """Load the run of a folder; its name is the folder's."""
+        return ServedModel(folder.resolve().name, Recommender.open(folder))
+
+    @property
+    def digest(self) -> str:
+        """Tells runs of one name apart: the start of the SHA-256 of the weights."""
+        return str(self.recommender.manifest.get("files", {}).get(WEIGHTS, {}).get("sha256", ""))[:12]
+
+    @cached_property
+    def card(self) -> ModelCard:
+        """What the run says of itself."""
+        model, facts = self.recommender, self.recommender.manifest
+        return ModelCard(
+            name=self.name,
+            seen=model.seen,
+            items=len(model.vocabulary),
+            length=model.model.length,
+            attention=isinstance(model.model, Attentive),
+            columns=self.catalogue.columns,
+            manifest={key: fact for key, fact in facts.items() if key not in ("files", "data")}
+            | {"data": {key: fact for key, fact in facts.get("data", {}).items() if key != "folder"}},
+            report=self._report(),
+        )
+
+    def _report(self) -> dict[str, Any] | None:
+        folder = self.recommender.folder
+        if folder is None or METRICS not in self.recommender.manifest.get("files", {}):
+            return None
+        verify_contents(folder, self.recommender.manifest, "run", names=(METRICS,))
+        return msgspec.json.decode((folder / METRICS).read_bytes(), type=dict[str, Any])
+
+    def _answer_something(self) -> None:
+        """A question or two before anyone asks: what is wrong with the model shows here, and what is slow is done."""
+        popular = self.recommender.recommend([], k=1).ids
+        answer = self.recommender.recommend(popular, k=1, keep_seen=True)
+        if not answer.items or not np.isfinite(answer.items[0].score):
+            raise FolderError(f"The run {self.name} does not answer its self-test; train it again.")
+        self.recommender.similar(popular[0], k=1)
+
+
+class Models:
+    """The active run, and perhaps another beside it.
+
+    A switch is written to the store, which every worker and replica follows; the run named on the command line is
+    taken up only where the store does not know it yet, so that a restart goes on with what was being served.
+    """
+
+    def __init__(self, served: Sequence[ServedModel], *, runs: Path | None, store: HistoryStore) -> None:
+        """`served`: the first is the one to begin with. `runs`: the folder of runs that may be switched to."""
+        assert served
+        names = [model.name for model in served]
+        if len(set(names)) < len(names):
+            raise InputError(f"Two runs are both called {names[0]!r}; rename a folder: models are told apart by name.")
+        self.active = served[0]
+        self._beside = list(served[1:])
+        self._paths = {model.name: model.recommender.folder for model in served}
+        self._runs = runs
+        self._store = store
+        self._switching = threading.Lock()
+        self._state = self._begin()
+
+    def named(self, name: str | None) -> ServedModel:
+        """A model being served; None is the active one."""
+        if name is None or name == self.active.name:
+            return self.active
+        for model in self._beside:
+            if model.name == name:
+                return model
+        served = ", ".join([self.active.name, *(model.name for model in self._beside)])
+        raise UnknownModelError(f"No model called {name!r} is being served; there is: {served}.")
+
+    def served(self) -> ModelsServed:
+        """All that is being served."""
+        beside = [model for model in self._beside if model is not self.active]
+        return ModelsServed(
+            active=self.active.name,
+            previous=self._state.previous,
+            switchable=self._switchable(),
+            models=[model.card for model in [self.active, *beside]],
+        )
+
+    def switch(self, name: str) -> Switched:
+        """Serve another run from the next request on. It is loaded and checked first; a bad one changes nothing."""
+        with self._switching:
+            self._refuse_where_fixed()
+            loaded = self._loaded(name)
+            state = self._state
+            if name == state.run:
+                return Switched(active=name, previous=state.previous)
+            return self._switch(loaded, msgspec.structs.replace(state, run=name, previous=state.run))
+
+    def rollback(self) -> Switched:
+        """Serve the previous run again."""
+        with self._switching:
+            state = self._state
+            if state.previous is None:
+                raise CannotSwitchError("There is no run to go back to: none was switched away from.")
+            loaded = self._loaded(state.previous)
+            return self._switch(loaded, msgspec.structs.replace(state, run=state.previous, previous=state.run))
+
+    def follow(self) -> bool:
+        """Take up what another worker or replica switched to; whether anything changed."""
+        with self._switching:
+            state = self._store.active()
+            if state is None or state.version == self._state.version:
+                return False
+            if state.run != self.active.name:
+                self.active = self._loaded(state.run)
+            self._state = state
+            return True
+
+    def _switch(self, loaded: ServedModel, state: Active) -> Switched:
+        state = msgspec.structs.replace(state, version=state.version + 1)
+        if not self._store.activate(state, expected=state.version - 1):
+            raise CannotSwitchError("Another switch came first; see GET /model, then ask again.")
+        self.active, self._state = loaded, state
+        return Switched(active=state.run, previous=state.previous)
+
+    def _begin(self) -> Active:
+        """Agree with the store on what is active."""
+        own = self.active.name
+        while True:
+            state = self._store.active()
+            if state is not None and state.started_with == own:
+                return self._taken_up(state)
+            version = 0 if state is None else state.version
+            fresh = Active(run=own, previous=None, started_with=own, version=version + 1)
+            if self._store.activate(fresh, expected=None if state is None else version):
+                return fresh
+
+    def _taken_up(self, state: Active) -> Active:
+        """A restart: go on with the run that was switched to, where it can still be loaded."""
+        if state.run != self.active.name:
+            try:
+                self.active = self._loaded(state.run)
+            except SegueError as error:
+                logger.error("The run %s was active and cannot be served: %s", state.run, error)
+        return state
+
+    def _loaded(self, name: str) -> ServedModel:
+        """A run by name, loaded and found fit to take over."""
+        for model in [self.active, *self._beside]:
+            if model.name == name:
+                return model
+        folder = self._paths.get(name) or self._folder(name)
+        try:
+            loaded = ServedModel.open(folder)
+        except SegueError as error:
+            raise CannotSwitchError(f"The run {name!r} cannot be served: {error}") from error
+        known = self.active.recommender.vocabulary
+        numbers = loaded.recommender.vocabulary.numbers(known.table["id"].to_list(), unknown="zero")
+        if np.count_nonzero(numbers) < LEAST_SHARED * len(known):
+            raise CannotSwitchError(
+                f"The run {name!r} knows {np.count_nonzero(numbers):,} of the {len(known):,} items being served: it "
+                "was trained on another catalogue. Start a service of its own for it."
+            )
+        return loaded
+
+    def _folder(self, name: str) -> Path:
+        self._refuse_where_fixed()
+        if name not in self._switchable():  # the list of a folder: a path, or dots, cannot be in it
+            known = ", ".join(self._switchable()) or "none"
+            raise CannotSwitchError(f"There is no run called {name!r} under --runs; there is: {known}.")
+        assert self._runs is not None
+        return self._runs / name
+
+    def _refuse_where_fixed(self) -> None:
+        if self._runs is None:
+            raise CannotSwitchError("This service serves fixed runs; start it with --runs FOLDER to switch among them.")
+
+    def _switchable(self) -> list[str]:
+        if self._runs is None:
+            return []
+        try:
+            found = {path.name for path in self._runs.iterdir() if (path / MANIFEST).is_file()}
+        except OSError as error:
+            raise CannotSwitchError(f"The folder of --runs cannot be read: {error.strerror}.") from error
+        return sorted(found | set(self._paths))

@@ -1,0 +1,355 @@
+"""Everybody's events in one SQLite file, which any number of threads and processes on a machine may share.
+
+An event is a JSON text `[item, time, kind, value]` in the row of its user, time and place among ties. Rows are
+clustered in that order and read many at a time as one text by one step of one statement: Python's sqlite3 gives up the
+interpreter's lock at every step, and in a busy process each of those waits costs more than reading the row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from segue.errors import StoreError
+from segue.serve.store import FORMAT, Active, Event, FillState, Row, digest, row, unicode_texts
+
+APPLICATION = 0x73656775  # "segu", in the header of every such file
+BUSY_SECONDS = 5.0  # to wait while another process writes
+CACHE_KILOBYTES = 16_384  # a connection's
+MOST_TOGETHER = 64  # users read by one statement
+WIPE_BYTES = 512_000_000  # up to this size a file is rewritten when a user is forgotten
+TRIES = 20
+TRY_SECONDS = 0.05
+
+SCHEMA = (
+    "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE users (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE)",
+    "CREATE TABLE events (user INTEGER, time INTEGER, place INTEGER, body TEXT NOT NULL, digest BLOB, "
+    "PRIMARY KEY (user, time, place)) WITHOUT ROWID",
+    "CREATE UNIQUE INDEX event_digests ON events (digest) WHERE digest IS NOT NULL",
+    "CREATE TABLE forgotten (digest BLOB PRIMARY KEY) WITHOUT ROWID",  # users, only while a data folder is read
+    f"PRAGMA application_id = {APPLICATION}",
+    f"PRAGMA user_version = {FORMAT}",
+)
+ADD = """
+    INSERT INTO events (user, time, place, body, digest)
+    VALUES (?1, ?2, (SELECT coalesce(max(place) + 1, 0) FROM events WHERE user = ?1 AND time = ?2), ?3, ?4)
+    ON CONFLICT (digest) WHERE digest IS NOT NULL DO NOTHING
+"""
+ADD_TO_NEW = "INSERT INTO events (user, time, place, body) VALUES (?, ?, ?, ?)"
+NEWEST = """(
+    SELECT group_concat(body) FROM (
+        SELECT body FROM events WHERE user = (SELECT number FROM users WHERE id = ?{})
+        ORDER BY time DESC, place DESC LIMIT ?1
+    )
+)"""
+
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(list[Row]).decode
+
+
+class SqliteStore:
+    """A store in a file. Readers never wait for writers; writers take turns."""
+
+    def __init__(self, path: str) -> None:
+        self._path = _usable(path)
+        self._write_lock = threading.Lock()
+        self._idle: list[sqlite3.Connection] = []
+        self._closed = False
+        self._residue = False
+        with self._explained():
+            self._writer = self._connect()
+        try:
+            _patiently(self._prepare)
+        except BaseException:
+            self._writer.close()
+            raise
+
+    def append(self, events: Sequence[Event]) -> list[bool]:
+        with unicode_texts():
+            records = [
+                (e.user, e.time, _encode(row(e)).decode(), None if e.id is None else digest(e.id)) for e in events
+            ]
+            with self._writing() as connection:
+                numbers = {user: _made_number(connection, user) for user in dict.fromkeys(e.user for e in events)}
+                return [connection.execute(ADD, (numbers[user], *rest)).rowcount == 1 for user, *rest in records]
+
+    def last(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
+        found: list[bytes | None] = []
+        with unicode_texts(), self._reading() as connection:
+            for begin in range(0, len(users), MOST_TOGETHER):
+                together = users[begin : begin + MOST_TOGETHER]
+                found += connection.execute(*_newest(together, limit)).fetchone()[: len(together)]
+        return [[] if bodies is None else _decode(b"[" + bodies + b"]")[::-1] for bodies in found]
+
+    def forget(self, user: str) -> int:
+        """Remove a user's events, their ids and the user's id, from the file's bytes too.
+
+        SQLite overwrites what is deleted, but leaves copies behind where it once moved rows between pages. So the
+        file is rewritten (about a second for each 100 MB, in which other writers wait) and its log emptied. A file of
+        more than 512 MB is not rewritten here: run `VACUUM` on it in a quiet hour.
+        """
+        with unicode_texts(), self._writing() as connection:
+            if _is_filling(connection):
+                connection.execute("INSERT OR IGNORE INTO forgotten VALUES (?)", (digest(user),))
+            number = _number(connection, user)
+            if number is None:
+                return 0
+            removed = connection.execute("DELETE FROM events WHERE user = ?", (number,)).rowcount
+            connection.execute("DELETE FROM users WHERE number = ?", (number,))
+        self._wipe()
+        return removed
+
+    def is_empty(self) -> bool:
+        with self._reading() as connection:
+            return _is_empty(connection)
+
+    def active(self) -> Active | None:
+        with self._reading() as connection:
+            return _said(connection, "active", Active)
+
+    def activate(self, active: Active, *, expected: int | None) -> bool:
+        with self._writing() as connection:
+            stored = _said(connection, "active", Active)
+            if (None if stored is None else stored.version) != expected:
+                return False
+            _say(connection, "active", active)
+            return True
+
+    def fill_state(self) -> FillState | None:
+        with self._reading() as connection:
+            return _said(connection, "fill", FillState)
+
+    def fill(
+        self, histories: Sequence[tuple[str, Sequence[Row]]], state: FillState, *, expected: FillState | None
+    ) -> bool:
+        with unicode_texts(), self._writing() as connection:
+            if _said(connection, "fill", FillState) != expected or (expected is None and not _is_empty(connection)):
+                return False
+            forgotten = {key for (key,) in connection.execute("SELECT digest FROM forgotten")}
+            for user, rows in histories:
+                if not forgotten or digest(user) not in forgotten:
+                    _add_history(connection, user, rows)
+            if state.finished:
+                connection.execute("DELETE FROM forgotten")
+            _say(connection, "fill", state)
+            return True
+
+    def check(self) -> None:
+        if not self._path.exists():
+            raise StoreError(f"The store {self._path} was removed while it was in use; start again with a new one.")
+        with self._reading() as connection:
+            connection.execute("SELECT count(*) FROM about").fetchone()
+
+    def close(self) -> None:
+        self._closed = True
+        with self._write_lock:
+            if self._residue:
+                self._wipe_now()
+            self._writer.close()
+        self._close_idle()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=128
+        )
+        connection.text_factory = bytes  # JSON is decoded from bytes
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KILOBYTES}")
+        connection.execute("PRAGMA synchronous = FULL")  # with a write-ahead log: on disk at every commit
+        connection.execute("PRAGMA secure_delete = ON")
+        return connection
+
+    def _prepare(self) -> None:
+        """Make the tables in a new file, by whoever comes first; refuse a file that is not ours before touching it."""
+        with self._explained():
+            self._is_new(self._writer)
+            (mode,) = self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
+            if mode != b"wal":
+                raise StoreError(
+                    f"The store {self._path} is in a place where SQLite cannot share a file (a network drive?); "
+                    "name a file on a local disk."
+                )
+        with self._writing() as connection:
+            if self._is_new(connection):
+                for statement in SCHEMA:
+                    connection.execute(statement)
+
+    def _is_new(self, connection: sqlite3.Connection) -> bool:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not application and not tables:
+            return True
+        if application != APPLICATION:
+            raise StoreError(f"{self._path} is a database of another program; name another file for the store.")
+        if version != FORMAT:
+            raise StoreError(
+                f"The store {self._path} has format {version}, this segue reads format {FORMAT}; "
+                "use the segue that made it, or name a new file."
+            )
+        return False
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._explained():
+            self._refuse_closed()
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self._connect()
+            try:
+                yield connection
+            finally:
+                self._idle.append(connection)
+                if self._closed:
+                    self._close_idle()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: the lock makes threads take turns, SQLite makes processes."""
+        with self._explained(), self._write_lock:
+            self._refuse_closed()
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:  # a full disk may have ended it already
+                    self._writer.execute("ROLLBACK")
+                raise
+
+    def _wipe(self) -> None:
+        with self._write_lock:
+            if not self._closed:
+                self._wipe_now()
+
+    def _wipe_now(self) -> None:
+        """Rewrite the file and empty the log; where others are in the way, the next to forget or close tries again."""
+        self._residue = True
+        with contextlib.suppress(sqlite3.Error):  # the user is forgotten already, and that must be what is answered
+            if self._path.stat().st_size <= WIPE_BYTES:
+                self._writer.execute("VACUUM")
+            for _ in range(TRIES):
+                (busy, _, _) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if not busy:
+                    self._residue = False
+                    return
+                time.sleep(TRY_SECONDS)
+
+    def _close_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreError(f"The store {self._path} is closed.")
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(_sentence(error, self._path)) from error
+
+
+def _usable(path: str) -> Path:
+    """The file's absolute name, where there is or may be a file."""
+    if path in ("", ":memory:") or "\0" in path:
+        raise StoreError("A store needs the name of a file, so that events outlive the service; for example store.db.")
+    file = Path(path).absolute()
+    if file.is_dir():
+        raise StoreError(f"{file} is a folder; a SQLite store is a file, for example {file / 'store.db'}.")
+    if not file.parent.is_dir():
+        raise StoreError(f"The folder {file.parent} does not exist; make it, or name the store elsewhere.")
+    return file
+
+
+def _patiently(work: Callable[[], None]) -> None:
+    """SQLite does not wait by itself while another process changes a new file's mode."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return work()
+        except StoreError as error:
+            if not _name(error.__cause__).startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+                raise
+        time.sleep(TRY_SECONDS)
+
+
+def _name(error: BaseException | None) -> str:
+    return str(getattr(error, "sqlite_errorname", ""))
+
+
+def _sentence(error: sqlite3.Error | OSError, path: Path) -> str:
+    name = _name(error)
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        return f"{path} is not a SQLite database, or is damaged ({error}); name another file for the store."
+    if name.startswith("SQLITE_FULL"):
+        return f"The disk is full: the store {path} was not changed. Free some space and try again."
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")) or isinstance(error, PermissionError):
+        return f"The store {path} cannot be opened for writing ({error}); check the permissions of it and its folder."
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return f"The store {path} was busy for {BUSY_SECONDS:.0f} seconds: another process is writing. Try again."
+    return f"The store {path} cannot be used: {error}."
+
+
+def _newest(users: Sequence[str], limit: int | None) -> tuple[str, tuple[int | str | None, ...]]:
+    """One statement for several users; their number is rounded up, so that few statements have to be prepared."""
+    width = 1 << (len(users) - 1).bit_length()
+    columns = ", ".join(NEWEST.format(place + 2) for place in range(width))
+    return f"SELECT {columns}", (-1 if limit is None else limit, *users, *[None] * (width - len(users)))
+
+
+def _number(connection: sqlite3.Connection, user: str) -> int | None:
+    found = connection.execute("SELECT number FROM users WHERE id = ?", (user,)).fetchone()
+    return None if found is None else int(found[0])
+
+
+def _made_number(connection: sqlite3.Connection, user: str) -> int:
+    number = _number(connection, user)
+    if number is None:
+        number = connection.execute("INSERT INTO users (id) VALUES (?)", (user,)).lastrowid
+    assert number is not None
+    return number
+
+
+def _add_history(connection: sqlite3.Connection, user: str, rows: Sequence[Row]) -> None:
+    """Add a history, oldest first; where the user is new, the place of a row among ties need not be looked up."""
+    number = _number(connection, user)
+    if number is not None:
+        connection.executemany(ADD, [(number, one[1], _encode(one).decode(), None) for one in rows])
+        return
+    number, place, before = _made_number(connection, user), 0, None
+    records = []
+    for one in rows:
+        place = place + 1 if one[1] == before else 0
+        before = one[1]
+        records.append((number, before, place, _encode(one).decode()))
+    connection.executemany(ADD_TO_NEW, records)
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM events LIMIT 1").fetchone() is None
+
+
+def _is_filling(connection: sqlite3.Connection) -> bool:
+    state = _said(connection, "fill", FillState)
+    return state is not None and not state.finished
+
+
+def _said(connection: sqlite3.Connection, name: str, kind: type[T]) -> T | None:
+    found = connection.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
+    return None if found is None else msgspec.json.decode(found[0], type=kind)
+
+
+def _say(connection: sqlite3.Connection, name: str, value: Active | FillState) -> None:
+    connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, _encode(value).decode()))

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.durability import Posted, judged, survive
+from bench.postgres import postgres
+from bench.serving import Forked
+
+KILLS = 3
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty store of each sort; PostgreSQL is a real server."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "events.db")
+        return
+    with postgres() as url:
+        yield url
+
+
+def test_acknowledged_events_survive_kill_nine(store: str, cycle_run: Path, tmp_path: Path) -> None:
+    outcome = survive(store, cycle_run, folder=tmp_path, kills=KILLS, writers=4, seed=7, latest=0.4, launch=Forked)
+    assert outcome.acknowledged > 100
+    assert outcome.repeated >= KILLS  # every kill met writers at work
+    assert (outcome.missing, outcome.twice, outcome.strange, outcome.split) == (0, 0, 0, 0)
+
+
+def test_the_judgement_can_fail() -> None:
+    first, second, other = (Posted("u", (item, 1, None, None)) for item in "abc")
+    assert judged([first, second], [second, first]) == (0, 0, 0)
+    assert judged([first, second], [second]) == (1, 0, 0)
+    assert judged([first, second], [first, second, second]) == (0, 1, 0)
+    assert judged([first], [first, other]) == (0, 0, 1)

@@ -1,0 +1,508 @@
+"""Why an item is answered: a model whose scores are sums known by hand, and real ones with things taken away."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from command_line import CommandLine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from segue.api import train
+from segue.data.vocabulary import Vocabulary
+from segue.errors import InputError
+from segue.index.exact import ExactIndex
+from segue.layers.blocks import SASRecBlock
+from segue.layers.packed import PackedBatch
+from segue.models.build import build_model
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.recommend import explain as explain_module
+from segue.recommend.answers import Attention, Contribution, Explanation, ScoredItem
+from segue.recommend.explain_page import html
+from segue.recommend.explain_text import lines
+from segue.recommend.recommender import Recommender
+
+LETTERS = list("abcdef")
+
+
+class Votes(nn.Module):
+    """Every event votes for every item, (item's number * event's item) % 7 of it, and the score is the sum."""
+
+    length = 3
+
+    def __init__(self, n_items: int) -> None:
+        super().__init__()
+        numbers = torch.arange(n_items + 1)
+        self.table = (numbers[:, None] * numbers[None, :] % 7).float()  # [item, event's item]
+        self.tokens: list[int] = []  # of each call
+        self.asked: list[list[int] | None] = []
+
+    def query(self, batch: PackedBatch) -> Tensor:
+        self.tokens.append(len(batch.items))
+        self.asked.append(None if batch.asked is None else batch.asked.tolist())
+        votes = nn.functional.one_hot(batch.items, len(self.table)).float()
+        return torch.zeros(batch.size, len(self.table)).index_add_(0, batch.owner, votes)
+
+    def item_vectors(self) -> Tensor:
+        return self.table
+
+
+@pytest.fixture(name="learned_run", scope="module")
+def cycle_learned(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learned the cycle."""
+    out = tmp_path_factory.mktemp("learned") / "run"
+    train(cycle_data, out=out, recipe=quick_recipe, overrides=["train.epochs=12", "train.patience=12"])
+    return out
+
+
+def recommender_of(model: nn.Module, ids: list[str], *, counts: list[int] | None = None, **further: Any) -> Recommender:
+    """Items with a title each, of which those with a count of zero were never trained on."""
+    counts = counts or [1] * len(ids)
+    table = pl.DataFrame({"id": ids, "count": counts, "title": [f"Title {name}" for name in ids]})
+    known = cast(SequenceModel, model)
+    index = ExactIndex.build(known.item_vectors(), candidates=np.array([0, *counts]) > 0)
+    return Recommender(known, index, Vocabulary(table), **further)
+
+
+def voting(**further: Any) -> Recommender:
+    return recommender_of(Votes(len(LETTERS)), LETTERS, **further)
+
+
+def real(ids: list[str], *, counts: list[int] | None = None, **numbers: Any) -> Recommender:
+    chosen = ModelSettings(**({"width": 8, "depth": 2, "heads": 2, "length": 5} | numbers))
+    model = build_model(chosen, len(ids), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        for parameter in model.parameters():  # nothing is zero or one by chance of its first value
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
+    return recommender_of(model, ids, counts=counts)
+
+
+def values(explanation: Explanation) -> list[float | None]:
+    return [entry.contribution for entry in explanation.contributions]
+
+
+# --- contributions ------------------------------------------------------------------------------------------------
+
+
+def test_contributions_by_hand() -> None:
+    """For d, number 4: a gives 4, b 8 % 7 = 1, c 12 % 7 = 5."""
+    explanation = voting().explain(["a", "b", "c"], "d")
+    assert explanation.item == ScoredItem("d", "Title d", 10.0)
+    assert explanation.contributions == [
+        Contribution("a", "Title a", True, 4.0),
+        Contribution("b", "Title b", True, 1.0),
+        Contribution("c", "Title c", True, 5.0),
+    ]
+    assert (explanation.attention, explanation.unknown, explanation.fallback) == (None, [], None)
+
+
+def test_an_older_entry_takes_the_place_of_one_left_out() -> None:
+    """The model looks at three: without a it sees e, b, c, and e gives d 20 % 7 = 6. What is older changes nothing."""
+    assert values(voting().explain(["e", "a", "b", "c"], "d")) == [None, 4 - 6, 1 - 6, 5 - 6]
+    assert values(voting().explain(["f", "e", "a", "b", "c"], "d")) == [None, None, 4 - 6, 1 - 6, 5 - 6]
+
+
+def test_each_of_several_equal_entries_counts_for_itself() -> None:
+    assert values(voting().explain(["c", "b", "c"], "d")) == [5.0, 1.0, 5.0]
+
+
+def test_unknown_entries_have_none_and_take_no_room() -> None:
+    recommender = voting(counts=[1, 1, 1, 1, 0, 1])  # e was never trained on
+    explanation = recommender.explain(["zzz", "a", "e", "b", "c", "zzz"], "d")
+    assert values(explanation) == [None, 4.0, None, 1.0, 5.0, None]
+    assert [entry.known for entry in explanation.contributions] == [False, True, False, True, True, False]
+    assert [entry.title for entry in explanation.contributions][:3] == [None, "Title a", "Title e"]
+    assert explanation.unknown == ["zzz", "e"]
+
+
+def test_without_the_only_known_entry_there_is_no_score() -> None:
+    explanation = voting().explain(["zzz", "c"], "d")
+    assert (explanation.item.score, explanation.fallback) == (5.0, None)
+    assert values(explanation) == [None, None]
+
+
+def test_a_history_with_times_is_told_in_their_order() -> None:
+    late, early = {"item": "a", "time": 20}, {"item": "b", "time": 10}
+    entries = voting().explain(iter([late, early]), "d").contributions
+    assert [(entry.item, entry.contribution) for entry in entries] == [("b", 1.0), ("a", 4.0)]
+
+
+def test_the_variants_are_asked_at_the_same_moment_and_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    recommender = voting()
+    whole = recommender.explain(list("fedabc"), "d")
+    model = cast(Votes, recommender.model)
+    assert model.tokens.count(9) == 1  # three variants of three events, at once
+    model.tokens.clear()
+    model.asked.clear()
+    monkeypatch.setattr(explain_module, "TOKENS", 6)
+    assert recommender.explain(list("fedabc"), "d", now=1_700_000_000) == whole
+    assert max(model.tokens) == 6
+    assert {moment for asked in model.asked for moment in asked or [-1]} == {1_700_000_000}
+
+
+def test_a_variant_longer_than_the_budget_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain_module, "TOKENS", 1)
+    assert values(voting().explain(["a", "b", "c"], "d")) == [4.0, 1.0, 5.0]
+
+
+REAL_IDS = [f"i{number}" for number in range(9)]
+
+
+@cache
+def half_known(builder: str, positions: str) -> Recommender:
+    """Real models that never saw i2."""
+    return real(REAL_IDS, counts=[1, 1, 0, 1, 1, 1, 1, 1, 1], builder=builder, positions=positions)
+
+
+@pytest.mark.parametrize("positions", ["newest", "oldest"])
+@pytest.mark.parametrize("builder", ["sasrec", "esasrec"])
+@settings(max_examples=15, deadline=None)
+@given(
+    history=st.lists(st.sampled_from([*REAL_IDS, "ghost"]), min_size=1, max_size=9),
+    item=st.sampled_from([name for name in REAL_IDS if name != "i2"]),
+    keep_seen=st.booleans(),
+)
+def test_what_is_told_is_what_recommend_answers(
+    builder: str, positions: str, history: list[str], item: str, keep_seen: bool
+) -> None:
+    """A contribution is the score now less the score that `recommend` gives when the entry is deleted."""
+    recommender = half_known(builder, positions)
+    known = [place for place, name in enumerate(history) if name not in ("i2", "ghost")]
+
+    def score(entries: list[str]) -> float:
+        return recommender.recommend(entries, only=[item], keep_seen=True).items[0].score
+
+    explanation = recommender.explain(history, item, keep_seen=keep_seen)
+    assert explanation.item.score == pytest.approx(score(history), abs=1e-5)
+    answers = recommender.recommend(history, k=99, keep_seen=keep_seen)
+    assert explanation.rank == (answers.ids.index(item) + 1 if item in answers.ids else None)
+    assert (explanation.unknown, explanation.fallback) == (answers.unknown, answers.fallback)
+    told = values(explanation)
+    assert [entry.item for entry in explanation.contributions] == history
+    for place in range(len(history)):
+        if place in known[-5:] and len(known) > 1:
+            expected = score(history) - score(history[:place] + history[place + 1 :])
+            assert told[place] == pytest.approx(expected, abs=1e-5)
+        else:
+            assert told[place] is None
+
+
+# --- the item and its rank ----------------------------------------------------------------------------------------
+
+
+def test_the_best_answer_is_explained_where_no_item_is_named() -> None:
+    recommender = voting()
+    for rules in ({}, {"keep_seen": True}, {"exclude": ["d"]}, {"only": ["e", "f"]}):
+        best = recommender.recommend(["a", "b", "c"], k=1, **rules).items[0]
+        explanation = recommender.explain(["a", "b", "c"], **rules)
+        assert (explanation.item, explanation.rank) == (best, 1)
+
+
+def test_the_rank_is_among_what_the_rules_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After c come, by 3 * number % 7: b 6, e 1 (15), d 5 (12), a 3, f 4 (18), c 2 (9)."""
+    order = ["b", "d", "f", "a", "c", "e"]
+    recommender = voting()
+    for first_look in (1, 2, 100):
+        monkeypatch.setattr(explain_module, "FIRST_LOOK", first_look)
+        ranks = [recommender.explain(["c"], name, keep_seen=True).rank for name in order]
+        assert ranks == [1, 2, 3, 4, 5, 6]
+        assert recommender.explain(["c"], "e").rank == 5  # c was seen
+        assert recommender.explain(["c"], "c").rank is None
+        assert recommender.explain(["c"], "f", exclude=["b"], only=["f", "a", "b"]).rank == 1
+        assert recommender.explain(["c"], "f", exclude=["f"]).rank is None
+        assert recommender.explain(["c"], "f", only=["a"]).rank is None
+    assert recommender.explain(["c"], "c").item.score == 2.0  # also of an item that is no answer
+    assert voting(seen="kept").explain(["c"], "c").rank == 5
+
+
+def test_a_history_without_a_known_item_is_answered_by_popularity() -> None:
+    recommender = voting(counts=[3, 9, 1, 0, 5, 2])
+    for history in ([], ["zzz", "d", "zzz"]):
+        explanation = recommender.explain(history)
+        assert (explanation.item, explanation.rank) == (ScoredItem("b", "Title b", 9.0), 1)
+        assert explanation.fallback == "popularity"
+        assert values(explanation) == [None] * len(history)
+        assert recommender.explain(history, "f").rank == 4
+        assert recommender.explain(history, "f", exclude=["b"], only=["a", "b", "f"]).rank == 2
+        assert recommender.explain(history, "f", exclude=["f"]).rank is None
+    assert real(REAL_IDS).explain(["ghost"]).attention is None
+
+
+@pytest.mark.parametrize(
+    ("history", "item", "sentence"),
+    [
+        (["a"], "nobody", "The item 'nobody' is not one of the 6 items of this run, so it has no score to explain."),
+        (["a"], "d", "The item 'd' was never trained on, so it has no score to explain."),
+        (["a", "b", "c", "e", "f"], None, "Under these rules no item is left to answer"),
+        (["a"], 1.5, "An item id is a text or a whole number"),
+        ("abc", None, "A history must be a list of item ids"),
+        ([{"item": "a", "when": 5}], None, "A history's entry has item, time, kind, value"),
+    ],
+)
+def test_refusals(history: Any, item: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        voting(counts=[1, 1, 1, 0, 1, 1]).explain(history, item)
+
+
+# --- attention ----------------------------------------------------------------------------------------------------
+
+
+def test_attention_of_one_layer_from_its_definition() -> None:
+    """softmax over j <= i of q_i · k_j / sqrt(head width), q from the normalised token, k from the token itself."""
+    recommender = real(REAL_IDS, builder="sasrec", depth=1, heads=2, positions="oldest")
+    history = ["i4", "i1", "i4", "i8"]
+    model, numbers = recommender.model, recommender.vocabulary.numbers(history, unknown="error")
+    block = cast(SASRecBlock, model.blocks[0])
+    x = (model.items.into[numbers] * model.scale + model.positions.table[:4]).detach().numpy().astype(np.float64)
+
+    def linear(layer: nn.Linear, inputs: np.ndarray) -> np.ndarray:
+        return np.asarray(inputs @ layer.weight.detach().numpy().T + layer.bias.detach().numpy())
+
+    norm = block.norm_query
+    normal = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + norm.eps)
+    q = linear(block.attention.query, normal * norm.weight.detach().numpy() + norm.bias.detach().numpy())
+    k = linear(block.attention.key_value, x)[:, :8]
+    expected = np.zeros((1, 2, 4, 4))
+    for head, row in itertools.product(range(2), range(4)):
+        part = slice(4 * head, 4 * head + 4)
+        powers = np.exp([q[row, part] @ k[column, part] / 2 for column in range(row + 1)])  # 2 = sqrt(4)
+        expected[0, head, row, : row + 1] = powers / powers.sum()
+    found = recommender.attention(history)
+    assert found is not None
+    assert np.abs(found - expected).max() < 1e-5
+    assert len({round(float(weight), 4) for weight in expected[0, :, 3].ravel()}) == 8, "weights too alike to tell"
+    told = recommender.explain(history).attention
+    assert told is not None and told.entries == [0, 1, 2, 3]
+    assert np.abs(np.array(told.weights) - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("builder", ["sasrec", "esasrec"])
+def test_attention_rows_are_shares_and_nobody_looks_ahead(builder: str) -> None:
+    recommender = real(REAL_IDS, builder=builder, positions="oldest")
+    whole, start = recommender.attention(["i1", "i7", "i1", "i3", "i0"]), recommender.attention(["i1", "i7", "i1"])
+    assert whole is not None and start is not None
+    assert whole.shape == (2, 2, 5, 5)
+    assert np.abs(whole.sum(-1) - 1).max() < 1e-5
+    assert (whole[..., *np.triu_indices(5, 1)] == 0).all()
+    assert np.abs(whole[..., :3, :3] - start).max() < 1e-5
+
+
+def test_attention_entries_are_those_the_model_looked_at() -> None:
+    recommender = half_known("esasrec", "newest")
+    history = ["i0", "i1", "ghost", "i3", "i4", "i2", "i5", "i6", "ghost"]
+    told = recommender.explain(history).attention
+    assert told is not None and told.entries == [1, 3, 4, 6, 7]
+    same = recommender.attention(["i1", "i3", "i4", "i5", "i6"])
+    assert same is not None and np.abs(np.array(told.weights) - same).max() < 1e-5
+    assert recommender.explain(history, attention=False).attention is None
+    assert recommender.attention(["ghost"]) is None
+    assert voting().attention(["a"]) is None
+
+
+def test_an_answer_carries_the_newest_entries_and_python_has_them_all() -> None:
+    recommender = real(REAL_IDS, length=90)
+    history = [REAL_IDS[number] for number in np.random.default_rng(1).integers(0, 9, 100)]
+    told, whole = recommender.explain(history, "i3").attention, recommender.attention(history)
+    assert told is not None and whole is not None
+    assert told.entries == list(range(36, 100))
+    assert whole.shape == (2, 2, 90, 90)
+    assert np.abs(np.array(told.weights) - whole[..., 26:, 26:]).max() < 1e-6
+    assert np.abs(whole.sum(-1) - 1).max() < 1e-5
+    assert np.array(told.weights)[..., -1, :].sum(-1).max() < 1
+
+
+# --- a trained model ----------------------------------------------------------------------------------------------
+
+
+def test_in_a_cycle_the_newest_entry_decides(learned_run: Path) -> None:
+    recommender = Recommender.open(learned_run)
+    for start in range(12):
+        history = [f"i{(start + step) % 12:02}" for step in range(5)]
+        explanation = recommender.explain(history)
+        assert explanation.item.id == f"i{(start + 5) % 12:02}"
+        told = [value for value in values(explanation) if value is not None]
+        assert len(told) == 5 and max(told) == told[-1] > 0
+
+
+# --- as text, as JSON, as a page ----------------------------------------------------------------------------------
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "a&amp;b",
+    "</style>",
+    "two\nlines",
+    "\u202eabc",
+]
+
+
+def made(contributions: list[Contribution], **further: Any) -> Explanation:
+    facts: dict[str, Any] = {"item": ScoredItem("x", None, 1.25), "rank": 2, "contributions": contributions} | further
+    return Explanation(**facts)
+
+
+def test_the_text() -> None:
+    entries = [
+        Contribution("old", "Old one", True, None),
+        Contribution("up", "Up one", True, 2.0),
+        Contribution("ghost", None, False, None),
+        Contribution("down", None, True, -1.0),
+    ]
+    told = made(entries, unknown=["ghost"], attention=Attention([1, 3], [[[[1.0, 0.0], [0.25, 0.75]]]]))
+    assert list(lines(told)) == [
+        "Why x: answer number 2, with a score of 1.2500.",
+        "Unknown items, left out: ghost",
+        "",
+        "What each entry of the history did, oldest first: the score less the score without it.",
+        "  (entry 1 is unknown or older than the model has room for)",
+        "  2  up       +2.0000              │████████████  Up one",
+        "  3  ghost             unknown to the model",
+        "  4  down     -1.0000        ██████│",
+        "",
+        "Where the newest known entry looks, head by head:",
+        "  layer 1, head 1: 75% at 4 down, 25% at 2 up",
+    ]
+
+
+def test_the_text_of_what_cannot_be_said() -> None:
+    alone = made([Contribution("a", None, True, None)], rank=None, item=ScoredItem("x", "An X", 0.5))
+    assert next(lines(alone)) == "Why An X (x): no answer under these rules, with a score of 0.5000."
+    assert "  1  a             the only known entry: without it there is nothing to score by" in lines(alone)
+    flat = made([Contribution(name, None, True, 0.0) for name in "ab"])
+    assert sum("│" in text and "█" not in text for text in lines(flat)) == 2
+    popular = made([Contribution("a", None, False, None)], fallback="popularity", unknown=["a"])
+    assert ["by popularity" in text for text in lines(popular)] == [False, True, False]
+
+
+class Page(HTMLParser):
+    """What a browser would find: elements, and the texts of those that hold what users wrote."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.written: list[str] = []
+        self.titles: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not [name for name, _ in attrs if name.startswith("on") or name in ("src", "href", "srcset", "action")]
+        self._open.append(tag)
+        if tag == "bdi":
+            self.written.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "bdi":
+            self.written[-1] += data
+        if self._open and self._open[-1] == "title":
+            self.titles.append(data)
+
+
+def test_the_page_shows_hostile_ids_as_text() -> None:
+    entries = [Contribution(name, name, True, 0.5) for name in HOSTILE]
+    count = len(HOSTILE)
+    weights = [[np.tri(count).tolist()] * 2] * 3
+    told = made(entries, unknown=HOSTILE, attention=Attention(list(range(count)), weights))
+    text = html(msgspec.structs.replace(told, item=ScoredItem(HOSTILE[0], HOSTILE[1], 1.0)))
+    page = Page(text)
+    assert not {"script", "img", "a", "link", "iframe"} & set(page.tags)
+    assert page.tags.count("style") == 1
+    both = [name for name in HOSTILE for _ in range(2)]
+    assert page.written[1:] == HOSTILE + both  # the heading, then the unknown, then each entry and its title
+    assert HOSTILE[0] in page.written[0] and HOSTILE[1] in page.written[0]
+    assert page.tags.count("svg") == 6
+    assert page.tags.count("rect") == 6 * (1 + count * (count + 1) // 2)
+    assert page.titles[1] == "1 looks at 1: 1.0000"
+    assert "default-src 'none'" in text and "http://" not in text and "https://" not in text
+
+
+def test_the_page_has_a_bar_an_entry_and_a_dark_side() -> None:
+    entries = [
+        Contribution("a", None, True, 2.0),
+        Contribution("b", None, True, -1.0),
+        Contribution("c", None, True, None),
+    ]
+    text = html(made(entries))
+    assert '<span class="up" style="width:50.00%">' in text and '<span class="down" style="width:25.00%">' in text
+    assert "older than the model has room for" in text
+    assert "prefers-color-scheme: dark" in text and "<svg" not in text
+    assert "by popularity" in html(made([Contribution("a", None, False, None)], fallback="popularity", unknown=["a"]))
+
+
+# --- the command line ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_why(line: CommandLine, learned_run: Path) -> None:
+    printed = line.does("explain", learned_run, "--history", "i00,ghost,i01,i02").splitlines()
+    assert printed[0].startswith("Why i03: answer number 1, with a score of ")
+    assert printed[1] == "Unknown items, left out: ghost"
+    assert [row.split()[1] for row in printed[4:8]] == ["i00", "ghost", "i01", "i02"]
+    assert printed[-1].startswith("  layer 1, head 1: ") and printed[-1].count(" at ") == 3
+    seen = ("explain", learned_run, "--history", "i00", "--item", "i00")
+    assert line.does(*seen, "--no-keep-seen").startswith("Why i00: no answer under these rules")
+    assert line.does(*seen, "--keep-seen").startswith("Why i00: answer number ")
+
+
+def test_the_command_in_json(line: CommandLine, cycle_run: Path) -> None:
+    told = line.answers("explain", cycle_run, "--history", "i00,ghost,i01,i02", "--item", "i07")
+    assert list(told) == ["item", "rank", "contributions", "attention", "unknown", "fallback"]
+    assert told["item"].keys() == {"id", "title", "score"} and told["item"]["id"] == "i07"
+    assert [(entry["item"], entry["known"], entry["title"]) for entry in told["contributions"]] == [
+        ("i00", True, None),
+        ("ghost", False, None),
+        ("i01", True, None),
+        ("i02", True, None),
+    ]
+    assert [type(entry["contribution"]) for entry in told["contributions"]] == [float, type(None), float, float]
+    assert told["attention"]["entries"] == [0, 2, 3]
+    assert np.array(told["attention"]["weights"]).shape == (1, 1, 3, 3)
+    assert (told["unknown"], told["fallback"]) == (["ghost"], None)
+    same = msgspec.to_builtins(Recommender.open(cycle_run).explain(["i00", "ghost", "i01", "i02"], "i07"))
+    assert same == told
+    popular = line.answers("explain", cycle_run, "--history", "ghost")
+    assert popular["fallback"] == "popularity" and popular["attention"] is None and popular["rank"] == 1
+
+
+def test_the_command_draws_a_page(line: CommandLine, cycle_run: Path) -> None:
+    history = 'i00,"<script>alert(1)</script>",i01'
+    assert line.does("explain", cycle_run, "--history", history, "--html", "why.html").endswith("Wrote why.html.\n")
+    page = Page((line.folder / "why.html").read_text(encoding="utf-8"))
+    assert "script" not in page.tags and "<script>alert(1)</script>" in page.written
+    assert page.tags.count("svg") == 1
+    line.answers("explain", cycle_run, "--history", history, "--html", "why.html")  # one object, also with a page
+
+
+def test_the_command_explains_a_user_of_the_log(line: CommandLine, cycle_run: Path, cycle_data: Path) -> None:
+    told = line.answers("explain", cycle_run, "--user", "u007", "--data", cycle_data, "--keep-seen")
+    answers = line.answers("recommend", cycle_run, "--user", "u007", "--keep-seen", "-k", 1)
+    assert told["item"]["id"] == answers["items"][0]["id"]
+    assert told["item"]["score"] == pytest.approx(answers["items"][0]["score"], abs=1e-5)
+    assert len(told["contributions"]) == 14
+
+
+def test_what_the_command_refuses(line: CommandLine, cycle_run: Path) -> None:
+    asked = ("explain", cycle_run, "--history", "i00,i01")
+    line.refuses(*asked, "--item", "ghost", says=("'ghost' is not one of the 12 items", "no score to explain"))
+    line.refuses(*asked, "--html", "no/where.html", says=("no/where.html could not be written",))
+    everything = ",".join(f"i{number:02}" for number in range(12))
+    line.refuses("explain", cycle_run, "--history", everything, "--no-keep-seen", says=("no item is left to answer",))
+    line.refuses("explain", cycle_run, says=("exactly one of --history and --user",), code=2)
+    line.refuses(*asked, "--user", "u007", says=("exactly one of --history and --user",), code=2)
+    line.refuses("explain", cycle_run, "--user", "nobody", says=("The user 'nobody' is not among the 60 users",))
