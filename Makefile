@@ -13,7 +13,7 @@ TORCH := torch==2.13.0
 PYTHON ?= python3.11 python3 python3.12 python3.13 python3.14
 
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SUBJECTS := epoch prepare recommend evaluate
+SUBJECTS := epoch prepare recommend evaluate serve durability
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -28,15 +28,15 @@ demo: $(VENV)/.segue  ## the whole path on a real shop's log, ending at a servic
 	@$(VENV)/bin/segue demo $(ARGS)
 
 # One thread for each of the two workers: tests multiply small matrices, where more threads only get in the way.
-test: $(VENV)/.dev  ## run the tests with two workers (ARGS="-k name" for some of them)
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --durations=10 $(ARGS)
+test: $(VENV)/.browser  ## run the tests with two workers (ARGS="-k name" for some of them)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadgroup --durations=10 $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format and types
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 
-bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|recommend|evaluate, DATA=folder with events.tsv.gz)
+bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|recommend|evaluate|serve|durability, DATA=folder with events.tsv.gz)
 	@$(VENV)/bin/python -m bench $(or $(SUBJECT),$(SUBJECTS)) $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 clean:  ## remove both environments and the caches
@@ -78,6 +78,18 @@ $(VENV)/.segue: pyproject.toml constraints.txt $(VENV)/.torch
 $(VENV)/.dev: $(VENV)/.segue
 	@echo "Installing what tests and checks need …"
 	@$(VENV)/bin/python $(INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# The page is tested in a real browser: the system's, else apt's where it may, else Playwright's own.
+$(VENV)/.browser: $(VENV)/.dev
+	@if ! $(VENV)/bin/python tests/browser.py >/dev/null 2>&1; then \
+	  echo "Installing a browser for the tests of the page …"; \
+	  if [ "$$(id -u)" = 0 ]; then root=""; elif sudo -n true 2>/dev/null; then root="sudo -n"; else root=false; fi; \
+	  { command -v apt-get && [ "$$root" != false ] && $$root apt-get update && \
+	    $$root apt-get install -y chromium; } >/dev/null 2>&1; \
+	  $(VENV)/bin/python tests/browser.py >/dev/null 2>&1 || $(VENV)/bin/playwright install chromium || true; \
+	fi
+	@$(VENV)/bin/python tests/browser.py >/dev/null  # where there is still none, it says which command to run
 	@touch $@
 
 # The library measured against lives apart: it wants older versions of what segue uses.

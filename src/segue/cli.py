@@ -493,7 +493,7 @@ def serve(
     json: Json = False,
 ) -> None:
     """Answer over HTTP, live: every event changes the next answer."""
-    from segue.serve import ServiceSettings, fill
+    from segue.serve import ServiceSettings, fill_histories
     from segue.serve import serve as serve_runs
 
     settings = ServiceSettings(
@@ -509,7 +509,9 @@ def serve(
     )
     if data is not None:
         with Display(quiet=json) as display:
-            filled = fill(store, data, lambda done, events: display.show("filling the store", done, events, ""))
+            filled = fill_histories(
+                store, data, lambda done, events: display.show("filling the store", done, events, "")
+            )
         complain(filled.message)
 
     def started(url: str) -> None:

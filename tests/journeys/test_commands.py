@@ -37,7 +37,8 @@ OPTIONS = {
     "compare": "--html --json",
     "recommend": "--history --user --users --out -k --data --keep-seen --no-keep-seen --exclude --only --json",
     "similar": "-k --json",
-    "serve": "--host --port --json",
+    "explain": "--history --user --item --data --keep-seen --no-keep-seen --html --json",
+    "serve": "--data --store --runs --host --port --workers --keys --rate-limit --cors --log-level --json",
 }
 
 
@@ -86,7 +87,11 @@ def test_help_and_version_in_a_real_process(segue_command: Command, tmp_path: Pa
         (("similar", "run"), "Missing argument"),
         (("compare",), "Missing argument"),
         (("serve", "run", "--port", "high"), "'--port': Input should be a valid integer"),
-        (("explain", "run"), "No such command 'explain'"),
+        (("explain", "run"), "exactly one of --history and --user"),
+        (("explain", "run", "--history", "a", "--user", "b"), "exactly one of --history and --user"),
+        (("serve",), "Missing argument"),
+        (("serve", "run", "--workers", "0"), "--workers"),
+        (("plan", "run"), "No such command 'plan'"),
     ],
 )
 def test_wrong_usage(line: CommandLine, arguments: tuple[str, ...], says: str) -> None:
@@ -530,16 +535,22 @@ def test_serve(line: CommandLine, cycle_run: Path, stop: signal.Signals) -> None
         process.send_signal(stop)
         out, err = process.communicate()
     assert (ready.status_code, answer.status_code, page.status_code) == (200, 200, 200)
-    assert answer.json() == expected
-    assert out == ""
-    assert err == ""
-    assert process.returncode in {signal.SIGINT: (0, 130), signal.SIGTERM: (0, 143, -signal.SIGTERM)}[stop]
+    assert answer.json() == {**expected, "model": cycle_run.name}
+    assert out == ("" if how else "Events are kept in segue.sqlite.\n")
+    assert "Traceback" not in err
+    assert all(json.loads(line)["level"] == "info" for line in err.splitlines())
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 0}[stop]
+    assert [path.name for path in line.folder.iterdir()] == ["segue.sqlite"], "closed, and nothing else left"
 
 
 def test_serve_port_that_cannot_be_had(line: CommandLine, cycle_run: Path) -> None:
     """Nothing is said to be served before it is."""
     line.refuses("serve", cycle_run, "--port", "70000", says=("0 to 65535", "70000", "--port"))
-    line.refuses("serve", cycle_run, "--port", "0", "--host", "203.0.113.7", says=("203.0.113.7", "--host"))
+    elsewhere = ("serve", cycle_run, "--port", "0", "--host", "203.0.113.7")
+    line.refuses(*elsewhere, says=("Without keys", "203.0.113.7", "--keys"))
+    (line.folder / "keys.toml").write_text('read = ["a-key-of-sixteen-characters"]')
+    (line.folder / "keys.toml").chmod(0o600)
+    line.refuses(*elsewhere, "--keys", "keys.toml", says=("203.0.113.7", "--host"))
 
 
 def test_output_is_utf8_whatever_the_terminal_says(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.durability import Posted, judged, survive
-from bench.postgres import postgres
-from bench.serving import Forked
+from bench.postgres import PostgresServer
 
 KILLS = 3
 
@@ -18,12 +17,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield str(tmp_path / "events.db")
         return
-    with postgres() as url:
-        yield url
+    server = PostgresServer(durable=False)
+    try:
+        yield server.new_database()
+    finally:
+        server.close()
 
 
 def test_acknowledged_events_survive_kill_nine(store: str, cycle_run: Path, tmp_path: Path) -> None:
-    outcome = survive(store, cycle_run, folder=tmp_path, kills=KILLS, writers=4, seed=7, latest=0.4, launch=Forked)
+    outcome = survive(store, cycle_run, folder=tmp_path, kills=KILLS, writers=4, seed=7, latest=0.4)
     assert outcome.acknowledged > 100
     assert outcome.repeated >= KILLS  # every kill met writers at work
     assert (outcome.missing, outcome.twice, outcome.strange, outcome.split) == (0, 0, 0, 0)

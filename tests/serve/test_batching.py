@@ -3,123 +3,117 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from segue.serve.batching import Batching, OverloadedError, one_by_one
+from segue.serve.batching import Batching, Work
+from segue.serve.refusals import OverloadedError
 
 
-def doubling(sizes: list[int], gate: threading.Event | None = None) -> Callable[[Sequence[int]], list[int | Exception]]:
+def doubling(sizes: list[int], gate: asyncio.Event | None = None) -> Work[int, int]:
     """Work that doubles numbers, refuses 13, notes how many it got at a time, and may be held at a gate."""
 
-    def work(jobs: Sequence[int]) -> list[int | Exception]:
+    async def work(jobs: Sequence[int]) -> list[int | Exception]:
         if gate is not None:
-            gate.wait()
+            await gate.wait()
         sizes.append(len(jobs))
         return [ValueError("thirteen") if job == 13 else 2 * job for job in jobs]
 
     return work
 
 
+async def all_asked(
+    batching: Batching[int, int], jobs: Sequence[int], gate: asyncio.Event, *, deadline: float = 5
+) -> list[int | BaseException]:
+    """Ask for all, open the gate when they wait, and gather."""
+    asked = [asyncio.ensure_future(batching.ask(job, deadline=deadline)) for job in jobs]
+    await asyncio.sleep(0.01)
+    gate.set()
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
 def test_jobs_that_wait_are_done_together_and_in_order() -> None:
     sizes: list[int] = []
-    gate = threading.Event()
-    batching = Batching("test", doubling(sizes, gate), most_waiting=100, most_together=8)
 
-    async def ask() -> list[int | BaseException]:
-        jobs = [asyncio.ensure_future(batching.ask(number, deadline=5)) for number in range(20)]
-        await asyncio.sleep(0.05)
-        gate.set()
-        return await asyncio.gather(*jobs, return_exceptions=True)
+    async def main() -> list[int | BaseException]:
+        gate = asyncio.Event()
+        batching = Batching(doubling(sizes, gate), most_waiting=100, most_together=8)
+        results = await all_asked(batching, range(21), gate)
+        assert batching.waiting == 0
+        return results
 
-    results = asyncio.run(ask())
-    batching.close()
-    assert [result for number, result in enumerate(results) if number != 13] == [2 * n for n in range(20) if n != 13]
+    results = asyncio.run(main())
+    assert [result for number, result in enumerate(results) if number != 13] == [2 * n for n in range(21) if n != 13]
     assert isinstance(results[13], ValueError), "a job that fails fails alone"
-    assert sum(sizes) == 20
-    assert max(sizes) == 8, "those that waited at the gate went together, as many as may"
-    assert len(sizes) <= 4
-    assert batching.waiting == 0
+    assert sizes == [8, 8, 5], "those that waited went together, as many as may"
+
+
+def test_work_that_fails_fails_for_everyone_who_asked() -> None:
+    async def broken(jobs: Sequence[int]) -> list[int | Exception]:
+        raise KeyError(str(len(jobs)))
+
+    async def main() -> list[int | BaseException]:
+        batching = Batching(broken, most_waiting=9, most_together=9)
+        return await asyncio.gather(*(batching.ask(n, deadline=5) for n in range(3)), return_exceptions=True)
+
+    assert [repr(result) for result in asyncio.run(main())] == ["KeyError('3')"] * 3
 
 
 def test_past_the_bound_a_job_is_refused_at_once() -> None:
-    gate = threading.Event()
-    batching = Batching("test", doubling([], gate), most_waiting=3, most_together=1)
+    async def main() -> list[int | BaseException]:
+        gate = asyncio.Event()
+        batching = Batching(doubling([], gate), most_waiting=3, most_together=1)
+        return await all_asked(batching, range(5), gate)
 
-    async def ask() -> list[int | BaseException]:
-        jobs = [asyncio.ensure_future(batching.ask(number, deadline=5)) for number in range(5)]
-        await asyncio.sleep(0.01)
-        gate.set()
-        return await asyncio.gather(*jobs, return_exceptions=True)
-
-    results = asyncio.run(ask())
-    batching.close()
+    results = asyncio.run(main())
     assert results[:3] == [0, 2, 4]
     assert [isinstance(result, OverloadedError) and result.reason for result in results[3:]] == ["queue", "queue"]
 
 
 def test_a_deadline_frees_the_asker_and_the_job_is_not_done() -> None:
     sizes: list[int] = []
-    gate = threading.Event()
-    batching = Batching("test", doubling(sizes, gate), most_waiting=10, most_together=1)
 
-    async def ask() -> tuple[float, list[str]]:
+    async def main() -> tuple[float, list[str]]:
+        gate = asyncio.Event()
+        batching = Batching(doubling(sizes, gate), most_waiting=10, most_together=1)
         began = time.monotonic()
-        jobs = [asyncio.ensure_future(batching.ask(number, deadline=0.05)) for number in range(3)]
-        results = await asyncio.gather(*jobs, return_exceptions=True)
+        asked = [batching.ask(number, deadline=0.05) for number in range(3)]
+        results = await asyncio.gather(*asked, return_exceptions=True)
         seconds = time.monotonic() - began
         gate.set()
+        await batching.close()
         return seconds, [result.reason if isinstance(result, OverloadedError) else "answered" for result in results]
 
-    seconds, reasons = asyncio.run(ask())
-    batching.close()
+    seconds, reasons = asyncio.run(main())
     assert reasons == ["deadline"] * 3
     assert 0.04 < seconds < 2
-    assert len(sizes) <= 1, "the first was begun; those behind it had left before their turn"
+    assert sizes == [1], "the first was begun; those behind it had left before their turn"
+
+
+def test_the_first_job_after_a_pause_waits_for_others() -> None:
+    sizes: list[int] = []
+
+    async def main() -> None:
+        batching = Batching(doubling(sizes), most_waiting=10, most_together=10, wait=0.05)
+        first = asyncio.ensure_future(batching.ask(1, deadline=5))
+        await asyncio.sleep(0.01)
+        assert await batching.ask(2, deadline=5) == 4
+        assert await first == 2
+
+    asyncio.run(main())
+    assert sizes == [2]
 
 
 def test_closing_finishes_what_was_asked_and_refuses_more() -> None:
-    sizes: list[int] = []
-    batching = Batching("test", doubling(sizes), most_waiting=100, most_together=4)
-
-    async def ask() -> list[int]:
-        jobs = [asyncio.ensure_future(batching.ask(number, deadline=5)) for number in range(30)]
+    async def main() -> list[int]:
+        batching = Batching(doubling([]), most_waiting=100, most_together=4)
+        asked = [asyncio.ensure_future(batching.ask(number, deadline=5)) for number in range(20, 50)]
         await asyncio.sleep(0)
-        await asyncio.to_thread(batching.close)
-        results = await asyncio.gather(*jobs)
+        await batching.close()
         with pytest.raises(OverloadedError, match="stopping"):
             await batching.ask(1, deadline=1)
-        return results
+        return await asyncio.gather(*asked)
 
-    assert asyncio.run(ask()) == [2 * number for number in range(30)]
-
-
-def test_the_event_loop_goes_on_while_work_is_done() -> None:
-    gate = threading.Event()
-    batching = Batching("test", doubling([], gate), most_waiting=10, most_together=1)
-
-    async def ask() -> int:
-        job = asyncio.ensure_future(batching.ask(1, deadline=5))
-        turns = 0
-        while turns < 100:
-            await asyncio.sleep(0)
-            turns += 1
-        assert not job.done()
-        gate.set()
-        await job
-        return turns
-
-    assert asyncio.run(ask()) == 100
-    batching.close()
-
-
-def test_calls_one_by_one() -> None:
-    def fail() -> int:
-        raise KeyError("no")
-
-    first, second, third = one_by_one([lambda: 1, fail, lambda: 3])
-    assert (first, third) == (1, 3)
-    assert isinstance(second, KeyError)
+    assert asyncio.run(main()) == [2 * number for number in range(20, 50)]

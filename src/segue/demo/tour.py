@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import tempfile
 import time
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +23,8 @@ from segue.demo import planted, shop
 from segue.errors import InputError
 from segue.folders import refuse_existing
 from segue.recommend.recommender import Recommender
-from segue.serve.server import serve as serve_run
+from segue.serve import ServiceSettings, fill_histories
+from segue.serve import serve as serve_runs
 from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay
 
 # Half of the customers have at most 45 purchases, so a shorter window than the recipe's; and epochs for three minutes.
@@ -58,7 +62,7 @@ def run_demo(
                 f"It is kept in {out}: `segue recommend {out / 'run'} --history …` answers too.", markup=False
             )
         if serve:
-            _serve(model, console, port=port)
+            _serve(folder, console, port=port)
     return {
         "source": source,
         "rows": cleaned.rows,
@@ -192,11 +196,24 @@ def _show_customer(console: Console, customer: str, bought: list[str], answers: 
     console.print(side)
 
 
-def _serve(model: Recommender, console: Console, *, port: int) -> None:
-    """The service, until interrupted."""
+def _serve(folder: Path, console: Console, *, port: int) -> None:
+    """The service with its page, until interrupted; it knows the customers of the log."""
+    _heading(console, "Live")
+    store = str(folder / "events.sqlite")
+    console.print(fill_histories(store, folder / "data").message, markup=False, soft_wrap=True)
 
     def started(address: str) -> None:
-        _heading(console, "The service is running")
-        console.print(f"{address}/schema describes it and lets you try it. Ctrl-C ends the demo.", soft_wrap=True)
+        console.print(
+            f"[bold]{address}[/bold] is the page: build a history, see what comes next and why. {address}/schema "
+            "describes the service. Ctrl-C ends the demo.",
+            soft_wrap=True,
+        )
+        if console.is_terminal and _has_a_screen():
+            webbrowser.open(address)
 
-    serve_run(model, port=port, started=started)
+    serve_runs(ServiceSettings(runs=(folder / "run",), store=store, log_level="warning"), port=port, started=started)
+
+
+def _has_a_screen() -> bool:
+    """Whether a browser would open in a window, and not in the middle of this terminal."""
+    return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ))

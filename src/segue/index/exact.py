@@ -64,18 +64,20 @@ class ExactIndex:
         pool = self._pool(only)
         numbers = self.numbers if pool is None else self.numbers[pool]
         width = min(k, len(numbers))
-        items = torch.zeros(len(queries), width, dtype=torch.int64)
-        scores = torch.full((len(queries), width), -torch.inf)
-        if not width:
-            return items, scores
+        if not width or not len(queries):
+            return torch.zeros(len(queries), width, dtype=torch.int64), torch.zeros(len(queries), width)
         block = max(1, MOST_SCORES // min(self.settings.chunk, len(numbers)))
+        found = []
         for begin in range(0, len(queries), block):
             rows = slice(begin, min(begin + block, len(queries)))
             banned = None if exclude is None else _Pairs.of(exclude.rows(rows), numbers)
             allowed = _Pairs.of(only.rows(rows), numbers) if isinstance(only, Ragged) else None
-            columns, scores[rows] = self._best(queries[rows], pool, width, banned, allowed)
-            items[rows] = torch.from_numpy(numbers)[columns]
-        return items.masked_fill_(scores == -torch.inf, 0), scores
+            columns, scores = self._best(queries[rows], pool, width, banned, allowed)
+            items = torch.from_numpy(numbers)[columns]
+            found.append((items.masked_fill_(scores == -torch.inf, 0), scores))
+        if len(found) == 1:
+            return found[0]
+        return torch.cat([items for items, _ in found]), torch.cat([scores for _, scores in found])
 
     def _pool(self, only: np.ndarray | Ragged | None) -> np.ndarray | None:
         """The rows of `vectors` that some question may be answered with, ascending; None is all of them."""
@@ -88,8 +90,7 @@ class ExactIndex:
         self, queries: Tensor, pool: np.ndarray | None, k: int, banned: _Pairs | None, allowed: _Pairs | None
     ) -> tuple[Tensor, Tensor]:
         """The best k columns of the pool for each question, and their scores, chunk by chunk."""
-        columns = torch.zeros(len(queries), 0, dtype=torch.int64)
-        scores = torch.zeros(len(queries), 0)
+        columns, scores = torch.empty(0), torch.empty(0)
         for first, vectors in self._chunks(pool):
             found = queries @ vectors.T  # [b, c]
             if allowed is not None:
@@ -100,6 +101,9 @@ class ExactIndex:
             if banned is not None:
                 found[banned.chunk(first, len(vectors))] = -torch.inf
             here, values = best_columns(found, k)
+            if first == 0:
+                columns, scores = here, values
+                continue
             # Earlier chunks hold lower numbers and stand first, so that a stable sort keeps ties in their order.
             merged, order = torch.sort(torch.cat((scores, values), dim=1), dim=1, descending=True, stable=True)
             columns = torch.cat((columns, here + first), dim=1).gather(1, order[:, :k])
@@ -172,8 +176,11 @@ def best_columns(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     k = min(k, scores.shape[1])
     values, columns = torch.topk(scores, min(k + 1, scores.shape[1]), dim=1)
+    equal = values[:, 1:] == values[:, :-1]
+    if not bool(equal.any()):
+        return columns[:, :k], values[:, :k]
     if values.shape[1] > k:
-        tied = torch.nonzero(values[:, k] == values[:, k - 1]).squeeze(1)
+        tied = torch.nonzero(equal[:, k - 1]).squeeze(1)
         columns = columns[:, :k]
         if len(tied):
             columns[tied] = _first_of_equals(scores[tied], values[tied, k - 1 : k], k)

@@ -62,6 +62,15 @@ class _SiluGate(torch.autograd.Function):
         return result
 
 
+def silu_gate(joined: Tensor) -> Tensor:
+    """silu(a) * b for the two halves [a | b] of the last dimension."""
+    if not torch.is_grad_enabled():  # an answer has no backward to be prepared for
+        a, b = joined.chunk(2, dim=-1)
+        return functional.silu(a).mul_(b)
+    result: Tensor = _SiluGate.apply(joined)  # type: ignore[no-untyped-call]
+    return result
+
+
 class SwiGLU(nn.Module):
     """W2 drop(silu(W1 x) * (W3 x)), without biases; W1 and W3 are one matrix product."""
 
@@ -72,7 +81,7 @@ class SwiGLU(nn.Module):
         self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.outer(self.drop(_SiluGate.apply(self.inner(x))))  # type: ignore[no-untyped-call]
+        result: Tensor = self.outer(self.drop(silu_gate(self.inner(x))))
         return result
 
 
@@ -123,6 +132,8 @@ class _Gated(torch.autograd.Function):
 
 def gated(stream: Tensor, gate: Tensor, update: Tensor) -> Tensor:
     """stream + sigmoid(gate) * update."""
+    if not torch.is_grad_enabled():
+        return torch.addcmul(stream, torch.sigmoid(gate), update)
     result: Tensor = _Gated.apply(stream, gate, update)  # type: ignore[no-untyped-call]
     return result
 

@@ -46,8 +46,17 @@ class PackedBatch:
     @cached_property
     def position(self) -> Tensor:
         """Counted from the user's oldest token, which is 0."""
+        if self.rectangular:
+            return torch.arange(self.longest, device=self.items.device).repeat(self.size)
         begins = self.ends - self.lengths
         return torch.arange(len(self.items), device=self.items.device) - begins[self.owner]  # [T]
+
+    @cached_property
+    def position_from_newest(self) -> Tensor:
+        """Counted from the user's newest token, which is 0."""
+        if self.rectangular:
+            return self.longest - 1 - self.position
+        return self.lengths[self.owner] - 1 - self.position  # [T]
 
     @cached_property
     def slot(self) -> Tensor:
@@ -67,7 +76,7 @@ class PackedBatch:
         places = torch.arange(self.longest, device=self.lengths.device)
         return (places < self.lengths[:, None])[:, None, None]
 
-    @property
+    @cached_property
     def last(self) -> Tensor:
         """Each user's newest token."""
         assert not (self.lengths < 1).any(), "a user without events has no newest token: this would be another's"

@@ -22,7 +22,5 @@ class LearnedPositions(nn.Module):
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         assert batch.longest <= len(self.table), "histories are cut to the model's length before they are encoded"
-        place = batch.position
-        if self.counted_from == "newest":
-            place = batch.lengths[batch.owner] - 1 - place
+        place = batch.position_from_newest if self.counted_from == "newest" else batch.position
         return x + functional.embedding(place, self.table)

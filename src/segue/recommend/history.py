@@ -119,8 +119,10 @@ class ReadHistory:
     values: list[float | None]
 
 
-def read_history(history: Iterable[Any]) -> ReadHistory:
+def read_history(history: Iterable[Any] | ReadHistory) -> ReadHistory:
     """Entries as people write them, sorted by time (ties keep their order) where every one has a time."""
+    if isinstance(history, ReadHistory):
+        return history
     _refuse_single(history, "A history")
     if isinstance(history, Set):
         raise InputError("A history must be a list of item ids, oldest first; a set has no order.")
@@ -149,7 +151,6 @@ def pack_histories(
     numbers = vocabulary.numbers(ids, unknown="zero")
     kept = known[numbers] & (numbers != PADDING)
     times = np.array([time for history in histories for time in history.times], dtype=np.int64) // MICROSECONDS
-    values = np.array([value for history in histories for value in history.values], dtype=np.float32)  # None is nan
     owners = np.repeat(np.arange(len(histories)), [len(history.items) for history in histories])
     unknown: list[dict[str, None]] = [{} for _ in histories]
     for row in np.flatnonzero(~kept).tolist():
@@ -159,6 +160,15 @@ def pack_histories(
         times=times[kept],
         lengths=np.bincount(owners[kept], minlength=len(histories)),
         asked=asked,
-        values=None if np.isnan(values).all() else values[kept],
+        values=_values(histories, kept),
     )
     return Histories(batch=batch, unknown=[list(ids) for ids in unknown])
+
+
+def _values(histories: Sequence[ReadHistory], kept: np.ndarray) -> np.ndarray | None:
+    """The values of the entries kept, nan where one has none; None where none has any."""
+    if not any(value is not None for history in histories for value in history.values):
+        return None
+    values = np.array([value for history in histories for value in history.values], dtype=np.float32)  # None is nan
+    chosen: np.ndarray = values[kept]
+    return chosen

@@ -191,7 +191,7 @@ class Recommender:
 
     def explain(
         self,
-        history: Iterable[Any],
+        history: Iterable[Any] | ReadHistory,
         item: str | int | None = None,
         *,
         now: Moment | None = None,
@@ -244,13 +244,13 @@ class Recommender:
                 popular[id(rule)] = self._popular(rule)
             best = popular[id(rule)]
             items[row, : len(best)], scores[row, : len(best)] = best, self.counts[best]
-        for rows in self._groups(histories):
-            with torch.inference_mode():
+        with torch.inference_mode():
+            for rows in self._groups(histories):
                 queries = self.model.query(tensors(_take(histories, rows, self.model.length)))
-            for part, only in _by_only(rules, rows):
-                chosen = rows[part]
-                found, values = self._search(_take(histories, chosen, None), queries[part], chosen, rules, only)
-                items[chosen, : found.shape[1]], scores[chosen, : found.shape[1]] = found, values
+                for part, only in _by_only(rules, rows):
+                    chosen = rows[part]
+                    found, values = self._search(_take(histories, chosen, None), queries[part], chosen, rules, only)
+                    items[chosen, : found.shape[1]], scores[chosen, : found.shape[1]] = found, values
         # A question's row is as wide as the largest k of all.
         beyond = np.arange(width) >= np.array([rule.k for rule in rules], dtype=np.int64)[:, None]
         items[beyond], scores[beyond] = 0, -np.inf
@@ -311,14 +311,19 @@ class Recommender:
 
 def _take(histories: Batch, rows: np.ndarray, length: int | None) -> Batch:
     """Some histories of a batch, with at most `length` newest events each."""
+    if len(rows) == len(histories.lengths) and np.array_equal(rows, np.arange(len(rows))):
+        return histories if length is None else newest(histories, length)
     lengths = histories.lengths[rows]
     kept = lengths if length is None else np.minimum(lengths, length)
     chosen = ragged_rows(np.cumsum(histories.lengths)[rows] - kept, kept)
     return histories.tokens(chosen, kept, asked=None if histories.asked is None else histories.asked[rows])
 
 
-def _by_only(rules: Sequence[Rules], rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+def _by_only(rules: Sequence[Rules], rows: np.ndarray) -> Iterator[tuple[np.ndarray | slice, np.ndarray | None]]:
     """(places in `rows`, the list of allowed items that their rules share), so that each list is searched once."""
+    if all(rules[row].only is None for row in rows.tolist()):
+        yield slice(None), None
+        return
     groups: dict[int, list[int]] = {}
     for place, row in enumerate(rows.tolist()):
         groups.setdefault(id(rules[row].only), []).append(place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from segue.serve.app import create_app
-from segue.serve.server import fill, serve
+from segue.serve.server import fill_histories, serve
 from segue.serve.settings import ServiceSettings
 
-__all__ = ["ServiceSettings", "create_app", "fill", "serve"]
+__all__ = ["ServiceSettings", "create_app", "fill_histories", "serve"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,26 +11,11 @@ from segue.errors import SegueError
 from segue.recommend.history import ReadHistory
 from segue.recommend.rules import Rules
 from segue.serve.bodies import Answer
-from segue.serve.catalogue import Value
 from segue.serve.models import Models, ServedModel
+from segue.serve.questions import Question
 from segue.serve.store import HistoryStore, Row
 
 READ_AT_ONCE = 1000  # events of a user; who has more is read again, whole
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Question:
-    """What a request asks: a user's kept history or one given, and the rules in ids."""
-
-    user: str | None = None
-    history: ReadHistory | None = None
-    k: int = 10
-    keep_seen: bool | None = None
-    exclude: Sequence[str | int] | None = None
-    only: Sequence[str | int] | None = None
-    where: Mapping[str, Sequence[Value]] | None = None
-    now: int | None = None  # seconds
-    model: str | None = None
 
 
 def answer_questions(models: Models, store: HistoryStore, questions: Sequence[Question]) -> list[Answer | Exception]:

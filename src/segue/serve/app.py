@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -16,10 +17,9 @@ from litestar.openapi.spec import Example, Parameter, RequestBody
 from litestar.types import Receive, Scope, Send
 
 from segue.errors import SegueError, StoreError
-from segue.serve.batching import OverloadedError
-from segue.serve.models import UnknownModelError
 from segue.serve.pages import PAGE_ROUTES, SchemaPage
 from segue.serve.problems import JsonRequest, http_problem, not_found, overloaded, refused, unavailable, unexpected
+from segue.serve.refusals import OverloadedError, UnknownModelError
 from segue.serve.routes import ROUTES
 from segue.serve.service import Service
 
@@ -42,10 +42,10 @@ def _encoded_path(scope: Scope | Any) -> str:
     return "/".join(quote_from_bytes(unquote_to_bytes(piece), safe="") for piece in pieces)
 
 
-def create_app(service: Service, *, examples: bool = True) -> Litestar:
+def create_app(service: Service, *, examples: Sequence[str] = ()) -> Litestar:
     """The application for a Service, which it runs and closes.
 
-    `examples`: show ids of the catalogue in the OpenAPI document, which anyone may read.
+    `examples`: items to show in the OpenAPI document, which anyone may read.
     """
 
     def running(_: Litestar) -> AbstractAsyncContextManager[None]:
@@ -75,13 +75,12 @@ def create_app(service: Service, *, examples: bool = True) -> Litestar:
         ),
     )
     if examples:
-        _add_examples(app, service)
+        _add_examples(app, list(examples))
     return app
 
 
-def _add_examples(app: Litestar, service: Service) -> None:
-    """Examples in the OpenAPI document that this very service answers: its most frequent items."""
-    ids = service.models.active.recommender.recommend([], k=2).ids
+def _add_examples(app: Litestar, ids: list[str]) -> None:
+    """Examples in the OpenAPI document that this very service answers."""
     bodies: dict[str, dict[str, Any]] = {
         "/recommendations": {"history": ids, "k": 5},
         "/explanations": {"history": ids},

@@ -12,11 +12,10 @@ import polars as pl
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.serve.bodies import CatalogueItem
+from segue.serve.questions import Value
 
 OWN = ("id", "title", "count")
 KEPT_FILTERS = 32  # an answer costs one list of item numbers each
-
-Value = str | int | float | bool
 
 
 class Catalogue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -71,6 +72,8 @@ PREFLIGHT: list[Header] = [
 ]
 EXPOSED: Header = (b"access-control-expose-headers", b"x-request-id, retry-after")
 
+STARTED = os.urandom(5).hex()  # tells the requests of this process from those of all others
+COUNT = itertools.count(1)
 GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 ORIGIN = re.compile(r"https?://[^/\s?#@*,]+")
 
@@ -114,7 +117,7 @@ class Guard:
         self._most_bytes = most_bytes
         self._logs = logs
         self._rate_limit = rate_limit
-        self._origins = frozenset(_origin(name) for name in allowed_origins)
+        self._origins = frozenset(read_origin(name) for name in allowed_origins)
         self._host = host.lower()
         self._added = [*SECURITY, (b"vary", b"origin")] if self._origins else SECURITY
 
@@ -318,10 +321,11 @@ def _request_id(headers: Headers) -> str:
     given = headers.get(b"x-request-id")
     if given is not None and GIVEN_ID.fullmatch(given):
         return given.decode()
-    return os.urandom(8).hex()
+    return f"{STARTED}-{next(COUNT):x}"
 
 
-def _origin(name: str) -> bytes:
+def read_origin(name: str) -> bytes:
+    """An origin as browsers send it."""
     origin = name.lower().removesuffix("/")
     if not ORIGIN.fullmatch(origin):
         raise InputError(f"An origin is a scheme and a host, such as https://shop.example, got {name!r}.")

@@ -102,8 +102,7 @@ class JsonLines(logging.Handler):
 
 def configure_logs(level: Level = "info") -> JsonLines:
     """Send every logger of this process, uvicorn's too, to standard error as JSON lines; again replaces the first."""
-    if level not in get_args(Level):
-        raise InputError(f"A log level is one of {', '.join(get_args(Level))}, got {level!r}.")
+    check_level(level)
     number = logging.getLevelNamesMapping()[level.upper()]
     lines = JsonLines(sys.stderr.buffer, number)
     root = logging.getLogger()
@@ -118,6 +117,12 @@ def configure_logs(level: Level = "info") -> JsonLines:
     # It writes paths, without a handler too if it is loud enough; `JsonLines.request` is in its place.
     logging.getLogger("uvicorn.access").disabled = True
     return lines
+
+
+def check_level(level: str) -> None:
+    """Refuse what is no level."""
+    if level not in get_args(Level):
+        raise InputError(f"A log level is one of {', '.join(get_args(Level))}, got {level!r}.")
 
 
 def _message(record: logging.LogRecord) -> str:

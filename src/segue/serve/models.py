@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from segue.recommend.explain import Attentive
 from segue.recommend.recommender import Recommender
 from segue.serve.bodies import ModelCard, ModelsServed, Switched
 from segue.serve.catalogue import Catalogue
+from segue.serve.refusals import CannotSwitchError, UnknownModelError
 from segue.serve.store import Active, HistoryStore
 
 METRICS = "metrics.json"
@@ -29,14 +29,6 @@ LEAST_SHARED = (
 logger = logging.getLogger(__name__)
 
 
-class UnknownModelError(InputError):
-    """A name that is none of the models served."""
-
-
-class CannotSwitchError(SegueError):
-    """The run asked for cannot be served; the one being served goes on."""
-
-
 class ServedModel:
     """A run that is loaded and has answered."""
 
@@ -45,6 +37,7 @@ class ServedModel:
         self.recommender = recommender
         self.catalogue = Catalogue(recommender.vocabulary)
         self._answer_something()
+        self.card = self._card()
 
     @staticmethod
     def open(folder: Path) -> ServedModel:
@@ -56,8 +49,7 @@ class ServedModel:
         """Tells runs of one name apart: the start of the SHA-256 of the weights."""
         return str(self.recommender.manifest.get("files", {}).get(WEIGHTS, {}).get("sha256", ""))[:12]
 
-    @cached_property
-    def card(self) -> ModelCard:
+    def _card(self) -> ModelCard:
         """What the run says of itself."""
         model, facts = self.recommender, self.recommender.manifest
         return ModelCard(
@@ -67,8 +59,7 @@ class ServedModel:
             length=model.model.length,
             attention=isinstance(model.model, Attentive),
             columns=self.catalogue.columns,
-            manifest={key: fact for key, fact in facts.items() if key not in ("files", "data")}
-            | {"data": {key: fact for key, fact in facts.get("data", {}).items() if key != "folder"}},
+            manifest=_without_places(facts),
             report=self._report(),
         )
 
@@ -86,6 +77,13 @@ class ServedModel:
         if not answer.items or not np.isfinite(answer.items[0].score):
             raise FolderError(f"The run {self.name} does not answer its self-test; train it again.")
         self.recommender.similar(popular[0], k=1)
+
+
+def _without_places(facts: dict[str, Any]) -> dict[str, Any]:
+    """A manifest for everyone: what was made of what, and not where on which machine."""
+    told = {key: fact for key, fact in facts.items() if key not in ("files", "data", "recipe")}
+    data = {key: fact for key, fact in facts.get("data", {}).items() if key != "folder"}
+    return told | {"data": data, "recipe": Path(facts.get("recipe", "")).name}
 
 
 class Models:
@@ -133,16 +131,17 @@ class Models:
         """Serve another run from the next request on. It is loaded and checked first; a bad one changes nothing."""
         with self._switching:
             self._refuse_where_fixed()
+            state = self._agreed_state()
             loaded = self._loaded(name)
-            state = self._state
-            if name == state.run:
+            if name == state.run:  # perhaps it could not be loaded before
+                self.active, self._state = loaded, state
                 return Switched(active=name, previous=state.previous)
             return self._switch(loaded, msgspec.structs.replace(state, run=name, previous=state.run))
 
     def rollback(self) -> Switched:
         """Serve the previous run again."""
         with self._switching:
-            state = self._state
+            state = self._agreed_state()
             if state.previous is None:
                 raise CannotSwitchError("There is no run to go back to: none was switched away from.")
             loaded = self._loaded(state.previous)
@@ -151,13 +150,17 @@ class Models:
     def follow(self) -> bool:
         """Take up what another worker or replica switched to; whether anything changed."""
         with self._switching:
-            state = self._store.active()
-            if state is None or state.version == self._state.version:
+            state = self._agreed_state()
+            if state.version == self._state.version:
                 return False
             if state.run != self.active.name:
                 self.active = self._loaded(state.run)
             self._state = state
             return True
+
+    def _agreed_state(self) -> Active:
+        """What all replicas serve, or should: a run that cannot be loaded here is in the way of no switch."""
+        return self._store.active() or self._state
 
     def _switch(self, loaded: ServedModel, state: Active) -> Switched:
         state = msgspec.structs.replace(state, version=state.version + 1)
@@ -224,5 +227,6 @@ class Models:
         try:
             found = {path.name for path in self._runs.iterdir() if (path / MANIFEST).is_file()}
         except OSError as error:
-            raise CannotSwitchError(f"The folder of --runs cannot be read: {error.strerror}.") from error
+            logger.error("The folder of --runs cannot be read: %s", error.strerror)
+            found = set()
         return sorted(found | set(self._paths))

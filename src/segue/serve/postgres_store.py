@@ -223,7 +223,7 @@ class PostgresStore:
                         done = True
                     return answer
                 except psycopg.OperationalError as error:
-                    if done and error.sqlstate is None:
+                    if done and error.sqlstate in PASSING:
                         raise StoreError(self._in_doubt()) from error
                     if isinstance(error, PoolTimeout) or error.sqlstate not in PASSING or not tries_left:
                         raise
@@ -272,7 +272,7 @@ def _settings(url: str) -> dict[str, Any]:
         raise StoreError(
             "The URL of the store cannot be read; expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with the "
             "characters : / ? # @ % in the user and the password percent-encoded (%3A %2F %3F %23 %40 %25)."
-        ) from None
+        )
     return settings
 
 

@@ -13,8 +13,8 @@ from litestar.exceptions import ClientException, HTTPException
 from litestar.openapi.datastructures import ResponseSpec
 
 from segue.errors import SegueError, StoreError
-from segue.serve.batching import OverloadedError
 from segue.serve.bodies import Problem
+from segue.serve.refusals import OverloadedError
 
 MEDIA_TYPE = "application/problem+json"
 MISSING_BODY = "'data'"  # the framework's whole message for it: the name of the argument that it could not fill

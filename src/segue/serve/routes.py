@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-from litestar import Response, delete, get, post, put
+from litestar import MediaType, Response, delete, get, post, put
+from litestar.di import NamedDependency
 from litestar.exceptions import HTTPException
 from litestar.handlers import BaseRouteHandler
 from litestar.params import JSONBody, PathParameter, QueryParameter
@@ -14,7 +15,6 @@ from segue.data.batch import MICROSECONDS
 from segue.errors import InputError
 from segue.recommend.answers import Explanation
 from segue.recommend.history import microseconds, read_history
-from segue.serve.answering import Question
 from segue.serve.bodies import (
     MOST_ANSWERS,
     MOST_ENTRIES,
@@ -31,12 +31,14 @@ from segue.serve.bodies import (
     Switched,
     SwitchRequest,
 )
-from segue.serve.models import CannotSwitchError
 from segue.serve.problems import conflict, not_found, problem_spec
+from segue.serve.questions import Question
+from segue.serve.refusals import CannotSwitchError
 from segue.serve.service import Service
 
 MOST_LISTED = 200  # items of a search
 
+Live = NamedDependency[Service]
 User = Annotated[str, PathParameter(description="A user's id.")]
 Item = Annotated[str, PathParameter(description="An item's id.")]
 K = Annotated[int, QueryParameter(ge=1, le=MOST_ANSWERS, description="How many items to answer.")]
@@ -60,15 +62,27 @@ NOT_JSON = problem_spec("The body is not JSON")
 BUSY = problem_spec("Too much to do just now; Retry-After says when to ask again")
 CONFLICT = problem_spec("The run cannot be served; the one being served goes on")
 
+# What stands before the application may answer everywhere. Probes have no key and are never too many.
+PROBED = {
+    403: problem_spec("The key is for something else, or the request comes from a site that may not ask"),
+    414: problem_spec("The path or the query is too long"),
+}
+GUARDED = {
+    **PROBED,
+    401: problem_spec("A key is needed"),
+    429: problem_spec("Too many requests; Retry-After says when"),
+}
+WITH_BODY = {**GUARDED, 413: LARGE, 415: NOT_JSON}
+
 
 @post(
     "/events",
     status_code=200,
     summary="Tell what users did",
     description="One event, or several as {events: […]}. The answer comes when they are on disk.",
-    responses={400: BAD, 413: LARGE, 415: NOT_JSON, 503: BUSY},
+    responses={**WITH_BODY, 400: BAD, 503: BUSY},
 )
-async def events(data: JSONBody[EventsBody], service: Service) -> EventsKept:
+async def events(data: JSONBody[EventsBody], service: Live) -> EventsKept:
     return await service.keep(data.listed())
 
 
@@ -76,10 +90,10 @@ async def events(data: JSONBody[EventsBody], service: Service) -> EventsKept:
     "/users/{id:str}/recommendations",
     summary="The items that come next for a user",
     description="From the events kept of the user. One without any is answered by popularity, and the answer says so.",
-    responses={400: BAD, 404: UNKNOWN, 503: BUSY},
+    responses={**GUARDED, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
 async def user_recommendations(
-    service: Service,
+    service: Live,
     id: User,
     k: K = 10,
     model: Model = None,
@@ -87,8 +101,9 @@ async def user_recommendations(
     exclude: IdList = None,
     only: IdList = None,
     where: WhereList = None,
-) -> Answer:
-    return await service.answer(
+) -> Response[Answer]:
+    return await _answered(
+        service,
         Question(
             user=decoded(id),
             k=k,
@@ -97,7 +112,7 @@ async def user_recommendations(
             exclude=exclude,
             only=only,
             where=None if where is None else _columns(where),
-        )
+        ),
     )
 
 
@@ -106,10 +121,11 @@ async def user_recommendations(
     status_code=200,
     summary="The items that come next in a history",
     description="A history without any known item is answered by popularity, and the answer says so.",
-    responses={400: BAD, 404: UNKNOWN, 413: LARGE, 415: NOT_JSON, 503: BUSY},
+    responses={**WITH_BODY, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
-async def recommendations(data: JSONBody[RecommendationRequest], service: Service) -> Answer:
-    return await service.answer(
+async def recommendations(data: JSONBody[RecommendationRequest], service: Live) -> Response[Answer]:
+    return await _answered(
+        service,
         Question(
             history=read_history(data.history),
             k=data.k,
@@ -119,7 +135,7 @@ async def recommendations(data: JSONBody[RecommendationRequest], service: Servic
             only=data.only,
             where=data.where,
             now=None if data.now is None else microseconds(data.now) // MICROSECONDS,
-        )
+        ),
     )
 
 
@@ -128,9 +144,9 @@ async def recommendations(data: JSONBody[RecommendationRequest], service: Servic
     summary="The items nearest to an item",
     description="Scores are cosines. The id is percent-encoded, its slashes included.",
     exception_handlers={InputError: not_found},
-    responses={400: BAD, 404: UNKNOWN, 503: BUSY},
+    responses={**GUARDED, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
-async def similar(service: Service, id: Item, k: K = 10, model: Model = None) -> Answer:
+async def similar(service: Live, id: Item, k: K = 10, model: Model = None) -> Answer:
     return await service.similar(decoded(id), k, model)
 
 
@@ -138,10 +154,10 @@ async def similar(service: Service, id: Item, k: K = 10, model: Model = None) ->
     "/items",
     summary="Search the catalogue",
     description="By a part of an id or a title, in any case. Without a text, the most frequent items.",
-    responses={400: BAD, 503: BUSY},
+    responses={**GUARDED, 400: BAD, 503: BUSY},
 )
 async def items(
-    service: Service,
+    service: Live,
     search: Annotated[str, QueryParameter(description="A part of an id or a title.", max_length=1024)] = "",
     limit: Annotated[int, QueryParameter(ge=1, le=MOST_LISTED, description="How many items to list.")] = 20,
 ) -> CatalogueItems:
@@ -151,10 +167,10 @@ async def items(
 @get(
     "/users/{id:str}/history",
     summary="A user's newest events",
-    responses={400: BAD, 503: BUSY},
+    responses={**GUARDED, 400: BAD, 503: BUSY},
 )
 async def history(
-    service: Service,
+    service: Live,
     id: User,
     limit: Annotated[int, QueryParameter(ge=1, le=MOST_ENTRIES, description="How many events to list.")] = 100,
 ) -> KeptHistory:
@@ -166,9 +182,9 @@ async def history(
     status_code=200,
     summary="Forget a user",
     description="Every event of the user is removed.",
-    responses={400: BAD, 503: BUSY},
+    responses={**GUARDED, 400: BAD, 503: BUSY},
 )
-async def forget(service: Service, id: User) -> Forgotten:
+async def forget(service: Live, id: User) -> Forgotten:
     return Forgotten(removed=await service.forget(decoded(id)))
 
 
@@ -177,14 +193,14 @@ async def forget(service: Service, id: User) -> Forgotten:
     status_code=200,
     summary="Why an item is answered",
     description="How much each entry of the history contributed: the score less the score without that entry.",
-    responses={400: BAD, 404: UNKNOWN, 413: LARGE, 415: NOT_JSON, 503: BUSY},
+    responses={**WITH_BODY, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
-async def explanations(data: JSONBody[ExplanationRequest], service: Service) -> Explanation:
+async def explanations(data: JSONBody[ExplanationRequest], service: Live) -> Explanation:
     return await service.explain(data)
 
 
-@get("/model", summary="What is being served", responses={503: BUSY})
-async def model_served(service: Service) -> ModelsServed:
+@get("/model", summary="What is being served", responses={**GUARDED, 503: BUSY})
+async def model_served(service: Live) -> ModelsServed:
     return await service.served()
 
 
@@ -193,9 +209,9 @@ async def model_served(service: Service) -> ModelsServed:
     summary="Serve another run",
     description="It is loaded and checked beside the one being served, then takes over between two requests.",
     exception_handlers={CannotSwitchError: conflict},
-    responses={400: BAD, 409: CONFLICT, 413: LARGE, 415: NOT_JSON, 503: BUSY},
+    responses={**WITH_BODY, 400: BAD, 409: CONFLICT, 503: BUSY},
 )
-async def switch(data: JSONBody[SwitchRequest], service: Service) -> Switched:
+async def switch(data: JSONBody[SwitchRequest], service: Live) -> Switched:
     return await service.switch(data.run)
 
 
@@ -204,25 +220,29 @@ async def switch(data: JSONBody[SwitchRequest], service: Service) -> Switched:
     status_code=200,
     summary="Serve the previous run again",
     exception_handlers={CannotSwitchError: conflict},
-    responses={409: CONFLICT, 503: BUSY},
+    responses={**WITH_BODY, 409: CONFLICT, 503: BUSY},
 )
-async def rollback(service: Service) -> Switched:
+async def rollback(service: Live) -> Switched:
     return await service.switch(None)
 
 
-@get("/health/live", summary="Whether the process answers")
+@get("/health/live", summary="Whether the process answers", responses=PROBED)
 async def live() -> Health:
     return Health(status="live")
 
 
-@get("/health/ready", summary="Whether questions can be answered: a model is loaded, the store is there")
-async def ready(service: Service) -> Health:
+@get(
+    "/health/ready",
+    summary="Whether questions can be answered: a model is loaded, the store is there",
+    responses={**PROBED, 503: BUSY},
+)
+async def ready(service: Live) -> Health:
     await service.check()
     return Health(status="ready")
 
 
-@get("/metrics", summary="Counts and times for Prometheus", media_type="text/plain")
-async def metrics(service: Service) -> Response[bytes]:
+@get("/metrics", summary="Counts and times for Prometheus", media_type="text/plain", responses=GUARDED)
+async def metrics(service: Live) -> Response[bytes]:
     body, media_type = service.metrics.render()
     return Response(body, media_type=media_type)
 
@@ -243,6 +263,12 @@ ROUTES: list[BaseRouteHandler] = [
     ready,
     metrics,
 ]
+
+
+async def _answered(service: Service, question: Question) -> Response[Answer]:
+    """An answer comes from the engine as JSON already."""
+    encoded: Any = await service.answer(question)
+    return Response(encoded, media_type=MediaType.JSON)
 
 
 def decoded(id: str) -> str:

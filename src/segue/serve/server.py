@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import gc
 import os
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
@@ -21,10 +22,10 @@ from segue.serve.app import MOST_BYTES, create_app
 from segue.serve.fill import FillReport, fill_store
 from segue.serve.guard import Guard
 from segue.serve.keys import Keys, check_binding
+from segue.serve.lanes import EngineProcess, settle
 from segue.serve.limits import RateLimit
 from segue.serve.logs import configure_logs
 from segue.serve.metrics import Metrics, shared_between_workers
-from segue.serve.models import Models, ServedModel
 from segue.serve.service import Service
 from segue.serve.settings import ServiceSettings
 from segue.serve.store import open_store
@@ -50,10 +51,24 @@ def serve(
         server = uvicorn.Server(_configuration(make_app(settings)))
         if started is not None:
             started(url)
-        server.run(sockets=[listening])
+        with _leaving_quietly():
+            server.run(sockets=[listening])
 
 
-def fill(url: str, data: Path | str, progress: Callable[[int, int], None] | None = None) -> FillReport:
+@contextlib.contextmanager
+def _leaving_quietly() -> Iterator[None]:
+    """The server, once ended by a signal, raises it again for whoever was there before: SIGTERM has done its work."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def fill_histories(url: str, data: Path | str, progress: Callable[[int, int], None] | None = None) -> FillReport:
     """Put a data folder's histories into a store that is empty; `progress` is told the events done, and of how many."""
     log = Data.open(data)
     store = open_store(url)
@@ -66,17 +81,13 @@ def fill(url: str, data: Path | str, progress: Callable[[int, int], None] | None
 
 def make_app(settings: ServiceSettings) -> Guard:
     """The guarded application of one process."""
-    # A question is a small matter and requests come side by side: more threads would only get in each other's way.
-    torch.set_num_threads(1)
     keys = Keys.load(settings.keys, os.environ)
     logs = configure_logs(settings.log_level)
     metrics = Metrics()
-    served = [ServedModel.open(run) for run in settings.runs]
-    store = open_store(settings.store)
-    service = Service(Models(served, runs=settings.runs_folder, store=store), store, metrics)
-    app = create_app(service, examples=not keys)
-    gc.collect()
-    gc.freeze()  # what is loaded now stays: the collector need not look at it again, in the middle of a request
+    engine = EngineProcess(settings)
+    service = Service(engine, open_store(settings.store), metrics)
+    app = create_app(service, examples=() if keys else engine.popular)
+    settle()
     return Guard(
         app,
         keys=keys,
@@ -91,14 +102,15 @@ def make_app(settings: ServiceSettings) -> Guard:
 
 def worker_app() -> Guard:
     """The application of a worker process, which finds its settings in the environment."""
-    return make_app(msgspec.json.decode(os.environ[HANDED_OVER], type=ServiceSettings))
+    return make_app(
+        msgspec.json.decode(os.environ[HANDED_OVER], type=ServiceSettings, dec_hook=lambda kind, text: kind(text))
+    )
 
 
 def _serve_with_workers(settings: ServiceSettings, listening: socket.socket, started: Callable[[], Any]) -> None:
     """Several processes on one port; one that dies is replaced."""
-    for run in settings.runs:
-        ServedModel.open(run)  # what is wrong with a run is said once, here, and not by every worker
-    os.environ[HANDED_OVER] = msgspec.json.encode(settings).decode()
+    EngineProcess(settings).end()  # what is wrong with a run or a store is said once, here, not by every worker
+    os.environ[HANDED_OVER] = msgspec.json.encode(settings, enc_hook=str).decode()
     configuration = _configuration("segue.serve.server:worker_app", factory=True, workers=settings.workers)
     try:
         with shared_between_workers():
@@ -115,6 +127,8 @@ def _configuration(app: Guard | str, **more: Any) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         date_header=False,
+        proxy_headers=False,  # a client would say of itself where it comes from
+        ws="none",
         timeout_graceful_shutdown=STOPPING_SECONDS,
         **more,
     )

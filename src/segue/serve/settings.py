@@ -7,7 +7,9 @@ from pathlib import Path
 import msgspec
 
 from segue.errors import InputError
-from segue.serve.logs import Level
+from segue.serve.guard import read_origin
+from segue.serve.limits import RateLimit
+from segue.serve.logs import Level, check_level
 
 STORE = "segue.sqlite"  # in the folder one stands in
 
@@ -36,3 +38,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"--workers must be at least 1, got {self.workers}.")
         if self.runs_folder is not None and not self.runs_folder.is_dir():
             raise InputError(f"--runs must name a folder that holds run folders; {self.runs_folder} is none.")
+        # Said here, before anything is begun, and not by every process later.
+        check_level(self.log_level)
+        if self.rate_limit is not None:
+            RateLimit(self.rate_limit)
+        for origin in self.origins:
+            read_origin(origin)

@@ -1,8 +1,6 @@
 """Everybody's events in one SQLite file, which any number of threads and processes on a machine may share.
 
-An event is a JSON text `[item, time, kind, value]` in the row of its user, time and place among ties. Rows are
-clustered in that order and read many at a time as one text by one step of one statement: Python's sqlite3 gives up the
-interpreter's lock at every step, and in a busy process each of those waits costs more than reading the row.
+Rows are clustered by user, time and place among ties, so a history is read from one or two pages, newest first.
 """
 
 from __future__ import annotations
@@ -23,37 +21,32 @@ from segue.serve.store import FORMAT, Active, Event, FillState, Row, digest, row
 APPLICATION = 0x73656775  # "segu", in the header of every such file
 BUSY_SECONDS = 5.0  # to wait while another process writes
 CACHE_KILOBYTES = 16_384  # a connection's
-MOST_TOGETHER = 64  # users read by one statement
 WIPE_BYTES = 512_000_000  # up to this size a file is rewritten when a user is forgotten
-TRIES = 20
-TRY_SECONDS = 0.05
+WIPE_MILLISECONDS = 1000  # to wait for others meanwhile
+TRY_SECONDS = 0.02
 
 SCHEMA = (
     "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE users (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE)",
-    "CREATE TABLE events (user INTEGER, time INTEGER, place INTEGER, body TEXT NOT NULL, digest BLOB, "
-    "PRIMARY KEY (user, time, place)) WITHOUT ROWID",
+    "CREATE TABLE events (user INTEGER, time INTEGER, place INTEGER, item TEXT NOT NULL, kind TEXT, value REAL, "
+    "digest BLOB, PRIMARY KEY (user, time, place)) WITHOUT ROWID",
     "CREATE UNIQUE INDEX event_digests ON events (digest) WHERE digest IS NOT NULL",
     "CREATE TABLE forgotten (digest BLOB PRIMARY KEY) WITHOUT ROWID",  # users, only while a data folder is read
     f"PRAGMA application_id = {APPLICATION}",
     f"PRAGMA user_version = {FORMAT}",
 )
 ADD = """
-    INSERT INTO events (user, time, place, body, digest)
-    VALUES (?1, ?2, (SELECT coalesce(max(place) + 1, 0) FROM events WHERE user = ?1 AND time = ?2), ?3, ?4)
+    INSERT INTO events (user, item, time, kind, value, digest, place)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, (SELECT coalesce(max(place) + 1, 0) FROM events WHERE user = ?1 AND time = ?3))
     ON CONFLICT (digest) WHERE digest IS NOT NULL DO NOTHING
 """
-ADD_TO_NEW = "INSERT INTO events (user, time, place, body) VALUES (?, ?, ?, ?)"
-NEWEST = """(
-    SELECT group_concat(body) FROM (
-        SELECT body FROM events WHERE user = (SELECT number FROM users WHERE id = ?{})
-        ORDER BY time DESC, place DESC LIMIT ?1
-    )
-)"""
+ADD_TO_NEW = "INSERT INTO events (user, item, time, kind, value, place) VALUES (?, ?, ?, ?, ?, ?)"
+NEWEST = """
+    SELECT item, time, kind, value FROM events WHERE user = (SELECT number FROM users WHERE id = ?)
+    ORDER BY time DESC, place DESC LIMIT ?
+"""
 
 T = TypeVar("T")
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(list[Row]).decode
 
 
 class SqliteStore:
@@ -75,26 +68,25 @@ class SqliteStore:
 
     def append(self, events: Sequence[Event]) -> list[bool]:
         with unicode_texts():
-            records = [
-                (e.user, e.time, _encode(row(e)).decode(), None if e.id is None else digest(e.id)) for e in events
-            ]
+            rows = [row(event) for event in events]
+            keys = [None if event.id is None else digest(event.id) for event in events]
             with self._writing() as connection:
                 numbers = {user: _made_number(connection, user) for user in dict.fromkeys(e.user for e in events)}
-                return [connection.execute(ADD, (numbers[user], *rest)).rowcount == 1 for user, *rest in records]
+                return [
+                    connection.execute(ADD, (numbers[event.user], *one, key)).rowcount == 1
+                    for event, one, key in zip(events, rows, keys, strict=True)
+                ]
 
     def last(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
-        found: list[bytes | None] = []
+        most = -1 if limit is None else limit
         with unicode_texts(), self._reading() as connection:
-            for begin in range(0, len(users), MOST_TOGETHER):
-                together = users[begin : begin + MOST_TOGETHER]
-                found += connection.execute(*_newest(together, limit)).fetchone()[: len(together)]
-        return [[] if bodies is None else _decode(b"[" + bodies + b"]")[::-1] for bodies in found]
+            return [connection.execute(NEWEST, (user, most)).fetchall()[::-1] for user in users]
 
     def forget(self, user: str) -> int:
         """Remove a user's events, their ids and the user's id, from the file's bytes too.
 
         SQLite overwrites what is deleted, but leaves copies behind where it once moved rows between pages. So the
-        file is rewritten (about a second for each 100 MB, in which other writers wait) and its log emptied. A file of
+        file is rewritten (about a second for each 100 MB; writers wait meanwhile) and its log emptied. A file of
         more than 512 MB is not rewritten here: run `VACUUM` on it in a quiet hour.
         """
         with unicode_texts(), self._writing() as connection:
@@ -158,10 +150,7 @@ class SqliteStore:
         self._close_idle()
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=128
-        )
-        connection.text_factory = bytes  # JSON is decoded from bytes
+        connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         connection.execute(f"PRAGMA cache_size = -{CACHE_KILOBYTES}")
         connection.execute("PRAGMA synchronous = FULL")  # with a write-ahead log: on disk at every commit
         connection.execute("PRAGMA secure_delete = ON")
@@ -172,7 +161,7 @@ class SqliteStore:
         with self._explained():
             self._is_new(self._writer)
             (mode,) = self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
-            if mode != b"wal":
+            if mode != "wal":
                 raise StoreError(
                     f"The store {self._path} is in a place where SQLite cannot share a file (a network drive?); "
                     "name a file on a local disk."
@@ -234,15 +223,13 @@ class SqliteStore:
     def _wipe_now(self) -> None:
         """Rewrite the file and empty the log; where others are in the way, the next to forget or close tries again."""
         self._residue = True
-        with contextlib.suppress(sqlite3.Error):  # the user is forgotten already, and that must be what is answered
+        with contextlib.suppress(sqlite3.Error, OSError):  # the user is forgotten already: that is what to answer
+            self._writer.execute(f"PRAGMA busy_timeout = {WIPE_MILLISECONDS}")
             if self._path.stat().st_size <= WIPE_BYTES:
                 self._writer.execute("VACUUM")
-            for _ in range(TRIES):
-                (busy, _, _) = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                if not busy:
-                    self._residue = False
-                    return
-                time.sleep(TRY_SECONDS)
+            busy, *_ = self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._residue = bool(busy)
+        self._writer.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}")
 
     def _close_idle(self) -> None:
         with contextlib.suppress(IndexError):
@@ -302,13 +289,6 @@ def _sentence(error: sqlite3.Error | OSError, path: Path) -> str:
     return f"The store {path} cannot be used: {error}."
 
 
-def _newest(users: Sequence[str], limit: int | None) -> tuple[str, tuple[int | str | None, ...]]:
-    """One statement for several users; their number is rounded up, so that few statements have to be prepared."""
-    width = 1 << (len(users) - 1).bit_length()
-    columns = ", ".join(NEWEST.format(place + 2) for place in range(width))
-    return f"SELECT {columns}", (-1 if limit is None else limit, *users, *[None] * (width - len(users)))
-
-
 def _number(connection: sqlite3.Connection, user: str) -> int | None:
     found = connection.execute("SELECT number FROM users WHERE id = ?", (user,)).fetchone()
     return None if found is None else int(found[0])
@@ -326,14 +306,14 @@ def _add_history(connection: sqlite3.Connection, user: str, rows: Sequence[Row])
     """Add a history, oldest first; where the user is new, the place of a row among ties need not be looked up."""
     number = _number(connection, user)
     if number is not None:
-        connection.executemany(ADD, [(number, one[1], _encode(one).decode(), None) for one in rows])
+        connection.executemany(ADD, [(number, *one, None) for one in rows])
         return
     number, place, before = _made_number(connection, user), 0, None
     records = []
     for one in rows:
         place = place + 1 if one[1] == before else 0
         before = one[1]
-        records.append((number, before, place, _encode(one).decode()))
+        records.append((number, *one, place))
     connection.executemany(ADD_TO_NEW, records)
 
 
@@ -352,4 +332,4 @@ def _said(connection: sqlite3.Connection, name: str, kind: type[T]) -> T | None:
 
 
 def _say(connection: sqlite3.Connection, name: str, value: Active | FillState) -> None:
-    connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, _encode(value).decode()))
+    connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, msgspec.json.encode(value).decode()))

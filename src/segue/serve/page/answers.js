@@ -4,7 +4,17 @@ import { answers, latest, superseded, userAnswers } from "./api.js";
 import { byId, element, gliding, iconButton, redrawn, say } from "./dom.js";
 import { brief, counted, decimal, nameOf } from "./format.js";
 import { problemCard } from "./problem.js";
-import { emit, historyToSend, markUnknown, modelToSend, on, ownHistory, showDetail, shownModels, state } from "./state.js";
+import {
+  emit,
+  historyToSend,
+  markUnknown,
+  modelToSend,
+  on,
+  ownHistory,
+  showDetail,
+  shownModels,
+  state,
+} from "./state.js";
 import { scoreBar } from "./score-bar.js";
 import { meet } from "./titles.js";
 
@@ -27,19 +37,31 @@ function askAll() {
 }
 
 async function ask(name) {
-  const column = columns.get(name) ?? { answer: null, question: null, moves: new Map(), problem: null, took: 0, slow: false };
+  const column = columns.get(name) ?? {
+    answer: null,
+    question: null,
+    moves: new Map(),
+    problem: null,
+    took: 0,
+    slow: false,
+  };
   columns.set(name, column);
   const signal = latest(`answers ${name}`);
-  const waiting = setTimeout(() => {
-    column.slow = true;
-    draw();
-  }, column.answer === null ? 0 : PATIENCE);
+  const waiting = setTimeout(
+    () => {
+      column.slow = true;
+      draw();
+    },
+    column.answer === null ? 0 : PATIENCE,
+  );
   const { k, keepSeen, where } = state;
   const settings = { k, keepSeen, where, model: modelToSend(name) };
   const question = JSON.stringify([historyToSend(), keepSeen, where]);
   const began = performance.now();
   try {
-    const answer = await (ownHistory() ? userAnswers(state.user, settings, signal) : answers(historyToSend(), settings, signal));
+    const answer = await (ownHistory()
+      ? userAnswers(state.user, settings, signal)
+      : answers(historyToSend(), settings, signal));
     if (signal.aborted) return;
     arrived(name, column, answer, question);
     column.took = performance.now() - began;
@@ -100,7 +122,12 @@ function drawColumn(parent, index, name, both) {
   const { answer, problem, slow } = column;
   parent.setAttribute("aria-busy", String(slow));
   const head = both === null ? null : element("h2", { class: "column-title", text: name });
-  if (problem !== null) return replace(parent, head, problemCard(problem, () => ask(name)));
+  if (problem !== null)
+    return replace(
+      parent,
+      head,
+      problemCard(problem, () => ask(name)),
+    );
   if (answer === null) return replace(parent, head, slow ? skeleton() : null);
   const list = parent.querySelector("ol") ?? element("ol", { class: "answers" });
   list.setAttribute("aria-label", both === null ? "Answers, best first" : `Answers of ${name}, best first`);
@@ -133,11 +160,15 @@ function replace(parent, ...parts) {
 }
 
 /** How full a row's bar is: scores only compare within an answer, so the last of it is the foot. */
-const strength = (score, lowest, highest) => (highest > lowest ? 0.06 + (0.94 * (score - lowest)) / (highest - lowest) : 1);
+const strength = (score, lowest, highest) =>
+  highest > lowest ? 0.06 + (0.94 * (score - lowest)) / (highest - lowest) : 1;
 
 function status({ answer, took }, both) {
   const same = both === null ? "" : ` · ${both.size} in both`;
-  return element("p", { class: "answer-status", text: `${counted(answer.items.length, "answer")} in ${Math.max(1, Math.round(took))} ms${same}` });
+  return element("p", {
+    class: "answer-status",
+    text: `${counted(answer.items.length, "answer")} in ${Math.max(1, Math.round(took))} ms${same}`,
+  });
 }
 
 function notice(answer) {

@@ -15,7 +15,7 @@ const TITLES = {
 };
 
 /** Why a question has no answer. Status 0: nobody answered. */
-export class Problem extends Error {
+class Problem extends Error {
   constructor(status, detail) {
     super(detail);
     this.status = status;
@@ -62,7 +62,12 @@ async function sent(method, address, body, used, signal) {
   if (used !== null) headers.authorization = `Bearer ${used}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   try {
-    return await fetch(address, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+    return await fetch(address, {
+      method,
+      headers,
+      signal,
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
   } catch (error) {
     signal?.throwIfAborted();
     throw new Problem(0, `It may be stopped, or the network is down (${error.message}).`);
@@ -84,10 +89,22 @@ async function refusal(response) {
 export const models = signal => request("GET", "/model", { signal });
 
 export const searchItems = (text, limit, signal) =>
-  request("GET", "/items", { query: [["search", text], ["limit", limit]], signal });
+  request("GET", "/items", {
+    query: [
+      ["search", text],
+      ["limit", limit],
+    ],
+    signal,
+  });
 
 export const similarItems = async (id, { k, model }, signal) =>
-  request("GET", `/items/${piece(id)}/similar`, { query: [["k", k], ["model", model]], signal });
+  request("GET", `/items/${piece(id)}/similar`, {
+    query: [
+      ["k", k],
+      ["model", model],
+    ],
+    signal,
+  });
 
 export const userHistory = async (user, limit, signal) =>
   request("GET", `/users/${piece(user)}/history`, { query: [["limit", limit]], signal });

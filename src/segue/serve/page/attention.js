@@ -24,7 +24,7 @@ export function attentionView(redraw) {
     const heads = weights[0].length;
     const chosenLayer = layer === null || layer >= weights.length ? weights.length - 1 : layer;
     const chosenHead = head !== MEAN && Number(head) >= heads ? MEAN : head;
-    const map = shortened(chosenMap(weights[chosenLayer], chosenHead), answer, everything);
+    const map = named(chosenMap(weights[chosenLayer], chosenHead), answer);
     const where = `layer ${chosenLayer + 1}, ${chosenHead === MEAN ? "mean of the heads" : `head ${Number(chosenHead) + 1}`}`;
     return element(
       "section",
@@ -33,12 +33,29 @@ export function attentionView(redraw) {
       element(
         "div",
         { class: "attention-choice" },
-        segments("Layer", "layer", numbered(weights.length), String(chosenLayer), value => choose(() => { layer = Number(value); })),
-        segments("Head", "head", [...(heads > 1 ? [{ value: MEAN, label: "Mean" }] : []), ...numbered(heads)], heads > 1 ? chosenHead : "0", value => choose(() => { head = value; })),
+        segments("Layer", "layer", numbered(weights.length), String(chosenLayer), value =>
+          choose(() => {
+            layer = Number(value);
+          }),
+        ),
+        segments(
+          "Head",
+          "head",
+          [...(heads > 1 ? [{ value: MEAN, label: "Mean" }] : []), ...numbered(heads)],
+          heads > 1 ? chosenHead : "0",
+          value =>
+            choose(() => {
+              head = value;
+            }),
+        ),
       ),
       element("p", { class: "headline", id: "gist", text: gist(map, where) }),
-      heatmap(map, `Attention, ${where}`),
-      allButton(answer.attention.entries.length, everything, () => choose(() => { everything = !everything; })),
+      heatmap(everything ? map : newest(map), `Attention, ${where}`),
+      allButton(answer.attention.entries.length, everything, () =>
+        choose(() => {
+          everything = !everything;
+        }),
+      ),
     );
   }
 
@@ -55,17 +72,22 @@ function allButton(length, everything, press) {
 
 function chosenMap(layer, head) {
   if (head !== MEAN) return layer[Number(head)];
-  return layer[0].map((row, query) => row.map((_, key) => layer.reduce((sum, one) => sum + one[query][key], 0) / layer.length));
+  return layer[0].map((row, query) =>
+    row.map((_, key) => layer.reduce((sum, one) => sum + one[query][key], 0) / layer.length),
+  );
 }
 
-/** The map's newest entries, with what each is called and its place in the history. */
-function shortened(weights, { attention, contributions }, everything) {
-  const from = everything ? 0 : Math.max(0, weights.length - NEWEST);
-  const entries = attention.entries.slice(from).map(index => ({
+/** The map with what each of its entries is called and its place in the history. */
+function named(weights, { attention, contributions }) {
+  const entries = attention.entries.map(index => ({
     place: index + 1,
     name: brief(contributions[index].title ?? contributions[index].item),
   }));
-  return { weights: weights.slice(from).map(row => row.slice(from)), entries };
+  return { weights, entries };
+}
+
+function newest({ weights, entries }) {
+  return { weights: weights.slice(-NEWEST).map(row => row.slice(-NEWEST)), entries: entries.slice(-NEWEST) };
 }
 
 /** The last row is the one that the answer is made from. */

@@ -42,7 +42,16 @@ function empty() {
     "div",
     { class: "state tall" },
     element("h1", { class: "state-title", id: "detail-title", text: "Why this item?" }),
-    element("p", {}, "Press ", element("b", { text: "Why" }), " beside an answer to see which items of the history speak for it, and where the model looks."),
-    element("p", { class: "hint", text: "Then remove or move an item of the history and see what the answer would have been." }),
+    element(
+      "p",
+      {},
+      "Press ",
+      element("b", { text: "Why" }),
+      " beside an answer to see which items of the history speak for it, and where the model looks.",
+    ),
+    element("p", {
+      class: "hint",
+      text: "Then remove or move an item of the history and see what the answer would have been.",
+    }),
   );
 }

@@ -8,8 +8,9 @@ const SHAPES = {
   down: "M8 3v10M3.5 8.5L8 13l4.5-4.5",
   near: "M2.5 6c2-2.2 3.7-2.2 5.5-.6s3.5 1.6 5.5-.6M2.5 11c2-2.2 3.7-2.2 5.5-.6s3.5 1.6 5.5-.6",
   grip: "M6 3.5v.01M10 3.5v.01M6 8v.01M10 8v.01M6 12.5v.01M10 12.5v.01",
-  sun: "M8 5.2a2.8 2.8 0 1 0 0 5.6a2.8 2.8 0 1 0 0-5.6M8 1v1.5M8 13.5V15M1 8h1.5M13.5 8H15"
-    + "M3 3l1.1 1.1M11.9 11.9L13 13M3 13l1.1-1.1M11.9 4.1L13 3",
+  sun:
+    "M8 5.2a2.8 2.8 0 1 0 0 5.6a2.8 2.8 0 1 0 0-5.6M8 1v1.5M8 13.5V15M1 8h1.5M13.5 8H15" +
+    "M3 3l1.1 1.1M11.9 11.9L13 13M3 13l1.1-1.1M11.9 4.1L13 3",
   moon: "M13.5 9.8A6 6 0 0 1 6.2 2.5a5.8 5.8 0 1 0 7.3 7.3z",
   plus: "M8 3.5v9M3.5 8h9",
 };
@@ -18,7 +19,8 @@ const SHAPES = {
 export function element(name, { on = {}, text, ...attributes } = {}, ...children) {
   const made = document.createElement(name);
   for (const [attribute, value] of Object.entries(attributes))
-    if (value !== null && value !== undefined && value !== false) made.setAttribute(attribute, value === true ? "" : value);
+    if (value !== null && value !== undefined && value !== false)
+      made.setAttribute(attribute, value === true ? "" : value);
   for (const [event, listener] of Object.entries(on)) made.addEventListener(event, listener);
   if (text !== undefined) made.textContent = text;
   made.append(...children.filter(child => child !== null));
@@ -57,7 +59,7 @@ export function redrawn(parent, draw) {
 }
 
 /** Focus the control of that name, or the list's nearest when it is gone. */
-export function focusControl(parent, name) {
+function focusControl(parent, name) {
   const controls = [...parent.querySelectorAll("[data-focus]")].filter(control => !control.disabled);
   const same = controls.find(control => control.dataset.focus === name);
   const kind = name.split(" ")[0];
@@ -81,7 +83,10 @@ export function gliding(list, draw) {
     const moved = top === undefined ? 0 : top - row.getBoundingClientRect().top;
     if (top === undefined) row.animate([{ opacity: 0 }, { opacity: 1 }], { duration: 240, easing: "ease-out" });
     else if (moved)
-      row.animate([{ transform: `translateY(${moved}px)` }, { transform: "none" }], { duration: 240, easing: "ease-out" });
+      row.animate([{ transform: `translateY(${moved}px)` }, { transform: "none" }], {
+        duration: 240,
+        easing: "ease-out",
+      });
   }
 }
 

@@ -46,14 +46,23 @@ function draw() {
   redrawn(parent, () => {
     const chips = chosen.map(chip);
     if (names.length) chips.push(openButton());
-    parent.replaceChildren(element("div", { class: "chips" }, ...chips), ...(open && names.length ? [chooser(names)] : []));
+    parent.replaceChildren(
+      element("div", { class: "chips" }, ...chips),
+      ...(open && names.length ? [chooser(names)] : []),
+    );
   });
 }
 
 function chip({ name, value }) {
   return element(
     "button",
-    { type: "button", class: "chip", "aria-label": `Take away the filter ${name}: ${value}`, "data-focus": `chip ${name}:${value}`, on: { click: () => without(name, value) } },
+    {
+      type: "button",
+      class: "chip",
+      "aria-label": `Take away the filter ${name}: ${value}`,
+      "data-focus": `chip ${name}:${value}`,
+      on: { click: () => without(name, value) },
+    },
     element("bdi", { text: `${name}: ${brief(value, 24)}` }),
     icon("close"),
   );
@@ -82,13 +91,24 @@ const openButton = () =>
 function chooser(names) {
   if (!names.includes(column)) [column] = names;
   const values = [...(samples.get(column) ?? [])].sort();
-  const select = element("select", { "aria-label": "Column", "data-focus": "filter-column" }, ...names.map(name => element("option", { value: name, text: name })));
+  const select = element(
+    "select",
+    { "aria-label": "Column", "data-focus": "filter-column" },
+    ...names.map(name => element("option", { value: name, text: name })),
+  );
   select.value = column;
   select.addEventListener("change", () => {
     column = select.value;
     draw();
   });
-  const input = element("input", { type: "text", "aria-label": "Value", placeholder: "value", list: "filter-values", "data-focus": "filter-value", autocomplete: "off" });
+  const input = element("input", {
+    type: "text",
+    "aria-label": "Value",
+    placeholder: "value",
+    list: "filter-values",
+    "data-focus": "filter-value",
+    autocomplete: "off",
+  });
   const submit = event => {
     event.preventDefault();
     if (input.value !== "") including(column, input.value);

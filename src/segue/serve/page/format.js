@@ -21,7 +21,11 @@ export const percent = share => `${(100 * share).toFixed(1)} %`;
 
 /** Seconds as a person says them. */
 export const duration = seconds =>
-  seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+  seconds < 90
+    ? `${Math.round(seconds)} s`
+    : seconds < 5400
+      ? `${Math.round(seconds / 60)} min`
+      : `${(seconds / 3600).toFixed(1)} h`;
 
 export const day = time => new Date(time).toLocaleDateString("en", { year: "numeric", month: "short", day: "numeric" });
 
@@ -29,4 +33,5 @@ export const day = time => new Date(time).toLocaleDateString("en", { year: "nume
 export const nameOf = item => (item.title ? item.title : item.id);
 
 /** A name cut for a sentence. */
-export const brief = (text, length = 44) => ([...text].length > length ? `${[...text].slice(0, length - 1).join("")}…` : text);
+export const brief = (text, length = 44) =>
+  [...text].length > length ? `${[...text].slice(0, length - 1).join("")}…` : text;

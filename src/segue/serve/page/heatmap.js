@@ -5,13 +5,21 @@ import { decimal } from "./format.js";
 
 const MARGIN = 26; // pixels for the places along the top and the left
 const LARGEST_CELL = 34;
+const OVERHANG = 8; // pixels the last number may stand out
 const NAMED = 10; // entries up to which rows are named
 const NAME = 130; // pixels for a name
 const ROOM = 18; // pixels a number wants
 
 /** `map`: {weights [query][key], entries: [{place, name}]}. */
 export function heatmap({ weights, entries }, label) {
-  const canvas = element("canvas", { class: "heatmap", tabindex: "0", role: "img", "aria-label": label, "aria-describedby": "gist cell", "data-focus": "heatmap" });
+  const canvas = element("canvas", {
+    class: "heatmap",
+    tabindex: "0",
+    role: "img",
+    "aria-label": label,
+    "aria-describedby": "gist cell",
+    "data-focus": "heatmap",
+  });
   const readout = element("p", { class: "cell", id: "cell", "aria-live": "polite" });
   const most = Math.max(...weights.map(row => Math.max(...row.map(Math.abs))), Number.MIN_VALUE);
   const last = weights.length - 1;
@@ -22,8 +30,15 @@ export function heatmap({ weights, entries }, label) {
     const wide = canvas.parentElement?.clientWidth ?? 0;
     if (!wide) return;
     const named = weights.length <= NAMED;
-    size = Math.min(LARGEST_CELL, (wide - MARGIN - (named ? NAME : 0)) / weights.length);
-    paint(canvas, { weights, entries, most, size, cell, wide: named ? wide : Math.ceil(MARGIN + size * weights.length) });
+    size = Math.min(LARGEST_CELL, (wide - MARGIN - (named ? NAME : OVERHANG)) / weights.length);
+    paint(canvas, {
+      weights,
+      entries,
+      most,
+      size,
+      cell,
+      wide: named ? wide : Math.min(wide, Math.ceil(MARGIN + size * weights.length) + OVERHANG),
+    });
   };
 
   const show = next => {
@@ -34,7 +49,9 @@ export function heatmap({ weights, entries }, label) {
 
   const under = event => {
     const box = canvas.getBoundingClientRect();
-    const [key, query] = [event.clientX - box.left, event.clientY - box.top].map(offset => Math.floor((offset - MARGIN) / size));
+    const [key, query] = [event.clientX - box.left, event.clientY - box.top].map(offset =>
+      Math.floor((offset - MARGIN) / size),
+    );
     return query >= 0 && key >= 0 && query <= last && key <= last ? [query, key] : null;
   };
 
@@ -53,11 +70,19 @@ export function heatmap({ weights, entries }, label) {
   const themes = new AbortController();
   addEventListener("themechange", () => (canvas.isConnected ? draw() : themes.abort()), { signal: themes.signal });
   readout.textContent = resting(entries);
-  return element("figure", { class: "heatmap-figure" }, element("div", { class: "heatmap-room" }, canvas), readout, legend(most));
+  return element(
+    "figure",
+    { class: "heatmap-figure" },
+    element("div", { class: "heatmap-room" }, canvas),
+    readout,
+    legend(most),
+  );
 }
 
 const resting = entries =>
-  entries.length ? "Each row is an item and where it looks; the answer is made from the last row. Point at a cell, or walk with the arrow keys." : "";
+  entries.length
+    ? "Each row is an item and where it looks; the answer is made from the last row. Point at a cell, or walk with the arrow keys."
+    : "";
 
 function sentence([query, key], weights, entries) {
   const [from, to] = [entries[query], entries[key]];
@@ -93,7 +118,7 @@ function paint(canvas, { weights, entries, most, size, cell, wide }) {
     }
   context.globalAlpha = 1;
   places(context, entries, size, style);
-  if (wide > edge) names(context, entries, size, wide);
+  if (entries.length <= NAMED) names(context, entries, size, wide);
   context.strokeStyle = style.outlineColor;
   context.lineWidth = 1;
   frame(context, 0, weights.length - 1, weights.length, 1, size, gap);
@@ -104,14 +129,20 @@ function paint(canvas, { weights, entries, most, size, cell, wide }) {
 
 /** A frame round cells, by column and row. */
 function frame(context, column, row, columns, rows, size, gap) {
-  context.strokeRect(MARGIN + column * size - 0.5, MARGIN + row * size - 0.5, columns * size - gap + 1, rows * size - gap + 1);
+  context.strokeRect(
+    MARGIN + column * size - 0.5,
+    MARGIN + row * size - 0.5,
+    columns * size - gap + 1,
+    rows * size - gap + 1,
+  );
 }
 
 /** What each row is called, to the right of it. */
 function names(context, entries, size, wide) {
   const left = MARGIN + entries.length * size + 8;
   context.textAlign = "left";
-  for (const [index, { name }] of entries.entries()) context.fillText(fitting(context, name, wide - left), left, MARGIN + (index + 0.5) * size);
+  for (const [index, { name }] of entries.entries())
+    context.fillText(fitting(context, name, wide - left), left, MARGIN + (index + 0.5) * size);
 }
 
 /** As much of a text as has room. */

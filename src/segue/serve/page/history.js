@@ -12,7 +12,8 @@ export function startHistory() {
   byId("undo").addEventListener("click", undo);
   byId("clear").addEventListener("click", clear);
   addEventListener("keydown", event => {
-    const typing = /^(INPUT|TEXTAREA)$/.test(document.activeElement?.tagName ?? "") && document.activeElement.type !== "radio";
+    const typing =
+      /^(INPUT|TEXTAREA)$/.test(document.activeElement?.tagName ?? "") && document.activeElement.type !== "radio";
     if (event.key.toLowerCase() === "z" && (event.ctrlKey || event.metaKey) && !event.shiftKey && !typing) {
       event.preventDefault();
       undo();
@@ -24,7 +25,7 @@ export function startHistory() {
 function draw() {
   const list = byId("history");
   const { entries } = state;
-  byId("history-count").textContent = entries.length ? counted(entries.length, "item") : "";
+  byId("history-count").textContent = entries.length ? `${counted(entries.length, "item")}, newest first` : "";
   byId("undo").disabled = !canUndo();
   byId("clear").disabled = !entries.length && state.user === null;
   const drawing = contributions();
@@ -39,7 +40,12 @@ function empty() {
     state.user === null
       ? "Search for an item or click an answer. Each one you add changes what comes next."
       : "The service knows no event of this user, so the answers are what is popular.";
-  return element("div", { class: "state" }, element("p", { class: "state-title", text: "No history yet" }), element("p", { text }));
+  return element(
+    "div",
+    { class: "state" },
+    element("p", { class: "state-title", text: "No history yet" }),
+    element("p", { text }),
+  );
 }
 
 /** What each entry contributed, by its key, so that an entry that just moved takes its bar along. */
@@ -47,7 +53,12 @@ function contributions() {
   if (state.detail?.kind !== "why" || state.explanation === null) return null;
   const { keys, contributions: found } = state.explanation;
   const values = new Map(found.map(({ contribution }, index) => [keys[index], contribution]));
-  return { values, most: Math.max(...[...values.values()].map(value => Math.abs(value ?? 0)), Number.MIN_VALUE) };
+  const alone = found.filter(({ known }) => known).length === 1;
+  return {
+    values,
+    alone,
+    most: Math.max(...[...values.values()].map(value => Math.abs(value ?? 0)), Number.MIN_VALUE),
+  };
 }
 
 function row(one, index, drawing) {
@@ -70,7 +81,13 @@ function row(one, index, drawing) {
     },
     element("span", { class: "grip" }, icon("grip")),
     element("span", { class: "place", text: String(index + 1), "aria-hidden": "true" }),
-    element("div", { class: "entry-body" }, element("bdi", { class: "entry-title", text: name }), meta(one), bar(drawing, one)),
+    element(
+      "div",
+      { class: "entry-body" },
+      element("bdi", { class: "entry-title", text: name }),
+      meta(one),
+      bar(drawing, one),
+    ),
     element(
       "div",
       { class: "entry-buttons" },
@@ -104,7 +121,10 @@ function meta(one) {
 function bar(drawing, one) {
   const value = drawing?.values.get(one.key);
   if (value === undefined) return null;
-  if (value === null) return one.known ? element("div", { class: "meta", text: "older than what the model reads" }) : null;
+  if (value === null) {
+    const reason = drawing.alone ? "nothing is left without it" : "older than what the model reads";
+    return one.known ? element("div", { class: "meta", text: reason }) : null;
+  }
   return element(
     "div",
     { class: "contribution" },
@@ -140,7 +160,10 @@ function dropDrag(event, onto) {
   event.preventDefault();
   const { key } = dragged;
   dragged = null;
-  move(key, state.entries.findIndex(one => one.key === onto.key));
+  move(
+    key,
+    state.entries.findIndex(one => one.key === onto.key),
+  );
 }
 
 function endDrag() {

@@ -33,15 +33,23 @@ function asked(wasWrong, refusal) {
       dialog.close();
       end();
     };
-    form.addEventListener("submit", event => {
-      event.preventDefault();
-      sessionStorage.setItem(PLACE, input.value);
-      close(resolve);
-    }, { signal });
+    form.addEventListener(
+      "submit",
+      event => {
+        event.preventDefault();
+        sessionStorage.setItem(PLACE, input.value);
+        close(resolve);
+      },
+      { signal },
+    );
     cancel.addEventListener("click", () => close(() => reject(refusal)), { signal });
-    dialog.addEventListener("cancel", event => {
-      event.preventDefault();
-      close(() => reject(refusal));
-    }, { signal });
+    dialog.addEventListener(
+      "cancel",
+      event => {
+        event.preventDefault();
+        close(() => reject(refusal));
+      },
+      { signal },
+    );
   });
 }

@@ -41,7 +41,9 @@ function open() {
   if (user !== null) return reopen(user);
   emit("question");
   if (state.detail?.kind !== "why") emit("detail"); // why is asked with every question
-  lookUp([...state.entries.map(({ id }) => id), ...(state.detail === null ? [] : [state.detail.id])], () => emit("entries"));
+  lookUp([...state.entries.map(({ id }) => id), ...(state.detail === null ? [] : [state.detail.id])], () =>
+    emit("entries"),
+  );
 }
 
 /** Another run was made active meanwhile. */
@@ -62,11 +64,16 @@ function drawSettings() {
   byId("k").replaceChildren(...depths.map(depth => element("option", { value: depth, text: depth })));
   byId("k").value = k;
   byId("keep-seen").checked = keepSeen ?? served[0]?.seen === "kept";
-  const options = [{ value: EVERY, label: "Side by side" }, ...served.map(({ name }) => ({ value: name, label: name }))];
+  const options = [
+    { value: EVERY, label: "Side by side" },
+    ...served.map(({ name }) => ({ value: name, label: name })),
+  ];
   const holder = byId("models-choice");
   holder.hidden = served.length < 2;
   if (holder.hidden || holder.contains(document.activeElement)) return;
-  holder.replaceChildren(segments("Model", "model", options, model ?? EVERY, name => choose({ model: name === EVERY ? null : name })));
+  holder.replaceChildren(
+    segments("Model", "model", options, model ?? EVERY, name => choose({ model: name === EVERY ? null : name })),
+  );
 }
 
 function startSettings() {
@@ -75,6 +82,7 @@ function startSettings() {
   on("question", drawSettings);
   on("models", drawSettings);
   on("swapped", follow);
+  drawSettings();
 }
 
 function startTheme() {
@@ -101,7 +109,16 @@ function startTheme() {
   draw();
 }
 
+/** The link for those who tab: a plain link would write over the address, which holds the state. */
+function startSkipLink() {
+  document.querySelector(".skip").addEventListener("click", event => {
+    event.preventDefault();
+    byId("search").focus();
+  });
+}
+
 startTheme();
+startSkipLink();
 startHistory();
 startUsers();
 startSettings();

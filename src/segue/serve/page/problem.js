@@ -12,10 +12,14 @@ export function problemCard(problem, retry) {
   const buttons = [button(problem.status === 401 ? "Enter a key" : "Try again", retry, "retry")];
   if (problem.status === KEY_REFUSED && key() !== null)
     buttons.push(
-      button("Use another key", () => {
-        forgetKey();
-        retry();
-      }, "another-key"),
+      button(
+        "Use another key",
+        () => {
+          forgetKey();
+          retry();
+        },
+        "another-key",
+      ),
     );
   return element(
     "div",

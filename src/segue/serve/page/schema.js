@@ -7,7 +7,10 @@ const KEY = "segue-key"; // the page at / keeps its key in the same place
 async function start() {
   const key = byId("key-input");
   key.value = sessionStorage.getItem(KEY) ?? "";
-  key.addEventListener("input", () => (key.value ? sessionStorage.setItem(KEY, key.value) : sessionStorage.removeItem(KEY)));
+  key.addEventListener("input", () =>
+    key.value ? sessionStorage.setItem(KEY, key.value) : sessionStorage.removeItem(KEY),
+  );
+  byId("key-form").addEventListener("submit", event => event.preventDefault());
   const operations = byId("operations");
   try {
     const schema = await (await fetch("/schema/openapi.json")).json();
@@ -20,7 +23,9 @@ async function start() {
       ),
     );
   } catch (error) {
-    operations.replaceChildren(element("p", { role: "alert", text: `/schema/openapi.json cannot be read: ${error.message}` }));
+    operations.replaceChildren(
+      element("p", { role: "alert", text: `/schema/openapi.json cannot be read: ${error.message}` }),
+    );
   }
 }
 
@@ -33,7 +38,11 @@ function drawn(method, path, operation) {
   if (operation.description) inside.append(element("p", { text: operation.description }));
   if (inputs.length) inside.append(element("h2", { text: "Parameters" }), ...inputs.map(parameterRow));
   if (body) inside.append(element("h2", { text: "Body" }), body);
-  inside.append(responses(operation.responses), element("button", { type: "button", class: "button primary", text: "Send", on: { click: send } }), output);
+  inside.append(
+    responses(operation.responses),
+    element("button", { type: "button", class: "button primary", text: "Send", on: { click: send } }),
+    output,
+  );
   return element(
     "details",
     {},
@@ -50,7 +59,9 @@ function drawn(method, path, operation) {
 
 function parameterInput(parameter) {
   const attributes = { "aria-label": parameter.name, autocomplete: "off", spellcheck: "false" };
-  const input = several(parameter) ? element("textarea", { rows: "1", ...attributes }) : element("input", { type: "text", ...attributes });
+  const input = several(parameter)
+    ? element("textarea", { rows: "1", ...attributes })
+    : element("input", { type: "text", ...attributes });
   const first = Object.values(parameter.examples ?? {})[0]?.value;
   input.value = parameter.example ?? first ?? parameter.schema?.default ?? "";
   return input;
@@ -96,14 +107,19 @@ async function sent(method, path, inputs, body, output) {
   for (const { parameter, input } of inputs) {
     if (parameter.in === "path") target = target.replace(`{${parameter.name}}`, () => encodeURIComponent(input.value));
     else if (input.value !== "")
-      for (const value of several(parameter) ? input.value.split("\n").filter(Boolean) : [input.value]) query.append(parameter.name, value);
+      for (const value of several(parameter) ? input.value.split("\n").filter(Boolean) : [input.value])
+        query.append(parameter.name, value);
   }
   const headers = {};
   const key = sessionStorage.getItem(KEY);
   if (key) headers.authorization = `Bearer ${key}`;
   if (body) headers["content-type"] = "application/json";
   try {
-    const response = await fetch(query.size ? `${target}?${query}` : target, { method: method.toUpperCase(), headers, body: body?.value });
+    const response = await fetch(query.size ? `${target}?${query}` : target, {
+      method: method.toUpperCase(),
+      headers,
+      body: body?.value,
+    });
     const text = await response.text();
     output.textContent = `${response.status} ${response.statusText}\n${pretty(text)}`;
   } catch (error) {

@@ -38,8 +38,16 @@ export function similarView(redraw, take) {
     yield detailHead("Similar to", name, [element("bdi", { class: "id", text: id })]);
     if (problem !== null) yield problemCard(problem, ask);
     else if (found === null) yield element("p", { class: "hint", text: "Looking …" });
-    else yield element("ol", { class: "answers similar", "aria-label": `Items similar to ${brief(name)}` }, ...found.map((item, place) => row(item, place, model)));
-    yield element("p", { class: "hint", text: "The number is the cosine between the items’ vectors: 1 is the same direction." });
+    else
+      yield element(
+        "ol",
+        { class: "answers similar", "aria-label": `Items similar to ${brief(name)}` },
+        ...found.map((item, place) => row(item, place, model)),
+      );
+    yield element("p", {
+      class: "hint",
+      text: "The number is the cosine between the items’ vectors: 1 is the same direction.",
+    });
   }
 
   const row = (item, place, model) =>
@@ -65,9 +73,14 @@ export function similarView(redraw, take) {
         ),
         scoreBar(decimal(item.score), Math.max(0, Math.min(1, item.score))),
       ),
-      iconButton("near", `Items similar to ${brief(nameOf(item))}`, () => showDetail({ kind: "similar", model, id: item.id }), {
-        "data-focus": `near ${place}`,
-      }),
+      iconButton(
+        "near",
+        `Items similar to ${brief(nameOf(item))}`,
+        () => showDetail({ kind: "similar", model, id: item.id }),
+        {
+          "data-focus": `near ${place}`,
+        },
+      ),
     );
 
   return { ask, draw };

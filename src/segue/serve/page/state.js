@@ -105,11 +105,13 @@ export function move(key, place) {
   if (from < 0 || from === to) return;
   const entries = [...state.entries];
   entries.splice(to, 0, ...entries.splice(from, 1));
-  edit(entries.map((one, index) => {
-    const { time, ...rest } = one;
-    const here = state.entries[index].time;
-    return here === undefined ? rest : { ...rest, time: here };
-  }));
+  edit(
+    entries.map((one, index) => {
+      const { time, ...rest } = one;
+      const here = state.entries[index].time;
+      return here === undefined ? rest : { ...rest, time: here };
+    }),
+  );
 }
 
 export function clear() {
@@ -192,7 +194,9 @@ export function readAddress() {
   const k = Number(parts.get("k"));
   const names = state.models.map(({ name }) => name);
   Object.assign(state, {
-    entries: Array.isArray(ids) ? ids.filter(id => ["string", "number"].includes(typeof id)).map(id => entry(String(id))) : [],
+    entries: Array.isArray(ids)
+      ? ids.filter(id => ["string", "number"].includes(typeof id)).map(id => entry(String(id)))
+      : [],
     user,
     edited: user !== null && Array.isArray(ids),
     recording: false,

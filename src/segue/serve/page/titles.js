@@ -40,20 +40,32 @@ function save() {
 
 addEventListener("pagehide", save);
 
-/** Look up those not met yet, newest first; `found` is called after each. */
-export async function lookUp(ids, found) {
+/** Look up those not met yet, newest first; `show` is called after each. */
+export async function lookUp(ids, show) {
   const signal = latest("titles");
-  const wanted = [...new Set(ids)].filter(id => !met.has(id)).slice(-MOST_LOOKED_UP).reverse();
+  const wanted = [...new Set(ids)]
+    .filter(id => !met.has(id))
+    .slice(-MOST_LOOKED_UP)
+    .reverse();
   const work = async () => {
     for (let id = wanted.shift(); id !== undefined; id = wanted.shift()) {
-      const { items } = await searchItems(id, 1, signal); // the item of exactly this id comes first
-      meet(items);
-      found();
+      meet(await found(id, signal));
+      show();
     }
   };
   try {
     await Promise.all(Array.from({ length: AT_ONCE }, work));
   } catch (error) {
     if (!superseded(error)) wanted.length = 0; // ids stand for titles; the answers' panel says what is wrong
+  }
+}
+
+/** The item of exactly this id comes first. An id too long to search for is shown as it is. */
+async function found(id, signal) {
+  try {
+    return (await searchItems(id, 1, signal)).items;
+  } catch (error) {
+    if (error.status === 400) return [];
+    throw error;
   }
 }

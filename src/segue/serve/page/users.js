@@ -105,15 +105,27 @@ function chip() {
     "div",
     { class: "user-chip" },
     head,
-    more && !state.edited ? element("p", { class: "hint", text: `The newest ${counted(state.entries.length, "event")} are shown.` }) : null,
+    more && !state.edited
+      ? element("p", { class: "hint", text: `The newest ${counted(state.entries.length, "event")} are shown.` })
+      : null,
     state.edited
       ? element("p", { class: "hint" }, "This is no longer what the user did. ", backButton())
-      : element("label", { class: "switch" }, record, element("span", { text: "Record clicks as events of this user" })),
+      : element(
+          "label",
+          { class: "switch" },
+          record,
+          element("span", { text: "Record clicks as events of this user" }),
+        ),
   );
 }
 
 const backButton = () =>
-  element("button", { type: "button", class: "text-button", text: "Back to their history", on: { click: () => open(state.user) } });
+  element("button", {
+    type: "button",
+    class: "text-button",
+    text: "Back to their history",
+    on: { click: () => open(state.user) },
+  });
 
 function switchRecording(recording) {
   state.recording = recording;

@@ -23,7 +23,12 @@ export function whyView(redraw) {
     const keys = state.entries.map(({ key }) => key);
     problem = null;
     try {
-      const answer = await explanation(historyToSend(), id, { model: modelToSend(model), keepSeen: state.keepSeen }, signal);
+      const answer = await explanation(
+        historyToSend(),
+        id,
+        { model: modelToSend(model), keepSeen: state.keepSeen },
+        signal,
+      );
       if (signal.aborted || state.detail?.kind !== "why") return;
       meet([answer.item]);
       state.explanation = { ...answer, keys };
@@ -43,7 +48,9 @@ export function whyView(redraw) {
     const name = titleOf(id) ?? id;
     if (answer === null) {
       yield detailHead("Why", name, [element("bdi", { class: "id", text: id })]);
-      yield problem === null ? element("p", { class: "hint", text: "Asking without each item in turn …" }) : problemCard(problem, ask);
+      yield problem === null
+        ? element("p", { class: "hint", text: "Asking without each item in turn …" })
+        : problemCard(problem, ask);
       return;
     }
     yield detailHead("Why", nameOf(answer.item), facts(answer, model));
@@ -76,6 +83,9 @@ function strongest({ contributions }) {
 
 function headline(answer) {
   if (answer.fallback === "popularity") return "It is here for being popular: the history has nothing the model knows.";
+  const known = answer.contributions.filter(one => one.known);
+  if (known.length === 1)
+    return `“${brief(known[0].title ?? known[0].item)}” is all the model has to go by, so there is nothing to compare.`;
   const [first] = strongest(answer);
   if (first === undefined || first.contribution === 0) return "No single item of the history changes its score.";
   const name = brief(first.title ?? first.item);
@@ -87,8 +97,13 @@ function headline(answer) {
 function contributionsSection(answer) {
   const ordered = strongest(answer);
   const most = Math.max(...ordered.map(({ contribution }) => Math.abs(contribution)), Number.MIN_VALUE);
-  const section = element("section", { class: "detail-section" }, element("h2", { text: "What each item contributed" }), element("p", { class: "headline", text: headline(answer) }));
-  if (answer.fallback !== null) return section;
+  const section = element(
+    "section",
+    { class: "detail-section" },
+    element("h2", { text: "What each item contributed" }),
+    element("p", { class: "headline", text: headline(answer) }),
+  );
+  if (!ordered.length) return section;
   section.append(
     element("ol", { class: "contributions" }, ...ordered.slice(0, SHOWN).map(one => contributionRow(one, most))),
     element("p", { class: "hint", text: note(answer, ordered.length) }),
@@ -108,8 +123,10 @@ const contributionRow = ({ item, title, place, contribution }, most) =>
 
 function note({ contributions }, measured) {
   const old = contributions.filter(({ known, contribution }) => known && contribution === null).length;
-  const parts = ["The score with the whole history, less the score without the item. They need not add up to the score."];
-  if (measured > SHOWN) parts.push(`The other ${counted(measured - SHOWN, "item")} are marked in the history.`);
+  const parts = [
+    "The score with the whole history, less the score without the item. They need not add up to the score.",
+  ];
+  if (measured > SHOWN) parts.push("The history shows the rest.");
   if (old) parts.push(`${counted(old, "older item")} ${old === 1 ? "is" : "are"} beyond what the model reads.`);
   return parts.join(" ");
 }

@@ -75,7 +75,7 @@ def test_filters(catalogue: Catalogue, where: dict[str, list[str | int | float |
 
 
 def test_a_column_that_is_not_there_is_named(catalogue: Catalogue) -> None:
-    with pytest.raises(InputError, match="no column 'colour'.*category, in_stock, price"):
+    with pytest.raises(InputError, match=r"no column 'colour'.*category, in_stock, price"):
         catalogue.allowed({"colour": ["red"]})
     with pytest.raises(InputError, match="no column 'id'"):
         catalogue.allowed({"id": ["a1"]})

@@ -1,0 +1,132 @@
+"""Everything that needs a model: answers, neighbours, searches, explanations, switches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from segue.errors import InputError
+from segue.recommend.answers import Explanation
+from segue.recommend.history import identifier, read_history
+from segue.serve.answering import answer_questions, read_rows, whole_histories
+from segue.serve.bodies import (
+    Answer,
+    CatalogueItem,
+    ExplanationRequest,
+    KeptEvent,
+    KeptHistory,
+    ModelsServed,
+    Switched,
+)
+from segue.serve.models import Models, ServedModel
+from segue.serve.questions import Question
+from segue.serve.settings import ServiceSettings
+from segue.serve.store import HistoryStore, Row, open_store
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Encoded = tuple[bytes, str | None]
+"""An answer as JSON, and what stood in for the model where it had nothing to go by."""
+
+
+class Engine:
+    """The models being served and the histories that they are asked about. Safe to call from several threads."""
+
+    def __init__(self, models: Models, store: HistoryStore) -> None:
+        self.models = models
+        self._store = store
+        self._encode = msgspec.json.Encoder().encode
+
+    @staticmethod
+    def open(settings: ServiceSettings) -> Engine:
+        """Load what `segue serve` was told to serve."""
+        served = [ServedModel.open(run) for run in settings.runs]
+        store = open_store(settings.store)
+        try:
+            return Engine(Models(served, runs=settings.runs_folder, store=store), store)
+        except BaseException:
+            store.close()
+            raise
+
+    def close(self) -> None:
+        self._store.close()
+
+    def answer(self, questions: Sequence[Question]) -> list[Encoded | Exception]:
+        """The items that come next, for each question."""
+        return [
+            result if isinstance(result, Exception) else (self._encode(result), result.fallback)
+            for result in answer_questions(self.models, self._store, questions)
+        ]
+
+    def similar(self, item: str, k: int, model: str | None) -> Answer:
+        """An item's neighbours."""
+        served = self.models.named(model)
+        return Answer(items=served.recommender.similar(item, k).items, model=served.name)
+
+    def search(self, text: str, limit: int) -> list[CatalogueItem]:
+        """Items of the active model's catalogue."""
+        return self.models.active.catalogue.search(text, limit)
+
+    def popular(self, k: int) -> list[str]:
+        """The ids that the active model was trained on most."""
+        return self.models.active.recommender.recommend([], k=k).ids
+
+    def history(self, user: str, limit: int) -> KeptHistory:
+        """A user's newest events."""
+        rows = self._store.last([user], limit + 1)[0]
+        return KeptHistory(user=user, events=_shown(rows[-limit:], self.models.active), more=len(rows) > limit)
+
+    def unknown(self, items: Sequence[str]) -> set[str]:
+        """Those that the active model does not know."""
+        knows = self.models.active.recommender.knows
+        return {item for item in items if not knows(item)}
+
+    def explain(self, asked: ExplanationRequest) -> Explanation:
+        """Why an item is answered."""
+        if (asked.history is None) == (asked.user is None):
+            raise InputError("Give either a history or a user to explain an answer to.")
+        recommender = self.models.named(asked.model).recommender
+        if asked.user is None:
+            history = read_history(asked.history or [])
+        else:
+            history = read_rows(whole_histories(self._store, [identifier(asked.user)])[0])
+        return recommender.explain(history, asked.item, keep_seen=asked.keep_seen, attention=asked.attention)
+
+    def served(self) -> ModelsServed:
+        """What is being served, with its report."""
+        return self.models.served()
+
+    def switch(self, name: str) -> Switched:
+        """Serve another run."""
+        return self.models.switch(name)
+
+    def rollback(self) -> Switched:
+        """Serve the previous run."""
+        return self.models.rollback()
+
+    def follow(self) -> tuple[str, str]:
+        """Serve what the store says is active; gives its name and digest."""
+        self.models.follow()
+        return self.models.active.name, self.models.active.digest
+
+    def check(self) -> None:
+        """Raise `StoreError` when histories cannot be read."""
+        self._store.check()
+
+
+def _shown(rows: Sequence[Row], model: ServedModel) -> list[KeptEvent]:
+    vocabulary = model.recommender.vocabulary
+    titles = vocabulary.titles(vocabulary.numbers([row[0] for row in rows], unknown="zero"))
+    return [
+        KeptEvent(
+            item=item,
+            title=title,
+            time=EPOCH + timedelta(microseconds=time),
+            kind=kind,
+            value=value,
+            known=model.recommender.knows(item),
+        )
+        for (item, time, kind, value), title in zip(rows, titles, strict=True)
+    ]

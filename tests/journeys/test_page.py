@@ -1,0 +1,572 @@
+"""The page in a real browser, on the real service."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from browser import launch_browser
+from page_visit import Visit
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from small_service import guarded, on_a_socket, small_service
+
+from bench.serving import Server, free_port
+from segue.recommend.recommender import Recommender
+from segue.serve.keys import Keys
+
+HACK = "window.hacked = true"
+TAG = f'<img src=x onerror="{HACK}">'
+SLASHES = "a/b?c=1#d%2F"
+STRANGE = {
+    3: (TAG, f"</script><script>{HACK}</script> kettle"),
+    4: (SLASHES, "Tea & <b>strainer</b>"),
+    5: ("☕🫖", "Mug"),
+}
+ITEMS = [STRANGE.get(number, (f"t{number:02}", f"Teapot number {number}")) for number in range(24)]
+TITLES = dict(ITEMS)
+READER, WRITER = "a-key-to-read-with", "a-key-to-write-with"
+QUICK = ("model.heads=2", "model.depth=2", "model.length=30", "train.epochs=4")
+
+
+def title(number: int) -> str:
+    return ITEMS[number][1]
+
+
+def address(*numbers: int) -> str:
+    return f"/#history={quote(json.dumps([ITEMS[number][0] for number in numbers]))}"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of a shop in which everyone walks round the same cycle of items, with a catalogue."""
+    from segue.api import prepare
+
+    folder = tmp_path_factory.mktemp("shop")
+    with (folder / "log.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["user", "item", "timestamp"])
+        for user in range(72):
+            for step in range(12):
+                rows.writerow(
+                    [f"u{user:02}", ITEMS[(5 * user + step) % 24][0], 1_600_000_000 + 97 * user + 3600 * step]
+                )
+    with (folder / "items.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["item", "title", "room"])
+        rows.writerows([*item, "kitchen" if number % 2 else "garden"] for number, item in enumerate(ITEMS))
+    prepare(folder / "log.csv", out=folder / "data", items=folder / "items.csv")
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def runs(shop: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs on it, first and second."""
+    from segue.api import train
+
+    folder = tmp_path_factory.mktemp("runs")
+    train(shop, out=folder / "first", recipe=quick_recipe, overrides=QUICK)
+    train(shop, out=folder / "second", recipe=quick_recipe, overrides=("train.epochs=1", "train.seed=2"))
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A service, and a way to ask it that is not the page's."""
+
+    url: str
+    client: httpx.Client
+
+    def answer(self, history: list[Any], **more: Any) -> dict[str, Any]:
+        return self._json(self.client.post("/recommendations", json={"history": history, **more}))
+
+    def explain(self, history: list[Any], item: str) -> dict[str, Any]:
+        return self._json(self.client.post("/explanations", json={"history": history, "item": item}))
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        return self._json(self.client.get(path, params=query))
+
+    @staticmethod
+    def _json(response: httpx.Response) -> dict[str, Any]:
+        assert response.status_code == 200, response.text
+        body: dict[str, Any] = response.json()
+        return body
+
+
+def ids(*numbers: int) -> list[str]:
+    return [ITEMS[number][0] for number in numbers]
+
+
+@pytest.fixture(scope="module")
+def service(runs: Path, shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One model, no keys, the log's users known."""
+    folder = tmp_path_factory.mktemp("service")
+    arguments = [str(runs / "first"), "--runs", str(runs), "--data", str(shop), "--store", str(folder / "events.db")]
+    server = Server(arguments, port=free_port(), log=folder / "log")
+    server.wait_ready()
+    url = f"http://127.0.0.1:{server.port}"
+    with httpx.Client(base_url=url) as client:
+        yield Running(url, client)
+    assert server.stop()
+
+
+@pytest.fixture(scope="module")
+def closed_service(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Two models, called first and second, and keys."""
+    models = [Recommender.open(runs / name) for name in ("first", "second")]
+    service = small_service(tmp_path_factory.mktemp("closed") / "events.db", *models)
+    app = guarded(service, keys=Keys({"read": [READER], "write": [WRITER]}))
+    with on_a_socket(app) as url, httpx.Client(base_url=url, headers={"authorization": f"Bearer {READER}"}) as client:
+        yield Running(url, client)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        running = launch_browser(playwright)
+        yield running
+        running.close()
+
+
+def visit_of(browser: Browser, url: str, **settings: Any) -> Iterator[Visit]:
+    """A visit whose end asks whether the browser had anything to complain of."""
+    context = browser.new_context(
+        **{"viewport": {"width": 1440, "height": 900}, "reduced_motion": "reduce", "color_scheme": "light", **settings}
+    )
+    visit = Visit(context, url)
+    yield visit
+    hacked = visit.page.evaluate("window.hacked")
+    context.close()
+    assert visit.complaints == []
+    assert hacked is None
+
+
+@pytest.fixture
+def visit(browser: Browser, service: Running) -> Iterator[Visit]:
+    yield from visit_of(browser, service.url)
+
+
+@pytest.fixture
+def closed_visit(browser: Browser, closed_service: Running) -> Iterator[Visit]:
+    yield from visit_of(browser, closed_service.url)
+
+
+@pytest.fixture
+def dark_visit(browser: Browser, service: Running) -> Iterator[Visit]:
+    yield from visit_of(browser, service.url, color_scheme="dark")
+
+
+@pytest.fixture
+def narrow_visit(browser: Browser, service: Running) -> Iterator[Visit]:
+    yield from visit_of(browser, service.url, viewport={"width": 390, "height": 844}, has_touch=True)
+
+
+def moves(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What the page should say of each answer's way from one answer to the next."""
+    places = {item["id"]: place for place, item in enumerate(before["items"])}
+    said = []
+    for place, item in enumerate(after["items"]):
+        rise = None if item["id"] not in places else places[item["id"]] - place
+        said.append("new" if rise is None else f"▲{rise}" if rise > 0 else f"▼{-rise}" if rise < 0 else "")
+    return said
+
+
+def test_a_history_is_built_and_every_click_changes_the_answers(visit: Visit, service: Running) -> None:
+    visit.open()
+    expect(visit.page.locator(".notice")).to_contain_text("Popular items")
+    visit.sees_answers(service.answer([]))
+    visit.add("number 8")
+    visit.sees_answers(service.answer(ids(8)))
+    visit.add("t09")
+    before = service.answer(ids(8, 9))
+    visit.sees_answers(before)
+    expect(visit.page.locator(".notice")).to_have_count(0)
+    expect(visit.answers).to_have_count(10)
+    clicked = before["items"][0]
+    visit.page.locator("#answers .answer-main").first.click()
+    after = service.answer([*ids(8, 9), clicked["id"]])
+    assert [item["id"] for item in after["items"]] != [item["id"] for item in before["items"]]
+    visit.sees_answers(after)
+    expect(visit.page.locator("#answers .move")).to_have_text(moves(before, after))
+    expect(visit.history).to_have_text([clicked["title"], title(9), title(8)])
+
+
+def test_why_is_drawn_on_the_history_and_heads_can_be_chosen(visit: Visit, service: Running) -> None:
+    visit.open(address(7, 8, 9))
+    visit.ask_why(1)
+    item = service.answer(ids(7, 8, 9))["items"][1]
+    truth = service.explain(ids(7, 8, 9), item["id"])
+    expect(visit.detail.get_by_role("heading", level=1)).to_have_text(item["title"])
+    shown = [
+        float(text.replace("−", "-").replace("±", ""))
+        for text in visit.page.locator("#history .contribution-value").all_inner_texts()
+    ]
+    expected = [entry["contribution"] for entry in reversed(truth["contributions"])]
+    assert shown == pytest.approx(expected, rel=0.01, abs=0.001)
+    bars = visit.page.locator("#history .signed-bar .fill")
+    assert [("against" in (bar.get_attribute("class") or "")) for bar in bars.all()] == [
+        value < 0 for value in expected
+    ]
+
+    weights = truth["attention"]["weights"]
+    assert (len(weights), len(weights[0])) == (2, 2)
+    gists = set()
+    for layer in range(2):
+        for head in range(2):
+            visit.choose("Layer", str(layer + 1))
+            visit.choose("Head", str(head + 1))
+            last = weights[layer][head][-1]
+            most = max(range(3), key=last.__getitem__)
+            gist = f"In layer {layer + 1}, head {head + 1}, the answer looks most at {most + 1} “{title(7 + most)}”"
+            expect(visit.page.locator("#gist")).to_contain_text(f"{gist} ({last[most]:.3f})")
+            gists.add(visit.page.locator("#gist").inner_text())
+    assert len(gists) == 4
+    visit.page.locator("canvas").hover(position={"x": 30, "y": 30})
+    expect(visit.page.locator("#cell")).to_contain_text(f"1 “{title(7)}” looks at 1 “{title(7)}”: 1.00")
+
+
+def test_what_if_an_item_were_not_there_or_came_at_another_time(visit: Visit, service: Running) -> None:
+    visit.open(address(7, 8, 9, 15))
+    visit.ask_why(0)
+    explained = visit.detail.get_by_role("heading", level=1).inner_text()
+    visit.page.locator("#history .entry").nth(1).hover()
+    visit.press(f"Remove {title(9)}")
+    visit.sees_answers(service.answer(ids(7, 8, 15)))
+    expect(visit.page.locator("#history .contribution")).to_have_count(3)
+    expect(visit.detail.get_by_role("heading", level=1)).to_have_text(explained)
+    visit.press("Undo")
+    visit.sees_answers(service.answer(ids(7, 8, 9, 15)))
+
+    visit.press(f"Move {title(15)} down, to older")
+    visit.sees_answers(service.answer(ids(7, 8, 15, 9)))
+    visit.page.keyboard.press("Alt+ArrowDown")  # the button pressed still has the focus
+    visit.sees_answers(service.answer(ids(7, 15, 8, 9)))
+    entries = visit.page.locator("#history .entry")
+    entries.nth(3).drag_to(entries.nth(0))
+    expect(visit.history).to_have_text([title(number) for number in (7, 9, 8, 15)])
+    visit.sees_answers(service.answer(ids(15, 8, 9, 7)))
+    visit.page.keyboard.press("Control+z")
+    expect(visit.history).to_have_text([title(number) for number in (9, 8, 15, 7)])
+
+
+def test_a_reload_and_a_link_show_the_same(visit: Visit, service: Running, browser: Browser) -> None:
+    visit.open(address(3, 4, 5))
+    visit.page.get_by_label("How many answers").select_option("5")
+    visit.page.get_by_role("switch", name="Keep seen items").check()
+    truth = service.answer(ids(3, 4, 5), k=5, keep_seen=True)
+    visit.sees_answers(truth)
+    visit.ask_why(2)
+    for other in (visit.page, browser.new_page()):
+        if other is visit.page:
+            other.reload()
+        else:
+            other.goto(visit.page.url)
+        expect(other.locator("#history .entry-title")).to_have_text([title(5), title(4), title(3)])
+        expect(other.locator("#answers .answer-title")).to_have_text([item["title"] for item in truth["items"]])
+        expect(other.locator("#detail-title")).to_have_text(truth["items"][2]["title"])
+        expect(other.locator("#history .contribution")).to_have_count(3)
+        if other is not visit.page:
+            other.close()
+
+
+def test_a_service_that_is_gone_and_comes_back(visit: Visit) -> None:
+    visit.open(address(7, 8))
+    visit.page.context.set_offline(True)
+    visit.page.locator("#answers .answer-main").first.click()
+    expect(visit.page.get_by_role("alert")).to_contain_text("The service does not answer")
+    expect(visit.history).to_have_count(3)  # the history is the visitor's own and stays
+    visit.page.context.set_offline(False)
+    visit.press("Try again")
+    expect(visit.answers).to_have_count(10)
+    expect(visit.page.get_by_role("alert")).to_have_count(0)
+    visit.excuse_failed_requests()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (503, "The service is busy"),
+        (429, "Too many questions"),
+        (403, "may not do that"),
+    ],
+)
+def test_refusals_say_what_to_do(visit: Visit, status: int, words: str) -> None:
+    visit.open(address(7))
+    body = json.dumps({"title": "No", "status": status, "detail": "The reason <b>in full</b>."})
+
+    def refuse(route: Route) -> None:
+        route.fulfill(
+            status=status, body=body, headers={"retry-after": "2", "content-type": "application/problem+json"}
+        )
+
+    visit.page.route("**/recommendations", refuse)
+    visit.add("t10")
+    alert = visit.page.get_by_role("alert")
+    expect(alert).to_contain_text(words)
+    expect(alert).to_contain_text("The reason <b>in full</b>. It asks to wait 2 s.")
+    visit.page.unroute("**/recommendations")
+    visit.press("Try again")
+    expect(visit.answers).to_have_count(10)
+    visit.excuse_failed_requests()
+
+
+def test_a_service_that_fails_at_first_can_be_asked_again(visit: Visit) -> None:
+    visit.page.route("**/model", lambda route: route.abort())
+    visit.page.goto(visit.url + address(7))
+    expect(visit.page.get_by_role("alert")).to_contain_text("The service does not answer")
+    visit.page.unroute("**/model")
+    visit.press("Try again")
+    expect(visit.answers).to_have_count(10)
+    expect(visit.history).to_have_text([title(7)])
+    visit.excuse_failed_requests()
+
+
+def test_an_answer_that_comes_late_is_dropped(visit: Visit, service: Running) -> None:
+    visit.open()
+    held: list[Route] = []
+    visit.page.route("**/recommendations", lambda route: route.continue_() if held else held.append(route))
+    visit.add("t08")
+    expect(visit.page.locator("[aria-busy=true]")).to_have_count(1)
+    visit.add("t09")
+    truth = service.answer(ids(8, 9))
+    visit.sees_answers(truth)
+    late = service.answer(ids(8))
+    assert late["items"] != truth["items"]
+    held[0].fulfill(json=late)
+    visit.page.wait_for_timeout(100)
+    visit.sees_answers(truth)
+
+
+def test_hostile_ids_and_titles_are_text(visit: Visit, service: Running) -> None:
+    visit.open()
+    for number in (3, 4, 5):
+        visit.add(ITEMS[number][0])
+    expect(visit.history).to_have_text([title(5), title(4), title(3)])
+    expect(visit.page.locator("#history .id")).to_have_text([ITEMS[number][0] for number in (5, 4, 3)])
+    visit.sees_answers(service.answer(ids(3, 4, 5)))
+    visit.ask_why(0)
+    for number in (3, 4):
+        visit.page.locator("#history .entry").nth(5 - number).get_by_role("button", name="Items similar to").click()
+        truth = service.get(f"/items/{quote(ITEMS[number][0], safe='')}/similar")
+        expect(visit.detail.locator(".answer-title")).to_have_text([item["title"] for item in truth["items"]])
+    visit.page.goto(f"{visit.url}/#history={quote(json.dumps([TAG + 'x', '../..', 'no such item']))}")
+    expect(visit.history).to_have_text(["no such item", "../..", TAG + "x"])
+    expect(visit.page.locator("#history .badge")).to_have_text(["not known to the model"] * 3)
+    expect(visit.page.locator(".notice")).to_contain_text("Popular items")
+    visit.open_user(TAG)
+    expect(visit.page.locator(".user-name")).to_have_text(f"User {TAG}")
+
+
+def test_a_known_user_whose_clicks_may_be_recorded(visit: Visit, service: Running) -> None:
+    visit.open()
+    visit.open_user("u01")
+    kept = service.get("/users/u01/history")["events"]
+    expect(visit.history).to_have_text([event["title"] for event in reversed(kept)])
+    visit.sees_answers(service.get("/users/u01/recommendations"))
+    record = visit.page.get_by_role("switch", name="Record clicks")
+    expect(record).not_to_be_checked()
+    visit.page.locator("#answers .answer-main").first.click()
+    expect(visit.page.locator(".user-name")).to_have_text("User u01what if")
+    assert service.get("/users/u01/history")["events"] == kept  # nothing was recorded
+
+    visit.press("Back to their history")
+    record.check()
+    before = service.get("/users/u01/recommendations")
+    visit.sees_answers(before)
+    visit.page.locator("#answers .answer-main").first.click()
+    expect(visit.history.first).to_have_text(before["items"][0]["title"])
+    visit.sees_answers(service.get("/users/u01/recommendations"))
+    now = service.get("/users/u01/history")["events"]
+    assert [event["item"] for event in now] == [*(event["item"] for event in kept), before["items"][0]["id"]]
+    visit.page.reload()
+    expect(visit.history).to_have_count(len(now))
+
+
+def test_a_user_without_a_history_gets_what_is_popular(visit: Visit, service: Running) -> None:
+    visit.open()
+    visit.open_user("nobody yet")
+    expect(visit.page.locator("#history-empty")).to_contain_text("no event of this user")
+    expect(visit.page.locator(".notice")).to_contain_text("Popular items")
+    visit.sees_answers(service.get("/users/nobody%20yet/recommendations"))
+
+
+def test_a_key_is_asked_for_and_two_models_stand_side_by_side(closed_visit: Visit, closed_service: Running) -> None:
+    visit = closed_visit
+    visit.page.goto(visit.url + address(7, 8))
+    visit.press("Not now")
+    expect(visit.page.get_by_role("alert")).to_contain_text("A key is needed")
+    visit.press("Enter a key")
+    visit.page.get_by_label("Key", exact=True).fill("a-key-that-is-wrong")
+    visit.press("Use this key")
+    expect(visit.page.get_by_role("dialog")).to_contain_text("did not accept")
+    visit.page.get_by_label("Key", exact=True).fill(READER)
+    visit.page.keyboard.press("Enter")
+    columns = visit.page.locator(".answer-column")
+    expect(columns).to_have_count(2)
+    answers = {name: closed_service.answer(ids(7, 8), model=name) for name in ("first", "second")}
+    assert answers["first"]["items"] != answers["second"]["items"]
+    for place, (name, answer) in enumerate(answers.items()):
+        expect(columns.nth(place).locator(".column-title")).to_have_text(name)
+        expect(columns.nth(place).locator(".answer-title")).to_have_text([item["title"] for item in answer["items"]])
+    shared = {item["id"] for item in answers["first"]["items"]} & {item["id"] for item in answers["second"]["items"]}
+    expect(columns.first.locator(".answer-status")).to_contain_text(f"{len(shared)} in both")
+    visit.choose("Model", "second")
+    visit.sees_answers(answers["second"])
+    visit.page.reload()  # the tab keeps the key
+    visit.sees_answers(answers["second"])
+    visit.excuse_failed_requests()
+
+
+def test_a_readers_key_records_nothing(closed_visit: Visit, closed_service: Running) -> None:
+    visit = closed_visit
+    visit.page.add_init_script(f"sessionStorage.setItem('segue-key', '{READER}')")
+    visit.open("/#user=ann&model=first")
+    visit.page.get_by_role("switch", name="Record clicks").check()
+    visit.page.locator("#answers .answer-main").first.click()
+    alert = visit.page.get_by_role("alert")
+    expect(alert).to_contain_text("This key may not do that")
+    expect(alert.get_by_role("button", name="Use another key")).to_be_visible()
+    assert closed_service.get("/users/ann/history")["events"] == []
+    visit.excuse_failed_requests()
+
+
+def brightness(page: Page) -> float:
+    """Of the ground, from 0 to 255."""
+    colour = page.evaluate("getComputedStyle(document.querySelector('.panel')).backgroundColor")
+    return sum(map(float, colour.strip("rgb()").split(",")[:3])) / 3
+
+
+def test_dark_where_the_system_is_and_otherwise_as_chosen(dark_visit: Visit) -> None:
+    dark_visit.open()
+    assert brightness(dark_visit.page) < 60
+    dark_visit.press("Use the light theme")
+    assert brightness(dark_visit.page) > 200
+    dark_visit.page.reload()
+    assert brightness(dark_visit.page) > 200
+
+
+def test_everything_by_keyboard(visit: Visit, service: Running) -> None:
+    visit.open()
+    keys = visit.page.keyboard
+    keys.press("/")
+    keys.type("teapot")
+    options = visit.page.get_by_role("option")
+    expect(options.first).to_have_attribute("aria-selected", "true")
+    keys.press("ArrowDown")
+    chosen = options.nth(1).locator(".found-title").inner_text()
+    expect(visit.page.locator("#search")).to_have_attribute("aria-activedescendant", "found-1")
+    keys.press("Enter")
+    expect(visit.history).to_have_text([chosen])
+    number = ITEMS.index(next(item for item in ITEMS if item[1] == chosen))
+    truth = service.answer(ids(number))
+    visit.sees_answers(truth)
+    keys.type("zzz no such thing")
+    expect(visit.page.locator("#found-note")).to_contain_text("Nothing in the catalogue")
+    keys.press("Escape")
+    expect(visit.page.locator("#found-box")).to_be_hidden()
+    focused = visit.page.locator(":focus")
+    for _ in range(40):
+        keys.press("Tab")
+        if "Why" in (focused.get_attribute("aria-label") or ""):
+            break
+    assert focused.evaluate("element => getComputedStyle(element).outlineStyle") == "solid"
+    keys.press("Enter")
+    expect(visit.detail.get_by_role("heading", level=1)).to_have_text(truth["items"][0]["title"])
+    keys.press("Shift+Tab")
+    keys.press("Shift+Tab")
+    keys.press("Enter")  # the answer itself: into the history
+    expect(visit.history).to_have_text([truth["items"][0]["title"], chosen])
+    after = service.answer([ITEMS[number][0], truth["items"][0]["id"]])
+    visit.sees_answers(after)
+    first, move = after["items"][0]["title"], moves(truth, after)[0]
+    expect(focused).to_have_attribute("aria-label", f"1. {first}{words(move)}. Add to the history")
+    visit.page.locator("canvas").focus()
+    keys.press("ArrowLeft")
+    expect(visit.page.locator("#cell")).to_contain_text("2 “")
+    expect(visit.page.locator("#cell")).to_contain_text(f"looks at 1 “{chosen}”")
+
+
+def words(move: str) -> str:
+    """A move as it is read out."""
+    return {"": "", "n": ", new", "▲": f", up {move[1:]}", "▼": f", down {move[1:]}"}[move[:1]]
+
+
+def test_a_narrow_screen_needs_no_scrolling_to_the_side(narrow_visit: Visit) -> None:
+    visit = narrow_visit
+    visit.open(f"/#history={quote(json.dumps([*ids(3, 4, 5), 'an-id-without-any-break-' * 20]))}")
+    assert visit.fits()
+    visit.ask_why(0)
+    assert visit.fits()
+    expect(visit.detail).to_be_in_viewport()
+    visit.press("About the model first")
+    assert visit.fits()
+    box = visit.page.get_by_role("dialog").bounding_box()
+    assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390
+
+
+def test_the_page_follows_a_switch_to_another_run(visit: Visit, service: Running) -> None:
+    visit.open(address(7))
+    name = visit.page.locator("#model-name")
+    expect(name).to_have_text("first")
+    before = service.answer(ids(7, 8))
+    assert service.client.put("/model", json={"run": "second"}).status_code == 200
+    try:
+        visit.add("t08")
+        expect(name).to_have_text("second")
+        after = service.answer(ids(7, 8))
+        assert after["items"] != before["items"]
+        visit.sees_answers(after)
+    finally:
+        assert service.client.post("/model/rollback").status_code == 200
+    visit.press("Undo")
+    expect(name).to_have_text("first")
+
+
+def test_the_models_card(visit: Visit, service: Running) -> None:
+    visit.open()
+    visit.press("About the model first")
+    card = visit.page.get_by_role("dialog")
+    report = service.get("/model")["models"][0]["report"]
+    own = card.locator("tr.own")
+    expect(own).to_contain_text(f"{report['metrics']['ndcg@10']:.3f}")
+    expect(own).to_contain_text("–".join(f"{bound:.3f}" for bound in report["intervals"]["ndcg@10"]))
+    expect(card.locator(".bars th")).to_have_text(["this model", *report["baselines"]])
+    card.get_by_label("Metric", exact=True).select_option("hit@5")
+    expect(own).to_contain_text(f"{report['metrics']['hit@5']:.3f}")
+    expect(card).to_contain_text(f"{report['cases']} cases of the test part; the last event of each user was held out.")
+    expect(card).to_contain_text("Ties count against the model.")
+    expect(card).to_contain_text("Seen items are excluded")
+    visit.page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+
+
+def test_filters_by_a_column_of_the_catalogue(visit: Visit, service: Running) -> None:
+    visit.open(address(7, 8))
+    visit.press("Filter")
+    visit.page.get_by_label("Value").fill("kitchen")
+    visit.press("Add")
+    truth = service.answer(ids(7, 8), where={"room": ["kitchen"]})
+    assert {ITEMS.index((item["id"], item["title"])) % 2 for item in truth["items"]} == {1}
+    visit.sees_answers(truth)
+    visit.press("Take away the filter room: kitchen")
+    visit.sees_answers(service.answer(ids(7, 8)))
+
+
+def test_the_api_is_described_and_can_be_tried(visit: Visit, service: Running) -> None:
+    visit.page.goto(visit.url + "/schema")
+    paths = service.get("/schema/openapi.json")["paths"]
+    operations = [f"{method.upper()} {path}" for path, methods in paths.items() for method in methods]
+    shown = visit.page.locator("summary")
+    expect(shown).to_have_count(len(operations))
+    names = [f"{row.locator('.method').inner_text()} {row.locator('.path').inner_text()}" for row in shown.all()]
+    assert names == operations
+    asked = visit.page.locator("details").nth(names.index("POST /recommendations"))
+    asked.locator("summary").click()
+    visit.press("Send", within=asked)
+    expect(asked.locator("pre")).to_contain_text('"fallback": null')

@@ -1,0 +1,266 @@
+"""`segue serve` as it is run: filled from a log, stopped in the middle, started again, with workers, behind keys."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from command_line import CommandLine
+from small_service import assert_problem, ids
+
+from segue.recommend.recommender import Recommender
+
+SECRET_USER = "nobody-may-read-me"
+WAIT = 60  # seconds; a busy machine may take long, but not for ever
+
+
+class Served:
+    """A running `segue serve` and what it wrote."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self.process = process
+        self.url = url
+        self.client = httpx.Client(base_url=url, trust_env=False, timeout=WAIT)
+        self.errors = b""
+
+    def family(self) -> list[psutil.Process]:
+        return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+
+    def stop(self) -> None:
+        """SIGTERM: everything of it ends, with exit code 0 and without a complaint."""
+        family = self.family()
+        self.process.send_signal(signal.SIGTERM)
+        self.ended(family)
+
+    def ended(self, family: list[psutil.Process]) -> None:
+        _, self.errors = self.process.communicate(timeout=WAIT)
+        assert self.process.returncode == 0, self.errors.decode()
+        assert b"Traceback" not in self.errors, self.errors.decode()
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive, "nothing is left running"
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The log, which is JSON all through."""
+        return [json.loads(line) for line in self.errors.splitlines() if not line.startswith(b"The store ")]
+
+
+@contextlib.contextmanager
+def serving(*arguments: object, cwd: Path) -> Iterator[Served]:
+    """The command in a process of its own, which is gone afterwards whatever happens."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "segue.cli", "serve", *map(str, arguments), "--port", "0", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        watch = threading.Timer(180, process.kill)
+        watch.start()
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first, process.communicate()[1].decode()
+            served = Served(process, json.loads(first)["url"])
+            with served.client:
+                yield served
+        finally:
+            watch.cancel()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+            process.kill()
+
+
+@pytest.fixture(name="folder", scope="module")
+def folder_of_runs(cycle_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    for name in ("one", "two"):
+        shutil.copytree(cycle_run, folder / "runs" / name)
+    return folder
+
+
+def in_flight(served: Served, requests: list[tuple[str, dict[str, Any]]]) -> list[socket.socket]:
+    """Send requests, each on a connection of its own that the server knows already, and read no answer."""
+    host, port = served.url.removeprefix("http://").split(":")
+    sockets = []
+    for _ in requests:
+        connection = socket.create_connection((host, int(port)), timeout=WAIT)
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert b"200 OK" in connection.recv(65536)
+        sockets.append(connection)
+    for connection, (path, body) in zip(sockets, requests, strict=True):
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return sockets
+
+
+def answer_of(connection: socket.socket) -> bytes:
+    with connection:
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+        return received
+
+
+# --- one process ----------------------------------------------------------------------------------------------------
+
+
+def test_a_life_of_one_process(folder: Path, cycle_run: Path, cycle_data: Path) -> None:
+    """Filled, asked, told, switched, limited, and stopped while it works."""
+    recommender = Recommender.open(cycle_run)
+    options = ("--store", "events.sqlite", "--data", cycle_data, "--runs", folder / "runs")
+    more = ("--cors", "https://shop.example", "--rate-limit", "150")
+    with serving(folder / "runs" / "one", *options, *more, cwd=folder) as served:
+        client = served.client
+        history = client.get("/users/u007/history").json()["events"]
+        assert len(history) == 14, "known users are known"
+        known = recommender.recommend([event["item"] for event in history], k=5).ids
+        assert ids(client.get("/users/u007/recommendations?k=5")) == known
+
+        assert client.get(f"/users/{SECRET_USER}/recommendations").json()["fallback"] == "popularity"
+        event = {"user": SECRET_USER, "item": "i03", "id": "first"}
+        assert client.post("/events", json=event).json() == {"accepted": 1, "duplicates": 0, "unknown": []}
+        new = recommender.recommend(["i03"], k=5).ids
+        assert ids(client.get(f"/users/{SECRET_USER}/recommendations?k=5")) == new
+        explained = client.post("/explanations", json={"user": SECRET_USER}).json()
+        assert explained["item"]["id"] == new[0]
+        assert_problem(client.get(f"/users/{SECRET_USER}/recommendations?where=x:y"), 400, "no column 'x'")
+
+        assert client.put("/model", json={"run": "two"}).json() == {"active": "two", "previous": "one"}
+        assert client.get("/users/u007/recommendations").json()["model"] == "two"
+        assert_problem(client.put("/model", json={"run": "../runs/one"}), 409, "no run called")
+
+        shop = {"origin": "https://shop.example"}
+        asked = {"access-control-request-method": "POST"}
+        assert client.options("/events", headers={**shop, **asked}).status_code == 204
+        allowed = client.get("/health/live", headers=shop).headers
+        assert allowed["access-control-allow-origin"] == "https://shop.example"
+        elsewhere = {"origin": "https://other.example"}
+        assert "access-control-allow-origin" not in client.get("/health/live", headers=elsewhere).headers
+        assert_problem(client.post("/events", json=event, headers=elsewhere), 403, "another site")
+        traced = client.get("/items", headers={"x-request-id": "trace-me"})
+        assert traced.headers["x-request-id"] == "trace-me"
+
+        time.sleep(1)  # a full bucket again
+        waiting = in_flight(
+            served,
+            [("/explanations", {"history": [f"i{n % 12:02}" for n in range(2000)]})] * 12
+            + [("/events", {"user": SECRET_USER, "item": "i05", "id": f"late {n}"}) for n in range(5)]
+            + [("/recommendations", {"history": ["i01"]})] * 5,
+        )
+        time.sleep(0.05)
+        family = served.family()
+        served.process.send_signal(signal.SIGTERM)
+        answers = [answer_of(connection) for connection in waiting]
+        assert [answer.split(b" ")[1] for answer in answers] == [b"200"] * len(waiting)
+        served.ended(family)
+    lines = served.lines()
+    requests = [line for line in lines if line["logger"] == "segue.serve.requests"]
+    assert len(requests) > 40
+    assert all(line["request_id"] and line["route"] and "milliseconds" in line for line in requests)
+    assert any(line["request_id"] == "trace-me" and line["route"] == "/items" for line in requests)
+    for secret in (SECRET_USER, "u007"):
+        assert secret.encode() not in served.errors, "no user's id in the log"
+    assert b"840 events of 60 users" in served.errors
+
+
+# --- several, over the same store -----------------------------------------------------------------------------------
+
+
+def test_a_life_of_two_workers(folder: Path, cycle_data: Path) -> None:
+    """What the first process was told is still so; both workers share events, switches and counts."""
+    options = ("--store", "events.sqlite", "--data", cycle_data, "--runs", folder / "runs", "--workers", "2")
+    with serving(folder / "runs" / "one", *options, "--rate-limit", "400", cwd=folder) as served:
+
+        def fresh(method: str, path: str, **body: Any) -> httpx.Response:
+            """On a connection of its own, which either worker may take."""
+            return httpx.request(method, f"{served.url}{path}", json=body or None, trust_env=False, timeout=WAIT)
+
+        ready = fresh("GET", "/health/ready")
+        assert ready.status_code == 200
+        kept = fresh("GET", f"/users/{SECRET_USER}/history").json()["events"]
+        assert [event["item"] for event in kept] == ["i03"] + ["i05"] * 5, "what was acknowledged while it stopped too"
+        assert fresh("GET", "/model").json()["active"] == "two", "as it was switched to"
+
+        with ThreadPoolExecutor(8) as pool:
+            told = list(pool.map(lambda n: fresh("POST", "/events", user="shared", item=f"x{n % 10}", id=n), range(40)))
+            assert {answer.status_code for answer in told} == {200}
+            seen = list(pool.map(lambda _: fresh("GET", "/users/shared/history"), range(20)))
+            assert {len(answer.json()["events"]) for answer in seen} == {40}
+            again = list(pool.map(lambda n: fresh("POST", "/events", user="shared", item="x", id=n), range(40)))
+            assert sum(answer.json()["duplicates"] for answer in again) == 40
+
+            assert fresh("POST", "/model/rollback").json()["active"] == "one"
+            limit = time.monotonic() + 5
+            while {
+                a.json()["model"] for a in pool.map(lambda _: fresh("GET", "/users/u/recommendations"), range(8))
+            } != {"one"}:
+                assert time.monotonic() < limit, "both workers follow"
+            counts = {fresh("GET", "/metrics").text for _ in range(3)}
+            text = counts.pop()
+            assert 'segue_events_total{outcome="accepted"} 40.0' in text
+            assert 'segue_events_total{outcome="duplicate"} 40.0' in text
+            assert 'name="one"} 2.0' in text, "both workers serve it"
+
+            flood = list(pool.map(lambda _: fresh("GET", "/items?limit=1").status_code, range(10)))
+            assert set(flood) <= {200, 429}
+        served.stop()
+    assert b"has the histories" in served.errors, "the store is filled once"
+    assert SECRET_USER.encode() not in served.errors
+    assert all(line["level"] != "error" for line in served.lines())
+
+
+# --- what it refuses to start with ----------------------------------------------------------------------------------
+
+
+def test_refusals(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(cycle_run, tmp_path / "elsewhere" / cycle_run.name)
+    (tmp_path / "empty.toml").write_text("read = []\n")
+    line.refuses("serve", cycle_run, "--host", "0.0.0.0", "--port", "0", says=("Without keys", "'0.0.0.0'", "--keys"))
+    line.refuses("serve", cycle_run, "--host", "::", "--port", "0", says=("Without keys", "'::'"))
+    line.refuses("serve", cycle_run, "--keys", "empty.toml", "--port", "0", says=("empty.toml has no key",))
+    line.refuses("serve", cycle_run, "--keys", "none.toml", "--port", "0", says=("none.toml cannot be read",))
+    line.refuses("serve", cycle_run, "--runs", "nowhere", "--port", "0", says=("--runs must name a folder",))
+    three = [cycle_run] * 3
+    line.refuses("serve", *three, "--port", "0", says=("one run, or two", "got 3"))
+    for workers in ("1", "2"):
+        how = ("serve", cycle_run, "--port", "0", "--workers", workers)
+        line.refuses(*how, "--rate-limit", "0", says=("A rate limit is a number of requests a second above 0, got 0",))
+        line.refuses(*how, "--cors", "shop.example", says=("An origin is a scheme and a host", "'shop.example'"))
+        line.refuses(
+            *how, "--log-level", "loud", says=("A log level is one of debug, info, warning, error, got 'loud'",)
+        )
+    line.refuses("serve", cycle_run, "--data", "nowhere", "--port", "0", says=("nowhere does not exist",))
+
+
+def test_a_worker_is_not_started_for_what_cannot_work(cycle_run: Path, tmp_path: Path) -> None:
+    """In a process of its own: what was begun must end with it."""
+    options = ("--port", "0", "--workers", "2", "--store", "nowhere/events.sqlite")
+    done = subprocess.run(
+        [sys.executable, "-m", "segue.cli", "serve", str(cycle_run), *options],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=WAIT,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nowhere does not exist" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

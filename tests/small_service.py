@@ -1,0 +1,127 @@
+"""A service over a tiny catalogue with untrained weights: its answers are arbitrary and exactly repeatable."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import polars as pl
+import torch
+import uvicorn
+from litestar import Litestar
+from litestar.testing import TestClient
+
+from segue.data.vocabulary import Vocabulary
+from segue.index.exact import ExactIndex
+from segue.models.build import build_model
+from segue.models.settings import ModelSettings
+from segue.recommend.recommender import Recommender, Seen
+from segue.serve.app import MOST_BYTES, create_app
+from segue.serve.engine import Engine
+from segue.serve.guard import App, Guard
+from segue.serve.keys import Keys
+from segue.serve.lanes import Here
+from segue.serve.metrics import Metrics
+from segue.serve.models import Models, ServedModel
+from segue.serve.server import listening_socket
+from segue.serve.service import Service
+from segue.serve.store import open_store
+
+Client = TestClient[Litestar]
+
+
+def tiny_recommender(
+    ids: Sequence[str], *, seed: int = 3, seen: Seen = "excluded", untrained: int = 0, **columns: Sequence[Any]
+) -> Recommender:
+    """A model that nobody trained; the first ids are the most frequent ones, the last `untrained` have no events."""
+    model = build_model(
+        ModelSettings(width=8, depth=1, length=5), len(ids), generator=torch.Generator().manual_seed(seed)
+    )
+    counts = [max(0, len(ids) - untrained - place) for place in range(len(ids))]
+    table = pl.DataFrame({"id": ids, "count": counts, **columns})
+    candidates = torch.tensor([False, *(count > 0 for count in counts)]).numpy()
+    index = ExactIndex.build(model.item_vectors(), candidates=candidates)
+    return Recommender(model, index, Vocabulary(table), seen=seen)
+
+
+def small_service(store: Path, *recommenders: Recommender) -> Service:
+    """Recommenders called "first" and "second", over a SQLite file. What it is handed to must run it."""
+    served = [ServedModel(name, model) for name, model in zip(("first", "second"), recommenders, strict=False)]
+    opened = open_store(str(store))
+    return Service(Here(Engine(Models(served, runs=None, store=opened), opened)), opened, Metrics())
+
+
+def models_of(service: Service) -> Models:
+    """The models behind a small service."""
+    lanes = service._lanes
+    assert isinstance(lanes, Here)
+    models: Models = lanes.engine.models
+    return models
+
+
+def popular(service: Service) -> list[str]:
+    """Items for the examples of the document."""
+    return models_of(service).active.recommender.recommend([], k=2).ids
+
+
+def guarded(service: Service, *, keys: Keys | None = None, **options: Any) -> Guard:
+    """Its application as it is put before the world."""
+    return Guard(
+        create_app(service, examples=popular(service)),
+        keys=keys or Keys.none(),
+        metrics=service.metrics,
+        most_bytes=MOST_BYTES,
+        **options,
+    )
+
+
+@contextmanager
+def asked_in_process(app: Any) -> Iterator[Client]:
+    """Ask an application without a socket."""
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        yield client
+
+
+@contextmanager
+def on_a_socket(app: App) -> Iterator[str]:
+    """An application behind uvicorn, in a thread; gives its address."""
+    with listening_socket("127.0.0.1", 0) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=20)
+    assert not thread.is_alive()
+
+
+def assert_problem(response: httpx.Response, status: int, sentence: str = "") -> None:
+    """A refusal with a sentence in which this is found, and nothing of the inside."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body = response.json()
+    assert (set(body), body["status"]) == ({"title", "status", "detail"}, status)
+    assert re.search(sentence, body["detail"]), body["detail"]
+    assert body["detail"].rstrip().endswith((".", "…"))
+    assert "Traceback" not in response.text
+
+
+def ids(response: httpx.Response) -> list[str]:
+    """The ids of an answer, best first."""
+    assert response.status_code == 200, response.text
+    return [item["id"] for item in response.json()["items"]]
+
+
+def post_events(client: Client | httpx.Client, *events: dict[str, Any]) -> dict[str, Any]:
+    """Send events, which must be taken."""
+    response = client.post("/events", json={"events": list(events)})
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
