@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from command_line import CommandLine
 from planted_logs import cycle_log
+
+from bench.postgres import PostgresServer
 
 QUICK = """
 [model]
@@ -84,3 +86,17 @@ def segue_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 def line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
     """The command line in this process, with `tmp_path` as the folder one stands in."""
     return CommandLine(capsys, monkeypatch, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A real PostgreSQL, one a worker, started when the first test asks for it."""
+    server = PostgresServer(durable=False)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> str:
+    """An empty database."""
+    return postgres_server.new_database()

@@ -219,7 +219,11 @@ def _facts(job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, all_event
         "segue": version("segue"),
         "torch": str(torch.__version__),
         "recipe": job.recipe_name,
-        "data": {"folder": str(data.folder.absolute()), "digest": data.digest},
+        "data": {
+            "folder": str(data.folder.absolute()),
+            "digest": data.digest,
+            "counts": {name: data.manifest["counts"][name] for name in ("users", "items", "events")},
+        },
         "items": len(data.vocabulary),
         "seen": seen,
         "all": all_events,

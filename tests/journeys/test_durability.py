@@ -1,27 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.durability import Posted, judged, survive
-from bench.postgres import PostgresServer
 
 KILLS = 3
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty store of each sort; PostgreSQL is a real server."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "events.db")
-        return
-    server = PostgresServer(durable=False)
-    try:
-        yield server.new_database()
-    finally:
-        server.close()
+    return str(tmp_path / "events.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
 def test_acknowledged_events_survive_kill_nine(store: str, cycle_run: Path, tmp_path: Path) -> None:

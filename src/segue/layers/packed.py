@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,60 +28,70 @@ class PackedBatch:
     kinds: Tensor | None = None  # [T] int64
     values: Tensor | None = None  # [T] float32
 
-    @property
+    @cached_property
     def size(self) -> int:
-        return len(self.lengths)
+        return self.lengths.shape[0]
 
     @cached_property
     def longest(self) -> int:
-        return int(self.lengths.max())
+        return int(self._counts.max())
 
     @cached_property
     def ends(self) -> Tensor:
-        return self.lengths.cumsum(0)  # [B]
+        return self._tensor(np.cumsum(self._counts))  # [B]
 
     @cached_property
     def owner(self) -> Tensor:
-        return torch.repeat_interleave(torch.arange(self.size, device=self.lengths.device), self.lengths)  # [T]
+        return self._tensor(np.repeat(np.arange(self.size), self._counts))  # [T]
 
     @cached_property
     def position(self) -> Tensor:
         """Counted from the user's oldest token, which is 0."""
-        if self.rectangular:
-            return torch.arange(self.longest, device=self.items.device).repeat(self.size)
-        begins = self.ends - self.lengths
-        return torch.arange(len(self.items), device=self.items.device) - begins[self.owner]  # [T]
+        return self._tensor(self._places)  # [T]
 
     @cached_property
     def position_from_newest(self) -> Tensor:
         """Counted from the user's newest token, which is 0."""
-        if self.rectangular:
-            return self.longest - 1 - self.position
-        return self.lengths[self.owner] - 1 - self.position  # [T]
+        return self._tensor(np.repeat(self._counts - 1, self._counts) - self._places)  # [T]
 
     @cached_property
     def slot(self) -> Tensor:
         """Each token's row in the padded view, flattened to [B * N]."""
-        return self.owner * self.longest + self.position  # [T]
+        rows = np.arange(self.size) * self.longest
+        return self._tensor(np.repeat(rows, self._counts) + self._places)  # [T]
 
     @cached_property
     def rectangular(self) -> bool:
         """All users equally long: the padded view is the packed one."""
-        return len(self.items) == self.size * self.longest
+        return self.items.shape[0] == self.size * self.longest
 
     @cached_property
     def may_look(self) -> Tensor | None:
         """True at tokens, False at padding [B, 1, 1, N]; None where there is no padding."""
         if self.rectangular:
             return None
-        places = torch.arange(self.longest, device=self.lengths.device)
-        return (places < self.lengths[:, None])[:, None, None]
+        return self._tensor(np.arange(self.longest) < self._counts[:, None])[:, None, None]
 
     @cached_property
     def last(self) -> Tensor:
         """Each user's newest token."""
-        assert not (self.lengths < 1).any(), "a user without events has no newest token: this would be another's"
-        return self.ends - 1  # [B]
+        assert self._counts.min() > 0, "a user without events has no newest token: this would be another's"
+        return self._tensor(np.cumsum(self._counts) - 1)  # [B]
+
+    # Indexes are computed in numpy: of a batch of questions they are a few numbers each, and torch takes several times
+    # as long to begin as numpy takes to finish.
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        counts: np.ndarray = self.lengths.cpu().numpy()
+        return counts
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        begins = np.cumsum(self._counts) - self._counts
+        return np.asarray(np.arange(self.items.shape[0]) - np.repeat(begins, self._counts))
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.lengths.device)
 
 
 def tensors(batch: Batch, device: torch.device | None = None) -> PackedBatch:

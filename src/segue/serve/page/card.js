@@ -57,9 +57,15 @@ function draw() {
   );
 }
 
+// Runs made before their manifest had counts show none.
+function counts(counted) {
+  return counted ? [["Users", count(counted.users)], ["Events", count(counted.events)]] : [];
+}
+
 function facts({ items, length, seen, manifest, report }) {
   const pairs = [
     ["Recipe", manifest.recipe],
+    ...counts(manifest.data?.counts),
     ["Items", count(items)],
     ["Test cases", report ? count(report.cases) : "–"],
     ["Reads the newest", counted(length, "item")],
