@@ -215,8 +215,8 @@ def test_the_demo_ends_at_a_service_and_leaves_nothing(
 def test_a_browser_is_opened_only_where_there_is_a_screen(
     monkeypatch: pytest.MonkeyPatch, platform: str, variables: dict[str, str], screen: bool
 ) -> None:
-    monkeypatch.setattr(tour.sys, "platform", platform)
-    monkeypatch.setattr(tour.os, "environ", variables)
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.setattr("os.environ", variables)
     assert tour._has_a_screen() is screen
 
 

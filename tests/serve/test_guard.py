@@ -15,7 +15,7 @@ from litestar import Litestar, Request, delete, get, post, put
 from litestar.params import FromPath
 
 from segue.errors import InputError
-from segue.serve.guard import MOST_PATH, MOST_QUERY, Guard
+from segue.serve.guard import GIVEN_ID, MOST_PATH, MOST_QUERY, Guard
 from segue.serve.keys import Keys
 from segue.serve.limits import RateLimit
 from segue.serve.logs import REQUEST_ID, JsonLines
@@ -431,7 +431,7 @@ def test_a_request_id_is_taken(inner: Inner, given: str) -> None:
 def test_another_is_made(inner: Inner, given: str) -> None:
     app = guard(inner)
     made = {ask(app, headers={"x-request-id": given}).headers["x-request-id"] for _ in range(3)}
-    assert len(made) == 3 and all(len(one) == 16 for one in made)
+    assert len(made) == 3 and all(GIVEN_ID.fullmatch(one.encode()) and given not in one.split() for one in made)
     assert {*inner.request_ids} == made and REQUEST_ID.get() is None
 
 

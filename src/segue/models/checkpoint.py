@@ -45,7 +45,7 @@ def load_model(folder: Path) -> SequenceModel:
 
 
 def _settled(model: SequenceModel) -> SequenceModel:
-    """Its parts and weights as plain attributes: torch's own way to look them up is a tenth of a short answer's time."""
+    """Its parts and weights as plain attributes: looking them up torch's way takes a tenth of a short answer's time."""
     for part in model.modules():
         part.__dict__.update(part._modules)
         part.__dict__.update(part._parameters)

@@ -169,6 +169,7 @@ def _values(histories: Sequence[ReadHistory], kept: np.ndarray) -> np.ndarray | 
     """The values of the entries kept, nan where one has none; None where none has any."""
     if not any(value is not None for history in histories for value in history.values):
         return None
-    values = np.array([value for history in histories for value in history.values], dtype=np.float32)  # None is nan
-    chosen: np.ndarray = values[kept]
+    values = np.array([value for history in histories for value in history.values], dtype=np.float64)  # None is nan
+    with np.errstate(over="ignore"):  # what is too large for the models' numbers is infinite to them
+        chosen: np.ndarray = values[kept].astype(np.float32)
     return chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -78,7 +78,7 @@ class Engine:
         rows = self._store.last([user], limit + 1)[0]
         return KeptHistory(user=user, events=_shown(rows[-limit:], self.models.active), more=len(rows) > limit)
 
-    def unknown(self, items: Sequence[str]) -> set[str]:
+    def unknown(self, items: Iterable[str]) -> set[str]:
         """Those that the active model does not know."""
         knows = self.models.active.recommender.knows
         return {item for item in items if not knows(item)}

@@ -15,6 +15,7 @@ import signal
 import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from segue.errors import SegueError
@@ -217,8 +218,18 @@ def _serve_lane(engine: Engine, end: End) -> None:
             result = getattr(engine, method)(*arguments)
         except Exception as error:  # noqa: BLE001  # whoever asked gets it
             result = _Raised(error)
+        told = _told(result)
         try:
             os.write(end.bell.fileno(), b"!")
-            end.pipe.send(result)
+            end.pipe.send_bytes(told)
         except OSError:
             return
+
+
+def _told(result: Any) -> memoryview:
+    """A result as it goes through the pipe. Where it cannot, that is the result: the bell must be followed by one."""
+    try:
+        return ForkingPickler.dumps(result)
+    except Exception as error:
+        logger.error("A result of the engine cannot be sent", exc_info=error)
+        return ForkingPickler.dumps(_Raised(RuntimeError("A result of the engine cannot be sent; its log says why.")))

@@ -88,15 +88,16 @@ class Metrics:
         """A request was answered 503. Reasons are a few fixed words."""
         self._refused.labels(reason).inc()
 
-    def model(self, name: str, digest: str) -> None:
-        """This process serves this run from now on."""
+    def model(self, name: str, digest: str) -> bool:
+        """This process serves this run from now on; whether it served another before, or none."""
         if self._model == (name, digest):
-            return
+            return False
         if self._model is not None:
             self._models.labels(*self._model).set(0)
             self._switches.inc()
         self._model = (name, digest)
         self._models.labels(name, digest).set(1)
+        return True
 
     def store_error(self) -> None:
         """The history store failed."""

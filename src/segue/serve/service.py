@@ -35,6 +35,8 @@ QUESTIONS_TOGETHER = 64
 QUESTION_WAIT = 0.001  # seconds the first question after a pause waits for others
 MOST_WRITES = 2048  # requests with events that may wait
 WRITES_TOGETHER = 256
+WRITE_WAIT = 0.005  # seconds the first of them waits for others: a commit costs much the same for one event or many
+MOST_KNOWN = 100_000  # items that are remembered as known to the active model
 MOST_LOOKUPS = 128  # searches, histories, neighbours
 MOST_EXPLANATIONS = 16
 DEADLINE = 2.0  # seconds; for an explanation, which encodes a history as often as it has entries, five times that
@@ -59,11 +61,12 @@ class Service:
             self._answer_together, most_waiting=MOST_QUESTIONS, most_together=QUESTIONS_TOGETHER, wait=QUESTION_WAIT
         )
         self._writing = Batching[Sequence[Event], Kept](
-            self._write_together, most_waiting=MOST_WRITES, most_together=WRITES_TOGETHER
+            self._write_together, most_waiting=MOST_WRITES, most_together=WRITES_TOGETHER, wait=WRITE_WAIT
         )
         self._looking = Batching[Call, Any](self._look_one, most_waiting=MOST_LOOKUPS, most_together=1)
         self._explaining = Batching[Call, Any](self._explain_one, most_waiting=MOST_EXPLANATIONS, most_together=1)
         self._control = asyncio.Lock()
+        self._known: set[str] = set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -130,7 +133,7 @@ class Service:
         asked = ("rollback",) if name is None else ("switch", name)
         async with self._control:
             switched: Switched = await self._lanes.call("control", *asked)
-            self.metrics.model(*await self._lanes.call("control", "follow"))
+            await self._tell_model()
         return switched
 
     async def check(self) -> None:
@@ -158,8 +161,25 @@ class Service:
         self.metrics.queue("events", self._writing.waiting)
         events = [event for request in requests for event in request]
         kept = iter(await asyncio.to_thread(self.store.append, events))
-        unknown: set[str] = await self._lanes.call("events", "unknown", [event.item for event in events])
+        unknown = await self._unknown({event.item for event in events})
         return [([next(kept) for _ in request], unknown) for request in requests]
+
+    async def _unknown(self, items: set[str]) -> set[str]:
+        """Those that the active model does not know; the engine is asked only about items not met before."""
+        known = self._known  # a switch puts another in its place
+        new = items - known
+        if not new:
+            return new
+        unknown: set[str] = await self._lanes.call("events", "unknown", new)
+        if len(known) > MOST_KNOWN:
+            known.clear()
+        known |= new - unknown
+        return unknown
+
+    async def _tell_model(self) -> None:
+        """Serve what is active, and count it."""
+        if self.metrics.model(*await self._lanes.call("control", "follow")):
+            self._known = set()
 
     async def _follow(self) -> None:
         """Within a second of a switch elsewhere, this process serves the same run."""
@@ -167,7 +187,7 @@ class Service:
             pause = FOLLOWED_EVERY
             try:
                 async with self._control:
-                    self.metrics.model(*await self._lanes.call("control", "follow"))
+                    await self._tell_model()
             except SegueError as error:
                 logger.error("The active run cannot be followed: %s", error)
                 pause = RETRIED_AFTER
