@@ -49,7 +49,7 @@ IN_A_ROW = 3  # seconds under the bar that make a recovery
 SAMPLE_SECONDS = 0.25
 MEGABYTE = 1 << 20
 LIBRARIES = ("litestar", "uvicorn", "uvloop", "httptools", "msgspec")
-SHAPE = ("model.width=64", "model.depth=2", "train.epochs=1")
+SHAPE = ("model.width=64", "model.depth=2", "train.epochs=1")  # of either recipe
 NOTES = (
     "Open loop: requests are planned at a constant rate and latency counts from the planned moment, waiting for a free "
     "connection included. failed: anything but a 200; in the closed loop a 503 is no failure, and is counted beside.",
@@ -71,6 +71,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench serve", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="folder with events.tsv.gz")
     parser.add_argument("--run", type=Path, help="a run folder to serve; otherwise one is trained for one epoch, once")
+    parser.add_argument("--recipe", choices=["sasrec", "esasrec"], default="sasrec", help="of the run that is trained")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each measurement")
     parser.add_argument("--warm-up", type=float, help="seconds before it; a sixth of them unless said")
     parser.add_argument("--users", type=int, default=USERS)
@@ -79,7 +80,7 @@ def main(argv: list[str]) -> None:
     chosen = parser.parse_args(argv)
     if chosen.warm_up is None:
         chosen.warm_up = chosen.seconds * WARM_UP / SECONDS
-    run = chosen.run or trained(chosen.data)
+    run = chosen.run or trained(chosen.data, chosen.recipe)
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
         folder = Path(name)
         for copy in ("first", "second"):
@@ -93,13 +94,13 @@ def main(argv: list[str]) -> None:
     show(phases, around, chosen)
 
 
-def trained(data: Path) -> Path:
+def trained(data: Path, recipe: str) -> Path:
     """A run of width 64 and two blocks on this log, made by the commands and kept for the next time."""
     log = data / "events.tsv.gz"
     with log.open("rb") as file:
         name = hashlib.file_digest(file, "sha256").hexdigest()[:12]
     cache = Path(tempfile.gettempdir()) / "segue-bench-runs"
-    run = cache / f"{name}-64x2"
+    run = cache / f"{name}-{recipe}-64x2"
     if run.is_dir():
         _say(f"serving the run kept in {run}")
         return run
@@ -107,7 +108,7 @@ def trained(data: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
         _segue("prepare", log, "--out", f"{folder}/data")
         changes = [part for change in SHAPE for part in ("--set", change)]
-        _segue("train", f"{folder}/data", "--out", run, *changes)
+        _segue("train", f"{folder}/data", "--out", run, "--recipe", recipe, *changes)
     return run
 
 

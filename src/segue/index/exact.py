@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ class ExactIndex:
         assert k >= 1
         assert queries.dim() == 2
         queries = queries.detach().to(device="cpu", dtype=torch.float32)
-        if not bool(torch.isfinite(queries).all()):
+        if not math.isfinite(float(queries.sum())) and not bool(torch.isfinite(queries).all()):
             raise FolderError("The model's answer is not a finite number: the model is damaged; train it again.")
         pool = self._pool(only)
         numbers = self.numbers if pool is None else self.numbers[pool]
@@ -158,7 +159,9 @@ class _Pairs:
         """Item numbers become columns of the pool, whose items are `numbers`; items outside it are dropped."""
         columns = np.searchsorted(numbers, ragged.numbers)
         found = numbers[np.minimum(columns, len(numbers) - 1)] == ragged.numbers
-        rows, columns = ragged.owners[found], columns[found]
+        rows, columns = ragged.owners, columns
+        if not found.all():
+            rows, columns = rows[found], columns[found]
         order = np.argsort(columns, kind="stable")
         return _Pairs(rows[order], columns[order])
 

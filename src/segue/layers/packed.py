@@ -98,7 +98,9 @@ def tensors(batch: Batch, device: torch.device | None = None) -> PackedBatch:
     """A batch as tensors; on the CPU they share its memory."""
 
     def tensor(array: Any) -> Tensor | None:
-        return None if array is None else torch.from_numpy(array).to(device or "cpu")
+        if array is None:
+            return None
+        return torch.from_numpy(array) if device is None else torch.from_numpy(array).to(device)
 
     items, times, lengths = tensor(batch.items), tensor(batch.times), tensor(batch.lengths)
     assert items is not None and times is not None and lengths is not None

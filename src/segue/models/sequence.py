@@ -60,10 +60,11 @@ class SequenceModel(nn.Module):
 
     def query(self, batch: PackedBatch) -> Tensor:
         """The state after each user's newest token [B, D]: `encode` at that token, with less work in the last block."""
+        *before, last = self.blocks  # a slice of a ModuleList would be built anew, as slow as a block
         x = self._tokens(batch)
-        for block in self.blocks[:-1]:
+        for block in before:
             x = block(x, batch)
-        result: Tensor = self.norm(cast(Block, self.blocks[-1]).newest(x, batch))
+        result: Tensor = self.norm(cast(Block, last).newest(x, batch))
         return result
 
     def item_vectors(self) -> Tensor:

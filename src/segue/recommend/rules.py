@@ -37,13 +37,14 @@ def left_out(histories: Batch, rules: Sequence[Rules], *, keep_seen: bool) -> Ra
 
     `keep_seen` stands where the rules leave it open.
     """
-    rows = np.arange(len(rules))
-    keeps = np.array([keep_seen if rule.keep_seen is None else rule.keep_seen for rule in rules], dtype=bool)
+    keep = [keep_seen if rule.keep_seen is None else rule.keep_seen for rule in rules]
+    if not any(len(rule.exclude) for rule in rules):
+        if not any(keep):
+            return Ragged.of_lengths(histories.lengths, histories.items)
+        if all(keep):
+            return None
+    rows, keeps = np.arange(len(rules)), np.array(keep, dtype=bool)
     extra = np.array([len(rule.exclude) for rule in rules], dtype=np.int64)
-    if not keeps.any() and not extra.any():
-        return Ragged.of_lengths(histories.lengths, histories.items)
-    if keeps.all() and not extra.any():
-        return None
     owners = np.repeat(rows, histories.lengths)
     seen = ~keeps[owners]
     owners = np.concatenate((owners[seen], np.repeat(rows, extra)))

@@ -187,12 +187,11 @@ def run_engine(settings: ServiceSettings, ends: Ends) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure_logs(settings.log_level)
-    import torch
-
+    # A question is a small matter and requests come side by side: more threads would only get in each other's way. Set
+    # before torch is imported, for `torch.set_num_threads` holds for the thread that calls it.
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     from segue.serve.engine import Engine
 
-    # A question is a small matter and requests come side by side: more threads would only get in each other's way.
-    torch.set_num_threads(1)
     try:
         engine = Engine.open(settings)
         ends["control"].pipe.send(engine.popular(2))
