@@ -9,6 +9,7 @@ const SAMPLE = 100; // frequent items whose values are suggested
 
 let open = false;
 let column = null;
+let typed = ""; // drawing again, as when suggestions arrive, must not lose it
 let samples = new Map(); // column → values
 
 export function startFilters() {
@@ -79,6 +80,7 @@ const openButton = () =>
       on: {
         click: () => {
           open = !open;
+          typed = "";
           draw();
           if (open) suggest();
         },
@@ -108,7 +110,9 @@ function chooser(names) {
     list: "filter-values",
     "data-focus": "filter-value",
     autocomplete: "off",
+    on: { input: () => (typed = input.value) },
   });
+  input.value = typed;
   const submit = event => {
     event.preventDefault();
     if (input.value !== "") including(column, input.value);
@@ -125,6 +129,7 @@ function chooser(names) {
 
 function including(name, value) {
   open = false;
+  typed = "";
   const values = new Set([...(state.where[name] ?? []), value]);
   choose({ where: { ...state.where, [name]: [...values] } });
 }
