@@ -481,7 +481,11 @@ def serve(
     ] = None,
     rate_limit: Annotated[
         float | None,
-        typer.Option("--rate-limit", help="Requests a second that one client may send.", show_default="no limit"),
+        typer.Option(
+            "--rate-limit",
+            help="Requests a second that one client may send; each worker allows its share.",
+            show_default="no limit",
+        ),
     ] = None,
     origins: Annotated[
         list[str] | None,
@@ -507,12 +511,16 @@ def serve(
         origins=tuple(origins or ()),
         log_level=log_level,  # type: ignore[arg-type]  # refused with a sentence where the logs begin
     )
-    if data is not None:
-        with Display(quiet=json) as display:
-            filled = fill_histories(
-                store, data, lambda done, events: display.show("filling the store", done, events, "")
-            )
-        complain(filled.message)
+
+    def fill() -> None:
+        if data is not None:
+            with Display(quiet=json) as display:
+                filled = fill_histories(
+                    store,
+                    data,
+                    lambda done, events: display.show("filling the store", done, events, f"{done:,} events"),
+                )
+            complain(filled.message)
 
     def started(url: str) -> None:
         if json:
@@ -522,7 +530,7 @@ def serve(
             say(f"Serving {', '.join(map(str, runs))} at {url} — documentation at {url}/schema — stop with Ctrl-C.")
             say(f"Events are kept in {kept}.")
 
-    serve_runs(settings, port=port, started=started)
+    serve_runs(settings, port=port, started=started, before=fill)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -11,41 +12,76 @@ import pytest
 
 from segue.errors import FolderError, InputError
 from segue.recommend.recommender import Recommender
-from segue.serve.lanes import EngineProcess
+from segue.serve.lanes import LANES, EngineProcess, Lane
 from segue.serve.questions import Question
 from segue.serve.refusals import OverloadedError
 from segue.serve.settings import ServiceSettings
 
 
-def test_an_engine_process(cycle_run: Path, tmp_path: Path) -> None:
-    settings = ServiceSettings(runs=(cycle_run,), store=str(tmp_path / "store.sqlite"), log_level="error")
+def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
+    """One engine for all of it: to start one takes seconds."""
+    run = tmp_path / "run"
+    shutil.copytree(cycle_run, run)
+    settings = ServiceSettings(runs=(run,), store=str(tmp_path / "store.sqlite"), log_level="error")
     known = Recommender.open(cycle_run)
-    popular = known.recommend([], k=2).ids
 
     async def main() -> None:
         engine = EngineProcess(settings)
         try:
-            assert engine.popular == popular
-            neighbours = await engine.call("lookups", "similar", popular[0], 3, None)
-            assert [item.id for item in neighbours.items] == known.similar(popular[0], 3).ids
-            with pytest.raises(InputError, match="'nothing' is not one of"):
-                await engine.call("lookups", "similar", "nothing", 3, None)
-            (answer,) = await engine.call("answers", "answer", [Question(user="nobody", k=2)])
-            assert answer[1] == "popularity" and popular[0].encode() in answer[0]
-            both = asyncio.gather(
-                engine.call("lookups", "search", "", 5), engine.call("explanations", "unknown", [popular[0], "x"])
-            )
-            found, unknown = await both
-            assert len(found) == 5 and unknown == {"x"}, "lanes do not wait for each other"
-
-            os.kill(engine._process.pid, signal.SIGKILL)
-            with pytest.raises(OverloadedError, match="starting again"):
-                await engine.call("lookups", "popular", 2)
-            assert await engine.call("answers", "popular", 2) == popular, "a new one has taken its place"
+            await answers_as_it_would_here(engine, known)
+            await a_large_result_and_a_caller_who_leaves(engine)
+            run.rename(tmp_path / "elsewhere")  # the first attempt to start it again fails
+            await is_killed_at_work(engine)
+            (tmp_path / "elsewhere").rename(run)
+            for lane in LANES:
+                assert await until_answered(engine, lane) == known.recommend([], k=2).ids
         finally:
             await engine.close()
 
     asyncio.run(main())
+
+
+async def answers_as_it_would_here(engine: EngineProcess, known: Recommender) -> None:
+    popular = known.recommend([], k=2).ids
+    assert engine.popular == popular
+    neighbours = await engine.call("lookups", "similar", popular[0], 3, None)
+    assert [item.id for item in neighbours.items] == known.similar(popular[0], 3).ids
+    with pytest.raises(InputError, match="'nothing' is not one of"):
+        await engine.call("lookups", "similar", "nothing", 3, None)
+    (answer,) = await engine.call("answers", "answer", [Question(user="nobody", k=2)])
+    assert answer[1] == "popularity" and popular[0].encode() in answer[0]
+    found, unknown = await asyncio.gather(
+        engine.call("lookups", "search", "", 5), engine.call("explanations", "unknown", [popular[0], "x"])
+    )
+    assert len(found) == 5 and unknown == {"x"}
+
+
+async def a_large_result_and_a_caller_who_leaves(engine: EngineProcess) -> None:
+    many = {f"item {number}" for number in range(20_000)}  # more than a pipe takes at once
+    assert await engine.call("events", "unknown", many) == many
+    leaving = asyncio.ensure_future(engine.call("events", "unknown", {"left"}))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert await engine.call("events", "unknown", {"stayed"}) == {"stayed"}, "not the answer to another"
+
+
+async def is_killed_at_work(engine: EngineProcess) -> None:
+    busy = [asyncio.ensure_future(engine.call(lane, "search", "", 20)) for lane in LANES]
+    await asyncio.sleep(0)
+    os.kill(engine._process.pid, signal.SIGKILL)
+    await asyncio.gather(*busy, return_exceptions=True)
+    with pytest.raises(OverloadedError, match="starting again"):
+        await engine.call("answers", "popular", 2)
+
+
+async def until_answered(engine: EngineProcess, lane: Lane) -> list[str]:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                popular: list[str] = await engine.call(lane, "popular", 2)
+            except OverloadedError:
+                continue
+            return popular
 
 
 def test_what_an_engine_cannot_start_with_is_a_sentence(tmp_path: Path) -> None:

@@ -285,11 +285,12 @@ class Recommender:
 
     def _popular(self, rules: Rules) -> np.ndarray:
         """The items trained on most [≤ k]; equal counts, the lower number first."""
-        allowed = self.trained.copy()
-        if rules.only is not None:
-            allowed &= np.isin(np.arange(len(allowed)), rules.only)
-        allowed[rules.exclude] = False
-        best: np.ndarray = self._by_count[allowed[self._by_count]][: rules.k]
+        if rules.only is None:
+            candidates = self._by_count[: rules.k + len(rules.exclude)]
+        else:
+            candidates = self._by_count[np.isin(self._by_count, rules.only)]
+        kept = self.trained[candidates] & ~np.isin(candidates, rules.exclude)
+        best: np.ndarray = candidates[kept][: rules.k]
         return best
 
     @cached_property

@@ -15,7 +15,8 @@ from segue.serve.models import Models, ServedModel
 from segue.serve.questions import Question
 from segue.serve.store import HistoryStore, Row
 
-READ_AT_ONCE = 1000  # events of a user; who has more is read again, whole
+READ_AT_ONCE = 1000  # events of a user; who has more is read again
+LONGEST_HISTORY = 100_000  # a user's newest events that count; a question must not wait for a robot's million
 
 
 def answer_questions(models: Models, store: HistoryStore, questions: Sequence[Question]) -> list[Answer | Exception]:
@@ -59,7 +60,7 @@ def _rules(model: ServedModel, question: Question) -> Rules | Exception:
         allowed = model.catalogue.allowed(question.where)
         only = allowed if rules.only is None else np.intersect1d(rules.only, allowed)
         return Rules(k=rules.k, keep_seen=rules.keep_seen, exclude=rules.exclude, only=only)
-    except SegueError as error:
+    except Exception as error:  # noqa: BLE001  # one question's trouble is not the batch's
         return error
 
 
@@ -71,10 +72,10 @@ def _histories(store: HistoryStore, questions: Sequence[Question]) -> list[ReadH
 
 
 def whole_histories(store: HistoryStore, users: Sequence[str]) -> list[list[Row]]:
-    """All events of some users: few have so many that a second look is needed."""
+    """The events of some users: few have so many that a second look is needed."""
     found = store.last(users, READ_AT_ONCE)
     return [
-        store.last([user], None)[0] if len(rows) == READ_AT_ONCE else rows
+        store.last([user], LONGEST_HISTORY)[0] if len(rows) == READ_AT_ONCE else rows
         for user, rows in zip(users, found, strict=True)
     ]
 

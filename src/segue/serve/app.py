@@ -8,15 +8,13 @@ from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from litestar import Litestar
-from litestar.datastructures import State
-from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Example, Parameter, RequestBody
 from litestar.types import Receive, Scope, Send
 
-from segue.errors import SegueError, StoreError
+from segue.errors import FolderError, SegueError, StoreError
 from segue.serve.pages import PAGE_ROUTES, SchemaPage
 from segue.serve.problems import JsonRequest, http_problem, not_found, overloaded, refused, unavailable, unexpected
 from segue.serve.refusals import OverloadedError, UnknownModelError
@@ -28,6 +26,8 @@ MOST_BYTES = 1_000_000  # of a request's body
 
 class EncodedPaths(Litestar):
     """Routes by the path as it was sent, piece by piece: an encoded slash belongs to its id and parts nothing."""
+
+    service: Service
 
     async def __call__(self, scope: Any, receive: Receive | Any, send: Send | Any) -> None:
         if scope["type"] == "http":
@@ -53,14 +53,13 @@ def create_app(service: Service, *, examples: Sequence[str] = ()) -> Litestar:
 
     app = EncodedPaths(
         [*ROUTES, *PAGE_ROUTES],
-        dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
-        state=State({"service": service}),
         lifespan=[running],
         exception_handlers={
             HTTPException: http_problem,
             OverloadedError: overloaded,
             StoreError: unavailable,
             UnknownModelError: not_found,
+            FolderError: unexpected,  # a damaged run is not the client's doing
             SegueError: refused,
             Exception: unexpected,
         },
@@ -74,6 +73,7 @@ def create_app(service: Service, *, examples: Sequence[str] = ()) -> Litestar:
             render_plugins=[SchemaPage(), JsonRenderPlugin()],
         ),
     )
+    app.service = service
     if examples:
         _add_examples(app, list(examples))
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
@@ -28,7 +29,7 @@ class Batching(Generic[Job, Result]):
         self._most_waiting = most_waiting
         self._most_together = most_together
         self._wait = wait
-        self._jobs: deque[tuple[Job, asyncio.Future[Result]]] = deque()
+        self._jobs: deque[tuple[asyncio.Future[Result], Job]] = deque()
         self._working: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -41,13 +42,18 @@ class Batching(Generic[Job, Result]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self.waiting += 1
+        waiting = (future, job)
         try:
-            self._jobs.append((job, future))
+            self._jobs.append(waiting)
             if self._working is None:
                 self._working = loop.create_task(self._work_on())
             async with asyncio.timeout(deadline):
                 return await future
-        except TimeoutError:
+        except BaseException as error:
+            with contextlib.suppress(ValueError):  # it was taken
+                self._jobs.remove(waiting)  # or what nobody waits for would pile up
+            if not isinstance(error, TimeoutError):
+                raise
             sentence = f"There was no answer within {deadline:g} s; ask again in a moment."
             raise OverloadedError("deadline", sentence) from None
         finally:
@@ -61,25 +67,25 @@ class Batching(Generic[Job, Result]):
 
     async def _work_on(self) -> None:
         """Until nothing waits."""
-        if self._wait:
-            await asyncio.sleep(self._wait)
         try:
+            if self._wait:
+                await asyncio.sleep(self._wait)
             while self._jobs:
                 count = min(len(self._jobs), self._most_together)
                 taken = [self._jobs.popleft() for _ in range(count)]
-                await self._finish([pair for pair in taken if not pair[1].done()])
+                await self._finish([pair for pair in taken if not pair[0].done()])
         finally:
             self._working = None
 
-    async def _finish(self, taken: list[tuple[Job, asyncio.Future[Result]]]) -> None:
+    async def _finish(self, taken: list[tuple[asyncio.Future[Result], Job]]) -> None:
         if not taken:
             return
         results: Sequence[Result | Exception]
         try:
-            results = await self._work([job for job, _ in taken])
+            results = await self._work([job for _, job in taken])
         except Exception as error:  # noqa: BLE001  # whatever it is, the askers get it
             results = [error] * len(taken)
-        for (_, future), result in zip(taken, results, strict=True):
+        for (future, _), result in zip(taken, results, strict=True):
             if future.done():
                 continue
             if isinstance(result, Exception):

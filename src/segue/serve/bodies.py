@@ -73,7 +73,7 @@ class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time: Annotated[float | datetime | None, about("Seconds since 1970 or ISO 8601; without it, now.")] = None
     kind: Annotated[ShortText | None, about("What happened, such as click or buy.")] = None
     value: Annotated[float | None, about("How much of it, such as a rating.")] = None
-    id: Annotated[Id | None, about("The event's own id: an event that is sent twice with it is kept once.")] = None
+    id: Annotated[Id | None, about("The event's own id, of all users: what is sent twice with it is kept once.")] = None
 
 
 class EventsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ class EventsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time: Annotated[float | datetime | None, about("Seconds since 1970 or ISO 8601; without it, now.")] = None
     kind: Annotated[ShortText | None, about("What happened, such as click or buy.")] = None
     value: Annotated[float | None, about("How much of it, such as a rating.")] = None
-    id: Annotated[Id | None, about("The event's own id: an event that is sent twice with it is kept once.")] = None
+    id: Annotated[Id | None, about("The event's own id, of all users: what is sent twice with it is kept once.")] = None
     events: Annotated[list[EventBody], msgspec.Meta(max_length=MOST_EVENTS)] | None = None
 
     def listed(self) -> list[EventBody]:
@@ -158,7 +158,10 @@ class ExplanationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     history: Annotated[History | None, about("A history; else name a user.")] = None
     user: Annotated[Id | None, about("A user whose history the service keeps.")] = None
     item: Annotated[Id | None, about("The item to explain; null is the first answer.")] = None
+    exclude: Annotated[Ids | None, about("Ids that are no answer.")] = None
+    only: Annotated[Ids | None, about("Ids that may be an answer; unknown ones are ignored.")] = None
     keep_seen: KeepSeen = None
+    where: Annotated[Where | None, about("Filters on the catalogue.")] = None
     attention: Annotated[bool, about("Whether to give the attention weights too.")] = True
     model: ModelName = None
 

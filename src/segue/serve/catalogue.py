@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class Catalogue:
                 "row": np.arange(self._table.height),
             }
         )
-        self._allowed = lru_cache(maxsize=KEPT_FILTERS)(self._numbers_where)
+        self._allowed = lru_cache(maxsize=KEPT_FILTERS)(partial(_numbers_where, self._table))
 
     def search(self, text: str, limit: int) -> list[CatalogueItem]:
         """Items with this text in the id or the title, in any case: the exact id, then those that begin with it, then
@@ -60,11 +60,12 @@ class Catalogue:
                 raise InputError(f"The catalogue has no column {column!r} to filter by; its columns are: {known}.")
         return self._allowed(tuple(sorted((name, tuple(map(_text, values))) for name, values in where.items())))
 
-    def _numbers_where(self, where: tuple[tuple[str, tuple[str, ...]], ...]) -> np.ndarray:
-        kept = np.ones(self._table.height, dtype=bool)
-        for name, values in where:
-            kept &= _fits(self._table[name], values)
-        return np.flatnonzero(kept) + 1
+
+def _numbers_where(table: pl.DataFrame, where: tuple[tuple[str, tuple[str, ...]], ...]) -> np.ndarray:
+    kept = np.ones(table.height, dtype=bool)
+    for name, values in where:
+        kept &= _fits(table[name], values)
+    return np.flatnonzero(kept) + 1
 
 
 def _item(row: Mapping[str, Any], columns: Sequence[str]) -> CatalogueItem:

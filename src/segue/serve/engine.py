@@ -12,6 +12,7 @@ from segue.recommend.answers import Explanation
 from segue.recommend.history import identifier, read_history
 from segue.serve.answering import answer_questions, read_rows, whole_histories
 from segue.serve.bodies import (
+    MOST_ENTRIES,
     Answer,
     CatalogueItem,
     ExplanationRequest,
@@ -87,12 +88,18 @@ class Engine:
         """Why an item is answered."""
         if (asked.history is None) == (asked.user is None):
             raise InputError("Give either a history or a user to explain an answer to.")
-        recommender = self.models.named(asked.model).recommender
+        served = self.models.named(asked.model)
         if asked.user is None:
             history = read_history(asked.history or [])
         else:
-            history = read_rows(whole_histories(self._store, [identifier(asked.user)])[0])
-        return recommender.explain(history, asked.item, keep_seen=asked.keep_seen, attention=asked.attention)
+            history = read_rows(whole_histories(self._store, [identifier(asked.user)])[0][-MOST_ENTRIES:])
+        only: Sequence[str | int] | None = asked.only
+        if asked.where is not None:
+            fitting = served.recommender.vocabulary.ids(served.catalogue.allowed(asked.where))
+            only = fitting if only is None else list({*map(str, only)} & {*fitting})
+        return served.recommender.explain(
+            history, asked.item, exclude=asked.exclude, only=only, keep_seen=asked.keep_seen, attention=asked.attention
+        )
 
     def served(self) -> ModelsServed:
         """What is being served, with its report."""

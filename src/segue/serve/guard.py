@@ -64,7 +64,7 @@ SECURITY: list[Header] = [
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
 NOT_KEPT: Header = (b"cache-control", b"no-store")
-ASKED_AGAIN: Header = (b"cache-control", b"no-cache")  # the page's files: kept, and used if they have not changed
+ASKED_AGAIN: Header = (b"cache-control", b"no-cache")  # the page's files: after an upgrade, never the old ones
 PREFLIGHT: list[Header] = [
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
     (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),

@@ -7,6 +7,7 @@ not hold each other up.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import logging
 import multiprocessing
@@ -30,13 +31,16 @@ Lane = Literal["answers", "events", "lookups", "explanations", "control"]
 
 LANES: tuple[Lane, ...] = get_args(Lane)
 STOPPING_SECONDS = 10.0
+RETRIED_AFTER = 1.0  # seconds after an engine that could not be started
+FITTING = 65_536  # bytes that a pipe takes at once, so that nobody waits for the other half
+HERE, COMING = b"!", b"~"  # how the bell rings: it is in the pipe, or it is too large and follows
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One end of a lane: a pipe for what is said, and one on which the engine rings before it says something.
+    """One end of a lane: a pipe for what is said, and one on which the engine rings when it says something.
 
     The event loop waits for the bell: it makes what it waits for non-blocking, which a `Connection` cannot take.
     """
@@ -83,39 +87,62 @@ class EngineProcess:
     def __init__(self, settings: ServiceSettings) -> None:
         """Returns when the engine is ready; what it refuses to start for is raised here."""
         self._settings = settings
+        self._turns: dict[Lane, asyncio.Lock] = {lane: asyncio.Lock() for lane in LANES}
         self._starting = asyncio.Lock()
+        self._listening = 0  # lanes whose bell the event loop watches
         self._closed = False
         self._process, self._ends, self.popular = _started(settings)
+        # Before multiprocessing waits for its children, at exit: this one leaves when its lanes are closed.
+        atexit.register(self._close_ends)
 
     async def call(self, lane: Lane, method: str, *arguments: Any) -> Any:
-        ends = self._ends
-        end = ends[lane]
-        try:
-            end.pipe.send((method, arguments))
-            await _rung(end.bell)
-            result = end.pipe.recv()
-        except (EOFError, OSError):
-            await self._start_again(ends)
-            sentence = "The engine of the service is starting again; ask again in a moment."
-            raise OverloadedError("restarting", sentence) from None
-        if isinstance(result, _Raised):
-            raise result.error
-        return result
+        # A caller may leave; what it began is finished, or the next on this lane would get its answer.
+        return await asyncio.shield(self._exchange(lane, method, arguments))
 
     async def close(self) -> None:
         async with self._starting:
             self._closed = True
+            self._close_ends()
             await asyncio.to_thread(self.end)
 
     def end(self) -> None:
-        """End the process: without its pipes it has nothing more to do. Blocks until it is gone."""
-        for end in self._ends.values():
-            end.close()
+        """End the process: without its lanes it has nothing more to do. Blocks until it is gone."""
+        self._close_ends()
+        atexit.unregister(self._close_ends)
         self._process.join(STOPPING_SECONDS)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-        self._process.close()
+
+    async def _exchange(self, lane: Lane, method: str, arguments: tuple[Any, ...]) -> Any:
+        async with self._turns[lane]:
+            ends = self._ends
+            try:
+                ends[lane].pipe.send((method, arguments))
+                result = await self._heard(ends[lane])
+            except (EOFError, OSError):
+                await self._start_again(ends)
+                sentence = "The engine of the service is starting again; ask again in a moment."
+                raise OverloadedError("restarting", sentence) from None
+        if isinstance(result, _Raised):
+            raise result.error
+        return result
+
+    async def _heard(self, end: End) -> Any:
+        """What the engine says next on a lane; `EOFError` where it is gone."""
+        loop, ready, bell = asyncio.get_running_loop(), asyncio.Event(), end.bell.fileno()
+        self._listening += 1
+        loop.add_reader(bell, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(bell)
+            self._listening -= 1
+        rung = os.read(bell, 1)
+        if not rung:
+            raise EOFError
+        # What has come already is read here; what is still on its way, beside the loop.
+        return end.pipe.recv() if rung == HERE else await asyncio.to_thread(end.pipe.recv)
 
     async def _start_again(self, broken: Ends) -> None:
         """Whichever lane notices first starts the new process; the others find it started."""
@@ -123,21 +150,21 @@ class EngineProcess:
             if self._closed or self._ends is not broken:
                 return
             logger.error("The engine ended unexpectedly and is started again")
-            await asyncio.to_thread(self.end)
-            self._process, self._ends, self.popular = await asyncio.to_thread(_started, self._settings)
+            self._process.kill()
+            await asyncio.to_thread(self._process.join)
+            while self._listening:  # with the process gone every bell rings: none may be closed while it is watched
+                await asyncio.sleep(0.001)
+            self._close_ends()
+            try:
+                self._process, self._ends, self.popular = await asyncio.to_thread(_started, self._settings)
+            except Exception as error:  # noqa: BLE001  # it may be over when the next question tries again
+                reason = str(error) if isinstance(error, SegueError) else type(error).__name__
+                logger.error("The engine cannot be started again: %s", reason)
+                await asyncio.sleep(RETRIED_AFTER)
 
-
-async def _rung(bell: Connection[Any, Any]) -> None:
-    """Wait until the engine rings; `EOFError` where it is gone."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(bell.fileno(), ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(bell.fileno())
-    if not os.read(bell.fileno(), 1):
-        raise EOFError
+    def _close_ends(self) -> None:
+        for end in self._ends.values():
+            end.close()
 
 
 def _started(settings: ServiceSettings) -> tuple[Any, Ends, list[str]]:
@@ -161,7 +188,6 @@ def _started(settings: ServiceSettings) -> tuple[Any, Ends, list[str]]:
         for end in near.values():
             end.close()
         process.join()
-        process.close()
         raise begun.error
     return process, near, begun
 
@@ -194,9 +220,14 @@ def run_engine(settings: ServiceSettings, ends: Ends) -> None:
 
     try:
         engine = Engine.open(settings)
-        ends["control"].pipe.send(engine.popular(2))
+        begun: Any = engine.popular(2)
     except Exception as error:  # noqa: BLE001  # the parent raises it
-        ends["control"].pipe.send(_Raised(error))
+        begun = _Raised(error)
+    try:
+        ends["control"].pipe.send_bytes(_told(begun))
+    except OSError:  # the parent is gone
+        return
+    if isinstance(begun, _Raised):
         return
     settle()
     threads = [threading.Thread(target=_serve_lane, args=(engine, end), daemon=True) for end in ends.values()]
@@ -215,12 +246,18 @@ def _serve_lane(engine: Engine, end: End) -> None:
             return
         try:
             result = getattr(engine, method)(*arguments)
-        except Exception as error:  # noqa: BLE001  # whoever asked gets it
+        except Exception as error:  # whoever asked gets it
+            if not isinstance(error, SegueError):
+                logger.error("The engine failed to %s", method, exc_info=error)  # where it happened is known only here
             result = _Raised(error)
         told = _told(result)
+        fits = len(told) <= FITTING
         try:
-            os.write(end.bell.fileno(), b"!")
-            end.pipe.send_bytes(told)
+            if fits:
+                end.pipe.send_bytes(told)
+            os.write(end.bell.fileno(), HERE if fits else COMING)
+            if not fits:
+                end.pipe.send_bytes(told)
         except OSError:
             return
 

@@ -99,32 +99,36 @@ class Models:
         names = [model.name for model in served]
         if len(set(names)) < len(names):
             raise InputError(f"Two runs are both called {names[0]!r}; rename a folder: models are told apart by name.")
-        self.active = served[0]
-        self._beside = list(served[1:])
+        self._served = tuple(served)  # the active one first; replaced as a whole, so that no reader sees half a switch
         self._paths = {model.name: model.recommender.folder for model in served}
         self._runs = runs
         self._store = store
         self._switching = threading.Lock()
-        self._state = self._begin()
+        self._state: Active
+        self._begin()
+
+    @property
+    def active(self) -> ServedModel:
+        """The model that answers unless another is asked for."""
+        return self._served[0]
 
     def named(self, name: str | None) -> ServedModel:
         """A model being served; None is the active one."""
-        if name is None or name == self.active.name:
-            return self.active
-        for model in self._beside:
-            if model.name == name:
+        served = self._served
+        for model in served:
+            if name is None or name == model.name:
                 return model
-        served = ", ".join([self.active.name, *(model.name for model in self._beside)])
-        raise UnknownModelError(f"No model called {name!r} is being served; there is: {served}.")
+        names = ", ".join(model.name for model in served)
+        raise UnknownModelError(f"No model called {name!r} is being served; there is: {names}.")
 
     def served(self) -> ModelsServed:
         """All that is being served."""
-        beside = [model for model in self._beside if model is not self.active]
+        served, state = self._served, self._state
         return ModelsServed(
-            active=self.active.name,
-            previous=self._state.previous,
+            active=served[0].name,
+            previous=state.previous,
             switchable=self._switchable(),
-            models=[model.card for model in [self.active, *beside]],
+            models=[model.card for model in served],
         )
 
     def switch(self, name: str) -> Switched:
@@ -134,7 +138,7 @@ class Models:
             state = self._agreed_state()
             loaded = self._loaded(name)
             if name == state.run:  # perhaps it could not be loaded before
-                self.active, self._state = loaded, state
+                self._serve(loaded, state)
                 return Switched(active=name, previous=state.previous)
             return self._switch(loaded, msgspec.structs.replace(state, run=name, previous=state.run))
 
@@ -151,11 +155,9 @@ class Models:
         """Take up what another worker or replica switched to; whether anything changed."""
         with self._switching:
             state = self._agreed_state()
-            if state.version == self._state.version:
+            if state.version == self._state.version and state.run == self.active.name:
                 return False
-            if state.run != self.active.name:
-                self.active = self._loaded(state.run)
-            self._state = state
+            self._serve(self._loaded(state.run), state)
             return True
 
     def _agreed_state(self) -> Active:
@@ -166,33 +168,35 @@ class Models:
         state = msgspec.structs.replace(state, version=state.version + 1)
         if not self._store.activate(state, expected=state.version - 1):
             raise CannotSwitchError("Another switch came first; see GET /model, then ask again.")
-        self.active, self._state = loaded, state
+        self._serve(loaded, state)
         return Switched(active=state.run, previous=state.previous)
 
-    def _begin(self) -> Active:
-        """Agree with the store on what is active."""
-        own = self.active.name
+    def _serve(self, loaded: ServedModel, state: Active) -> None:
+        """From the next question on. Of two side by side, both stay: the other one stands beside now."""
+        before, *beside = self._served
+        self._served = (loaded, *(before if model is loaded else model for model in beside))
+        self._state = state
+
+    def _begin(self) -> None:
+        """Agree with the store on what is active: after a restart, the run that was switched to, where it can be."""
+        own = self.active
         while True:
             state = self._store.active()
-            if state is not None and state.started_with == own:
-                return self._taken_up(state)
+            if state is not None and state.started_with == own.name:
+                self._state = state
+                try:
+                    self._serve(self._loaded(state.run), state)
+                except SegueError as error:
+                    logger.error("The run %s was active and cannot be served: %s", state.run, error)
+                return
             version = 0 if state is None else state.version
-            fresh = Active(run=own, previous=None, started_with=own, version=version + 1)
-            if self._store.activate(fresh, expected=None if state is None else version):
-                return fresh
-
-    def _taken_up(self, state: Active) -> Active:
-        """A restart: go on with the run that was switched to, where it can still be loaded."""
-        if state.run != self.active.name:
-            try:
-                self.active = self._loaded(state.run)
-            except SegueError as error:
-                logger.error("The run %s was active and cannot be served: %s", state.run, error)
-        return state
+            self._state = Active(run=own.name, previous=None, started_with=own.name, version=version + 1)
+            if self._store.activate(self._state, expected=None if state is None else version):
+                return
 
     def _loaded(self, name: str) -> ServedModel:
         """A run by name, loaded and found fit to take over."""
-        for model in [self.active, *self._beside]:
+        for model in self._served:
             if model.name == name:
                 return model
         folder = self._paths.get(name) or self._folder(name)
@@ -200,6 +204,9 @@ class Models:
             loaded = ServedModel.open(folder)
         except SegueError as error:
             raise CannotSwitchError(f"The run {name!r} cannot be served: {error}") from error
+        except Exception as error:
+            logger.error("The run %s cannot be loaded", name, exc_info=error)
+            raise CannotSwitchError(f"The run {name!r} cannot be served: it is damaged; train it again.") from error
         known = self.active.recommender.vocabulary
         numbers = loaded.recommender.vocabulary.numbers(known.table["id"].to_list(), unknown="zero")
         if np.count_nonzero(numbers) < LEAST_SHARED * len(known):

@@ -20,7 +20,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from segue.errors import StoreError
 from segue.serve.store import FORMAT, Active, Event, FillState, Row, digest, row, unicode_texts
 
-WAIT_SECONDS = 3.0  # for a connection
+WAIT_SECONDS = 1.5  # for a connection; less than a request waits, so that it is told why
 MOST_CONNECTIONS = 4  # of a process
 TRIES = 3
 LOCK = 0x7365677565  # "segue": the advisory lock of whoever makes tables, fills or chooses a run

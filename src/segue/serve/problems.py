@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from litestar import Request, Response
@@ -15,6 +15,9 @@ from litestar.openapi.datastructures import ResponseSpec
 from segue.errors import SegueError, StoreError
 from segue.serve.bodies import Problem
 from segue.serve.refusals import OverloadedError
+
+if TYPE_CHECKING:
+    from segue.serve.service import Service
 
 MEDIA_TYPE = "application/problem+json"
 MISSING_BODY = "'data'"  # the framework's whole message for it: the name of the argument that it could not fill
@@ -28,6 +31,11 @@ class JsonRequest(Request[Any, Any, Any]):
     The framework would decode it untyped and then convert it leniently, taking the text "10" for a number.
     """
 
+    @property
+    def service(self) -> Service:
+        """What the application serves."""
+        return service_of(self)
+
     async def json(self) -> Any:
         wanted = self.route_handler.parsed_data_field
         try:
@@ -36,6 +44,12 @@ class JsonRequest(Request[Any, Any, Any]):
             raise ClientException(f"The body cannot be used: {error}.") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ClientException(f"The body cannot be read as JSON: {error}.") from None
+
+
+def service_of(request: Request[Any, Any, Any]) -> Service:
+    """An attribute of the application: as one of the framework's dependencies it would cost more than its routing."""
+    service: Service = request.app.service  # type: ignore[attr-defined]  # of `app.EncodedPaths`
+    return service
 
 
 def problem(status: int, detail: str, *, headers: Mapping[str, str] | None = None) -> Response[Problem]:
@@ -61,13 +75,13 @@ def conflict(_: Request[Any, Any, Any], error: SegueError) -> Response[Problem]:
 
 def overloaded(request: Request[Any, Any, Any], error: OverloadedError) -> Response[Problem]:
     """Too much to do; the client should come back."""
-    request.app.state.service.metrics.unavailable(error.reason)
+    service_of(request).metrics.unavailable(error.reason)
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), headers={"Retry-After": "1"})
 
 
 def unavailable(request: Request[Any, Any, Any], error: StoreError) -> Response[Problem]:
     """The store cannot be reached: the log says why, the client is told to come back."""
-    metrics = request.app.state.service.metrics
+    metrics = service_of(request).metrics
     metrics.unavailable("store")
     metrics.store_error()
     logger.error("%s", error)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 from urllib.parse import unquote
 
 from litestar import MediaType, Response, delete, get, post, put
-from litestar.di import NamedDependency
+from litestar._asgi.routing_trie.traversal import parse_path_params
 from litestar.exceptions import HTTPException
 from litestar.handlers import BaseRouteHandler
 from litestar.params import JSONBody, PathParameter, QueryParameter
@@ -31,14 +32,13 @@ from segue.serve.bodies import (
     Switched,
     SwitchRequest,
 )
-from segue.serve.problems import conflict, not_found, problem_spec
+from segue.serve.problems import JsonRequest, conflict, not_found, problem_spec
 from segue.serve.questions import Question
 from segue.serve.refusals import CannotSwitchError
 from segue.serve.service import Service
 
 MOST_LISTED = 200  # items of a search
 
-Live = NamedDependency[Service]
 User = Annotated[str, PathParameter(description="A user's id.")]
 Item = Annotated[str, PathParameter(description="An item's id.")]
 K = Annotated[int, QueryParameter(ge=1, le=MOST_ANSWERS, description="How many items to answer.")]
@@ -82,8 +82,8 @@ WITH_BODY = {**GUARDED, 413: LARGE, 415: NOT_JSON}
     description="One event, or several as {events: […]}. The answer comes when they are on disk.",
     responses={**WITH_BODY, 400: BAD, 503: BUSY},
 )
-async def events(data: JSONBody[EventsBody], service: Live) -> EventsKept:
-    return await service.keep(data.listed())
+async def events(data: JSONBody[EventsBody], request: JsonRequest) -> EventsKept:
+    return await request.service.keep(data.listed())
 
 
 @get(
@@ -93,7 +93,7 @@ async def events(data: JSONBody[EventsBody], service: Live) -> EventsKept:
     responses={**GUARDED, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
 async def user_recommendations(
-    service: Live,
+    request: JsonRequest,
     id: User,
     k: K = 10,
     model: Model = None,
@@ -103,7 +103,7 @@ async def user_recommendations(
     where: WhereList = None,
 ) -> Response[Answer]:
     return await _answered(
-        service,
+        request.service,
         Question(
             user=decoded(id),
             k=k,
@@ -123,9 +123,9 @@ async def user_recommendations(
     description="A history without any known item is answered by popularity, and the answer says so.",
     responses={**WITH_BODY, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
-async def recommendations(data: JSONBody[RecommendationRequest], service: Live) -> Response[Answer]:
+async def recommendations(data: JSONBody[RecommendationRequest], request: JsonRequest) -> Response[Answer]:
     return await _answered(
-        service,
+        request.service,
         Question(
             history=read_history(data.history),
             k=data.k,
@@ -146,8 +146,8 @@ async def recommendations(data: JSONBody[RecommendationRequest], service: Live) 
     exception_handlers={InputError: not_found},
     responses={**GUARDED, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
-async def similar(service: Live, id: Item, k: K = 10, model: Model = None) -> Answer:
-    return await service.similar(decoded(id), k, model)
+async def similar(request: JsonRequest, id: Item, k: K = 10, model: Model = None) -> Answer:
+    return await request.service.similar(decoded(id), k, model)
 
 
 @get(
@@ -157,11 +157,11 @@ async def similar(service: Live, id: Item, k: K = 10, model: Model = None) -> An
     responses={**GUARDED, 400: BAD, 503: BUSY},
 )
 async def items(
-    service: Live,
+    request: JsonRequest,
     search: Annotated[str, QueryParameter(description="A part of an id or a title.", max_length=1024)] = "",
     limit: Annotated[int, QueryParameter(ge=1, le=MOST_LISTED, description="How many items to list.")] = 20,
 ) -> CatalogueItems:
-    return CatalogueItems(items=await service.search(search, limit))
+    return CatalogueItems(items=await request.service.search(search, limit))
 
 
 @get(
@@ -170,11 +170,11 @@ async def items(
     responses={**GUARDED, 400: BAD, 503: BUSY},
 )
 async def history(
-    service: Live,
+    request: JsonRequest,
     id: User,
     limit: Annotated[int, QueryParameter(ge=1, le=MOST_ENTRIES, description="How many events to list.")] = 100,
 ) -> KeptHistory:
-    return await service.history(decoded(id), limit)
+    return await request.service.history(decoded(id), limit)
 
 
 @delete(
@@ -184,8 +184,12 @@ async def history(
     description="Every event of the user is removed.",
     responses={**GUARDED, 400: BAD, 503: BUSY},
 )
-async def forget(service: Live, id: User) -> Forgotten:
-    return Forgotten(removed=await service.forget(decoded(id)))
+async def forget(request: JsonRequest, id: User) -> Forgotten:
+    removed = await request.service.forget(decoded(id))
+    # The framework remembers paths that were asked for, and they hold the id.
+    request.app.asgi_router.handle_routing.cache_clear()
+    parse_path_params.cache_clear()
+    return Forgotten(removed=removed)
 
 
 @post(
@@ -195,13 +199,13 @@ async def forget(service: Live, id: User) -> Forgotten:
     description="How much each entry of the history contributed: the score less the score without that entry.",
     responses={**WITH_BODY, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
-async def explanations(data: JSONBody[ExplanationRequest], service: Live) -> Explanation:
-    return await service.explain(data)
+async def explanations(data: JSONBody[ExplanationRequest], request: JsonRequest) -> Explanation:
+    return await request.service.explain(data)
 
 
 @get("/model", summary="What is being served", responses={**GUARDED, 503: BUSY})
-async def model_served(service: Live) -> ModelsServed:
-    return await service.served()
+async def model_served(request: JsonRequest) -> ModelsServed:
+    return await request.service.served()
 
 
 @put(
@@ -211,8 +215,8 @@ async def model_served(service: Live) -> ModelsServed:
     exception_handlers={CannotSwitchError: conflict},
     responses={**WITH_BODY, 400: BAD, 409: CONFLICT, 503: BUSY},
 )
-async def switch(data: JSONBody[SwitchRequest], service: Live) -> Switched:
-    return await service.switch(data.run)
+async def switch(data: JSONBody[SwitchRequest], request: JsonRequest) -> Switched:
+    return await request.service.switch(data.run)
 
 
 @post(
@@ -222,8 +226,8 @@ async def switch(data: JSONBody[SwitchRequest], service: Live) -> Switched:
     exception_handlers={CannotSwitchError: conflict},
     responses={**WITH_BODY, 409: CONFLICT, 503: BUSY},
 )
-async def rollback(service: Live) -> Switched:
-    return await service.switch(None)
+async def rollback(request: JsonRequest) -> Switched:
+    return await request.service.switch(None)
 
 
 @get("/health/live", summary="Whether the process answers", responses=PROBED)
@@ -236,14 +240,14 @@ async def live() -> Health:
     summary="Whether questions can be answered: a model is loaded, the store is there",
     responses={**PROBED, 503: BUSY},
 )
-async def ready(service: Live) -> Health:
-    await service.check()
+async def ready(request: JsonRequest) -> Health:
+    await request.service.check()
     return Health(status="ready")
 
 
 @get("/metrics", summary="Counts and times for Prometheus", media_type="text/plain", responses=GUARDED)
-async def metrics(service: Live) -> Response[bytes]:
-    body, media_type = service.metrics.render()
+async def metrics(request: JsonRequest) -> Response[bytes]:
+    body, media_type = await asyncio.to_thread(request.service.metrics.render)
     return Response(body, media_type=media_type)
 
 

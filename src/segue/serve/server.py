@@ -18,6 +18,7 @@ from uvicorn.supervisors import Multiprocess
 
 from segue.data.dataset import Data
 from segue.errors import InputError
+from segue.folders import read_manifest
 from segue.serve.app import MOST_BYTES, create_app
 from segue.serve.fill import FillReport, fill_store
 from segue.serve.guard import Guard
@@ -39,29 +40,38 @@ def serve(
     *,
     port: int = 8000,
     started: Callable[[str], None] | None = None,
+    before: Callable[[], None] | None = None,
 ) -> None:
-    """Answer requests until interrupted. `started` is told the address; port 0 takes any free one."""
+    """Answer requests until interrupted. `started` is told the address; port 0 takes any free one.
+
+    `before`: done once it is known that the service may be started, such as to fill its store.
+    """
     check_binding(settings.host, Keys.load(settings.keys, os.environ))
+    for run in settings.runs:
+        read_manifest(run, "run")
     with listening_socket(settings.host, port) as listening:
+        if before is not None:
+            before()
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
         url = f"http://{shown}:{listening.getsockname()[1]}"
         if settings.workers > 1:
             _serve_with_workers(settings, listening, lambda: started and started(url))
             return
         server = uvicorn.Server(_configuration(make_app(settings)))
-        if started is not None:
-            started(url)
-        with _leaving_quietly():
+        with _leaving_quietly(server):
+            if started is not None:
+                started(url)
             server.run(sockets=[listening])
 
 
 @contextlib.contextmanager
-def _leaving_quietly() -> Iterator[None]:
-    """The server, once ended by a signal, raises it again for whoever was there before: SIGTERM has done its work."""
+def _leaving_quietly(server: uvicorn.Server) -> Iterator[None]:
+    """SIGTERM ends the server before it listens for signals itself, and is no error: ended by one, it raises it again
+    for whoever was there before."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     try:
         yield
     finally:
@@ -109,6 +119,7 @@ def worker_app() -> Guard:
 
 def _serve_with_workers(settings: ServiceSettings, listening: socket.socket, started: Callable[[], Any]) -> None:
     """Several processes on one port; one that dies is replaced."""
+    configure_logs(settings.log_level)
     EngineProcess(settings).end()  # what is wrong with a run or a store is said once, here, not by every worker
     os.environ[HANDED_OVER] = msgspec.json.encode(settings, enc_hook=str).decode()
     configuration = _configuration("segue.serve.server:worker_app", factory=True, workers=settings.workers)
@@ -141,12 +152,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise InputError(_reason(error, host, port)) from error
 
 
-def _reason(error: OSError, host: str, port: int) -> str:
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+def _reason(error: OSError | UnicodeError, host: str, port: int) -> str:
+    if isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL:
         return f"{host!r} is not an address of this machine; name one with --host, such as 127.0.0.1."
     if error.errno == errno.EADDRINUSE:
         return f"Port {port} of {host} is in use; choose another with --port."

@@ -28,6 +28,7 @@ from segue.serve.bodies import (
 from segue.serve.lanes import Lanes
 from segue.serve.metrics import Metrics
 from segue.serve.questions import Question
+from segue.serve.refusals import CannotSwitchError, OverloadedError
 from segue.serve.store import Event, HistoryStore
 
 MOST_QUESTIONS = 512  # that may wait; at a thousand answers a second, half a second
@@ -39,6 +40,9 @@ WRITE_WAIT = 0.005  # seconds the first of them waits for others: a commit costs
 MOST_KNOWN = 100_000  # items that are remembered as known to the active model
 MOST_LOOKUPS = 128  # searches, histories, neighbours
 MOST_EXPLANATIONS = 16
+MOST_FORGOTTEN = 64  # users who wait to be forgotten
+WRITE_DEADLINE = 10.0  # seconds: the store may be busy with a user to forget, and an event is worth the wait
+FORGET_DEADLINE = 30.0  # seconds: a large file is wiped, not only unlinked
 DEADLINE = 2.0  # seconds; for an explanation, which encodes a history as often as it has entries, five times that
 FOLLOWED_EVERY = 0.5  # seconds between two looks at which run is active
 RETRIED_AFTER = 10.0  # seconds after a run that could not be followed
@@ -65,6 +69,7 @@ class Service:
         )
         self._looking = Batching[Call, Any](self._look_one, most_waiting=MOST_LOOKUPS, most_together=1)
         self._explaining = Batching[Call, Any](self._explain_one, most_waiting=MOST_EXPLANATIONS, most_together=1)
+        self._forgetting = Batching[str, int](self._forget_one, most_waiting=MOST_FORGOTTEN, most_together=1)
         self._control = asyncio.Lock()
         self._known: set[str] = set()
 
@@ -76,12 +81,14 @@ class Service:
             yield
         finally:
             following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await following
-            for part in (self._answering, self._writing, self._looking, self._explaining):
-                await part.close()
-            await self._lanes.close()
-            self.store.close()
+            parts = (self._answering, self._writing, self._looking, self._explaining, self._forgetting)
+            try:
+                await asyncio.gather(following, *(part.close() for part in parts), return_exceptions=True)
+            finally:
+                try:
+                    await self._lanes.close()
+                finally:
+                    self.store.close()
 
     async def answer(self, question: Question) -> bytes:
         """The items that come next, as the JSON of an `Answer`."""
@@ -93,7 +100,7 @@ class Service:
         """Events, on disk when this returns; all of them or none."""
         now = time.time_ns() // 1000
         events = [_event(body, now) for body in bodies]
-        kept, unknown = await self._writing.ask(events, deadline=DEADLINE)
+        kept, unknown = await self._writing.ask(events, deadline=WRITE_DEADLINE)
         accepted = sum(kept)
         self.metrics.events(accepted=accepted, duplicates=len(kept) - accepted)
         items = dict.fromkeys(event.item for event in events if event.item in unknown)
@@ -116,7 +123,7 @@ class Service:
 
     async def forget(self, user: str) -> int:
         """Remove a user; how many events there were."""
-        return await asyncio.to_thread(self.store.forget, user)
+        return await self._forgetting.ask(user, deadline=FORGET_DEADLINE)
 
     async def explain(self, asked: ExplanationRequest) -> Explanation:
         """Why an item is answered."""
@@ -149,10 +156,14 @@ class Service:
     async def _explain_one(self, calls: Sequence[Call]) -> list[Any]:
         return [await self._lanes.call("explanations", *calls[0])]
 
+    async def _forget_one(self, users: Sequence[str]) -> list[int | Exception]:
+        return [await asyncio.to_thread(self.store.forget, users[0])]
+
     async def _answer_together(self, questions: Sequence[Question]) -> list[Encoded | Exception]:
         self.metrics.batch("answers", len(questions))
         self.metrics.queue("answers", self._answering.waiting)
         answers: list[Encoded | Exception] = await self._lanes.call("answers", "answer", questions)
+        self.metrics.queue("answers", self._answering.waiting - len(questions))
         return answers
 
     async def _write_together(self, requests: Sequence[Sequence[Event]]) -> list[Kept | Exception]:
@@ -161,6 +172,7 @@ class Service:
         self.metrics.queue("events", self._writing.waiting)
         events = [event for request in requests for event in request]
         kept = iter(await asyncio.to_thread(self.store.append, events))
+        self.metrics.queue("events", self._writing.waiting - len(requests))
         unknown = await self._unknown({event.item for event in events})
         return [([next(kept) for _ in request], unknown) for request in requests]
 
@@ -170,7 +182,12 @@ class Service:
         new = items - known
         if not new:
             return new
-        unknown: set[str] = await self._lanes.call("events", "unknown", new)
+        try:
+            unknown: set[str] = await self._lanes.call("events", "unknown", new)
+        except (
+            OverloadedError
+        ):  # the events are on disk, which is what was asked: an engine that restarts takes nothing back
+            return set()
         if len(known) > MOST_KNOWN:
             known.clear()
         known |= new - unknown
@@ -188,9 +205,12 @@ class Service:
             try:
                 async with self._control:
                     await self._tell_model()
-            except SegueError as error:
-                logger.error("The active run cannot be followed: %s", error)
-                pause = RETRIED_AFTER
+            except OverloadedError:
+                pass  # the engine is being started again
+            except Exception as error:  # noqa: BLE001  # nothing may end the following
+                reason = str(error) if isinstance(error, SegueError) else type(error).__name__
+                logger.error("The active run cannot be followed: %s", reason)
+                pause = RETRIED_AFTER if isinstance(error, CannotSwitchError) else FOLLOWED_EVERY
             await asyncio.sleep(pause)
 
 

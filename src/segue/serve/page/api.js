@@ -123,8 +123,8 @@ export const userAnswers = async (user, { k, model, keepSeen, where }, signal) =
 export const answers = (history, { k, model, keepSeen, where }, signal) =>
   request("POST", "/recommendations", { body: stated({ history, k, model, keep_seen: keepSeen, where }), signal });
 
-export const explanation = (history, item, { model, keepSeen }, signal) =>
-  request("POST", "/explanations", { body: stated({ history, item, model, keep_seen: keepSeen }), signal });
+export const explanation = (history, item, { model, keepSeen, where }, signal) =>
+  request("POST", "/explanations", { body: stated({ history, item, model, keep_seen: keepSeen, where }), signal });
 
 export const record = event => request("POST", "/events", { body: event });
 

@@ -5,10 +5,28 @@ import { byId } from "./dom.js";
 const PLACE = "segue-key";
 let waiting = null;
 
-export const key = () => sessionStorage.getItem(PLACE);
+let given = null; // where the browser keeps nothing for pages
+
+export const key = () => {
+  try {
+    return sessionStorage.getItem(PLACE);
+  } catch {
+    return given;
+  }
+};
+
+function keep(value) {
+  given = value;
+  try {
+    if (value === null) sessionStorage.removeItem(PLACE);
+    else sessionStorage.setItem(PLACE, value);
+  } catch {
+    // asked for again in the next tab
+  }
+}
 
 /** The next question will be refused, and a key asked for. */
-export const forgetKey = () => sessionStorage.removeItem(PLACE);
+export const forgetKey = () => keep(null);
 
 /** Ends when a key was given; rejects with `refusal` when the person would rather not. */
 export function askForKey(wasWrong, refusal) {
@@ -37,7 +55,7 @@ function asked(wasWrong, refusal) {
       "submit",
       event => {
         event.preventDefault();
-        sessionStorage.setItem(PLACE, input.value);
+        keep(input.value);
         close(resolve);
       },
       { signal },

@@ -26,7 +26,7 @@ export function whyView(redraw) {
       const answer = await explanation(
         historyToSend(),
         id,
-        { model: modelToSend(model), keepSeen: state.keepSeen },
+        { model: modelToSend(model), keepSeen: state.keepSeen, where: state.where },
         signal,
       );
       if (signal.aborted || state.detail?.kind !== "why") return;
