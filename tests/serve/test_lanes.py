@@ -69,9 +69,8 @@ async def is_killed_at_work(engine: EngineProcess) -> None:
     busy = [asyncio.ensure_future(engine.call(lane, "search", "", 20)) for lane in LANES]
     await asyncio.sleep(0)
     os.kill(engine._process.pid, signal.SIGKILL)
-    await asyncio.gather(*busy, return_exceptions=True)
-    with pytest.raises(OverloadedError, match="starting again"):
-        await engine.call("answers", "popular", 2)
+    refusals = await asyncio.gather(*busy, return_exceptions=True)
+    assert all("starting again" in str(refused) for refused in refusals), refusals
 
 
 async def until_answered(engine: EngineProcess, lane: Lane) -> list[str]:

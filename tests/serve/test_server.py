@@ -267,7 +267,7 @@ def test_refusals(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
     line.refuses("serve", cycle_run, "--data", "nowhere", "--port", "0", says=("nowhere does not exist",))
 
 
-def test_no_worker_is_started_for_what_cannot_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_worker_is_started_for_what_cannot_work(cycle_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that end are replaced, so that one which cannot begin would be begun for ever."""
 
     def refuse(_: object) -> None:
@@ -278,7 +278,7 @@ def test_no_worker_is_started_for_what_cannot_work(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(server, "EngineProcess", refuse)
     monkeypatch.setattr(server, "Multiprocess", never)
-    settings = ServiceSettings(runs=(tmp_path,), store="nowhere/events.sqlite", workers=2)
+    settings = ServiceSettings(runs=(cycle_run,), store="nowhere/events.sqlite", workers=2)
     with pytest.raises(StoreError, match="nowhere does not exist"):
         server.serve(settings, port=0, started=never)
 

@@ -91,6 +91,7 @@ class EngineProcess:
         self._starting = asyncio.Lock()
         self._listening = 0  # lanes whose bell the event loop watches
         self._closed = False
+        self._tried = 0  # times that it was started again, or could not be
         self._process, self._ends, self.popular = _started(settings)
         # Before multiprocessing waits for its children, at exit: this one leaves when its lanes are closed.
         atexit.register(self._close_ends)
@@ -145,10 +146,12 @@ class EngineProcess:
         return end.pipe.recv() if rung == HERE else await asyncio.to_thread(end.pipe.recv)
 
     async def _start_again(self, broken: Ends) -> None:
-        """Whichever lane notices first starts the new process; the others find it started."""
+        """Whichever lane notices first tries to start a new process; the others find that it was tried."""
+        tried = self._tried
         async with self._starting:
-            if self._closed or self._ends is not broken:
+            if self._closed or self._ends is not broken or self._tried != tried:
                 return
+            self._tried += 1
             logger.error("The engine ended unexpectedly and is started again")
             self._process.kill()
             await asyncio.to_thread(self._process.join)
