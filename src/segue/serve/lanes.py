@@ -87,7 +87,7 @@ class EngineProcess:
     def __init__(self, settings: ServiceSettings) -> None:
         """Returns when the engine is ready; what it refuses to start for is raised here."""
         self._settings = settings
-        self._turns: dict[Lane, asyncio.Lock] = {lane: asyncio.Lock() for lane in LANES}
+        self._asked: dict[Lane, asyncio.Future[Any]] = {}  # what is being answered on each lane
         self._starting = asyncio.Lock()
         self._listening = 0  # lanes whose bell the event loop watches
         self._closed = False
@@ -97,8 +97,22 @@ class EngineProcess:
         atexit.register(self._close_ends)
 
     async def call(self, lane: Lane, method: str, *arguments: Any) -> Any:
-        # A caller may leave; what it began is finished, or the next on this lane would get its answer.
-        return await asyncio.shield(self._exchange(lane, method, arguments))
+        told = ForkingPickler.dumps((method, arguments))
+        while len(told) > FITTING and not self._free(lane):  # it would wait for the engine, and the engine for us
+            await asyncio.wait([self._asked[lane]])
+        ends = self._ends
+        try:
+            # Sent at once, before anything else has its turn in the loop: the engine should not wait.
+            ends[lane].pipe.send_bytes(told)
+            self._asked[lane] = asyncio.ensure_future(self._heard(ends[lane], self._asked.get(lane)))
+            result = await asyncio.shield(self._asked[lane])
+        except (EOFError, OSError):
+            await self._start_again(ends)
+            sentence = "The engine of the service is starting again; ask again in a moment."
+            raise OverloadedError("restarting", sentence) from None
+        if isinstance(result, _Raised):
+            raise result.error
+        return result
 
     async def close(self) -> None:
         async with self._starting:
@@ -115,22 +129,13 @@ class EngineProcess:
             self._process.kill()
             self._process.join()
 
-    async def _exchange(self, lane: Lane, method: str, arguments: tuple[Any, ...]) -> Any:
-        async with self._turns[lane]:
-            ends = self._ends
-            try:
-                ends[lane].pipe.send((method, arguments))
-                result = await self._heard(ends[lane])
-            except (EOFError, OSError):
-                await self._start_again(ends)
-                sentence = "The engine of the service is starting again; ask again in a moment."
-                raise OverloadedError("restarting", sentence) from None
-        if isinstance(result, _Raised):
-            raise result.error
-        return result
+    def _free(self, lane: Lane) -> bool:
+        return lane not in self._asked or self._asked[lane].done()
 
-    async def _heard(self, end: End) -> Any:
-        """What the engine says next on a lane; `EOFError` where it is gone."""
+    async def _heard(self, end: End, before: asyncio.Future[Any] | None) -> Any:
+        """What the engine says on a lane after what it was asked before; `EOFError` where it is gone."""
+        if before is not None and not before.done():
+            await asyncio.wait([before])
         loop, ready, bell = asyncio.get_running_loop(), asyncio.Event(), end.bell.fileno()
         self._listening += 1
         loop.add_reader(bell, ready.set)

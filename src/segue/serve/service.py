@@ -62,7 +62,11 @@ class Service:
         self.metrics = metrics
         self._lanes = lanes
         self._answering = Batching[Question, Encoded](
-            self._answer_together, most_waiting=MOST_QUESTIONS, most_together=QUESTIONS_TOGETHER, wait=QUESTION_WAIT
+            self._answer_together,
+            most_waiting=MOST_QUESTIONS,
+            most_together=QUESTIONS_TOGETHER,
+            wait=QUESTION_WAIT,
+            at_once=2,  # while the engine works on one batch, the next lies before it
         )
         self._writing = Batching[Sequence[Event], Kept](
             self._write_together, most_waiting=MOST_WRITES, most_together=WRITES_TOGETHER, wait=WRITE_WAIT
