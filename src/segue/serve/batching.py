@@ -22,24 +22,15 @@ class Batching(Generic[Job, Result]):
     `work` gives a result for each job, an exception where one failed. A job whose asker has left is not done.
     """
 
-    def __init__(
-        self,
-        work: Work[Job, Result],
-        *,
-        most_waiting: int,
-        most_together: int,
-        wait: float = 0.0,
-        at_once: int = 1,
-    ) -> None:
-        """`wait`: seconds that the first job after a pause waits for others; `at_once`: batches under way at a time."""
+    def __init__(self, work: Work[Job, Result], *, most_waiting: int, most_together: int, wait: float = 0.0) -> None:
+        """`wait`: seconds that the first job after a pause waits for others."""
         self.waiting = 0  # asked and not yet answered
         self._work = work
         self._most_waiting = most_waiting
         self._most_together = most_together
         self._wait = wait
-        self._at_once = at_once
         self._jobs: deque[tuple[asyncio.Future[Result], Job]] = deque()
-        self._working: set[asyncio.Task[None]] = set()
+        self._working: asyncio.Task[None] | None = None
         self._stopping = False
 
     async def ask(self, job: Job, *, deadline: float) -> Result:
@@ -54,10 +45,8 @@ class Batching(Generic[Job, Result]):
         waiting = (future, job)
         try:
             self._jobs.append(waiting)
-            if len(self._working) < self._at_once:
-                working = loop.create_task(self._work_on())
-                self._working.add(working)
-                working.add_done_callback(self._working.discard)
+            if self._working is None:
+                self._working = loop.create_task(self._work_on())
             async with asyncio.timeout(deadline):
                 return await future
         except BaseException as error:
@@ -73,17 +62,20 @@ class Batching(Generic[Job, Result]):
     async def close(self) -> None:
         """Finish what was asked; nothing more is taken."""
         self._stopping = True
-        while self._working:
-            await asyncio.wait(self._working)
+        if self._working is not None:
+            await self._working
 
     async def _work_on(self) -> None:
         """Until nothing waits."""
-        if self._wait:
-            await asyncio.sleep(self._wait)
-        while self._jobs:
-            count = min(len(self._jobs), self._most_together)
-            taken = [self._jobs.popleft() for _ in range(count)]
-            await self._finish([pair for pair in taken if not pair[0].done()])
+        try:
+            if self._wait:
+                await asyncio.sleep(self._wait)
+            while self._jobs:
+                count = min(len(self._jobs), self._most_together)
+                taken = [self._jobs.popleft() for _ in range(count)]
+                await self._finish([pair for pair in taken if not pair[0].done()])
+        finally:
+            self._working = None
 
     async def _finish(self, taken: list[tuple[asyncio.Future[Result], Job]]) -> None:
         if not taken:

@@ -97,14 +97,13 @@ class EngineProcess:
         atexit.register(self._close_ends)
 
     async def call(self, lane: Lane, method: str, *arguments: Any) -> Any:
-        told = ForkingPickler.dumps((method, arguments))
-        while len(told) > FITTING and not self._free(lane):  # it would wait for the engine, and the engine for us
-            await asyncio.wait([self._asked[lane]])
+        while (before := self._asked.get(lane)) is not None and not before.done():
+            await asyncio.wait([before])  # its caller has left; the next on this lane must not get its answer
         ends = self._ends
         try:
             # Sent at once, before anything else has its turn in the loop: the engine should not wait.
-            ends[lane].pipe.send_bytes(told)
-            self._asked[lane] = asyncio.ensure_future(self._heard(ends[lane], self._asked.get(lane)))
+            ends[lane].pipe.send((method, arguments))
+            self._asked[lane] = asyncio.ensure_future(self._heard(ends[lane]))
             result = await asyncio.shield(self._asked[lane])
         except (EOFError, OSError):
             await self._start_again(ends)
@@ -129,13 +128,8 @@ class EngineProcess:
             self._process.kill()
             self._process.join()
 
-    def _free(self, lane: Lane) -> bool:
-        return lane not in self._asked or self._asked[lane].done()
-
-    async def _heard(self, end: End, before: asyncio.Future[Any] | None) -> Any:
-        """What the engine says on a lane after what it was asked before; `EOFError` where it is gone."""
-        if before is not None and not before.done():
-            await asyncio.wait([before])
+    async def _heard(self, end: End) -> Any:
+        """What the engine says next on a lane; `EOFError` where it is gone."""
         loop, ready, bell = asyncio.get_running_loop(), asyncio.Event(), end.bell.fileno()
         self._listening += 1
         loop.add_reader(bell, ready.set)

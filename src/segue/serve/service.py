@@ -33,7 +33,7 @@ from segue.serve.store import Event, HistoryStore
 
 MOST_QUESTIONS = 512  # that may wait; at a thousand answers a second, half a second
 QUESTIONS_TOGETHER = 64
-QUESTION_WAIT = 0.001  # seconds the first question after a pause waits for others
+QUESTION_WAIT = 0.002  # seconds the first question after a pause waits for others
 MOST_WRITES = 2048  # requests with events that may wait
 WRITES_TOGETHER = 256
 WRITE_WAIT = 0.005  # seconds the first of them waits for others: a commit costs much the same for one event or many
@@ -62,11 +62,7 @@ class Service:
         self.metrics = metrics
         self._lanes = lanes
         self._answering = Batching[Question, Encoded](
-            self._answer_together,
-            most_waiting=MOST_QUESTIONS,
-            most_together=QUESTIONS_TOGETHER,
-            wait=QUESTION_WAIT,
-            at_once=2,  # while the engine works on one batch, the next lies before it
+            self._answer_together, most_waiting=MOST_QUESTIONS, most_together=QUESTIONS_TOGETHER, wait=QUESTION_WAIT
         )
         self._writing = Batching[Sequence[Event], Kept](
             self._write_together, most_waiting=MOST_WRITES, most_together=WRITES_TOGETHER, wait=WRITE_WAIT
