@@ -22,14 +22,11 @@ from segue.serve.bodies import (
     Switched,
 )
 from segue.serve.models import Models, ServedModel
-from segue.serve.questions import Question
+from segue.serve.questions import Encoded, Question
 from segue.serve.settings import ServiceSettings
 from segue.serve.store import HistoryStore, Row, open_store
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-Encoded = tuple[bytes, str | None]
-"""An answer as JSON, and what stood in for the model where it had nothing to go by."""
 
 
 class Engine:

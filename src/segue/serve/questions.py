@@ -1,4 +1,4 @@
-"""What a request asks for, in ids, on its way from HTTP to the engine."""
+"""What a request asks for, in ids, on its way from HTTP to the engine, and what comes back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from segue.recommend.history import ReadHistory
 
 Value = str | int | float | bool
+
+Encoded = tuple[bytes, str | None]
+"""An answer as JSON, and what stood in for the model where it had nothing to go by."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

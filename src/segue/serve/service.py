@@ -27,7 +27,7 @@ from segue.serve.bodies import (
 )
 from segue.serve.lanes import Lanes
 from segue.serve.metrics import Metrics
-from segue.serve.questions import Question
+from segue.serve.questions import Encoded, Question
 from segue.serve.refusals import CannotSwitchError, OverloadedError
 from segue.serve.store import Event, HistoryStore
 
@@ -48,7 +48,6 @@ FOLLOWED_EVERY = 0.5  # seconds between two looks at which run is active
 RETRIED_AFTER = 10.0  # seconds after a run that could not be followed
 EARLIEST, LATEST = -62_135_596_800 * MICROSECONDS, 253_402_300_799 * MICROSECONDS  # the years 1 and 9999
 
-Encoded = tuple[bytes, str | None]  # an answer as JSON, and its fallback
 Kept = tuple[list[bool], set[str]]  # which events are new, and the items that are not known
 Call = tuple[Any, ...]  # a method of the engine and its arguments
 logger = logging.getLogger(__name__)
@@ -185,8 +184,8 @@ class Service:
         try:
             unknown: set[str] = await self._lanes.call("events", "unknown", new)
         except (
-            OverloadedError
-        ):  # the events are on disk, which is what was asked: an engine that restarts takes nothing back
+            SegueError
+        ):  # an engine that starts again: the events are on disk all the same, and the answer must say so
             return set()
         if len(known) > MOST_KNOWN:
             known.clear()
