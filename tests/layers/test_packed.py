@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -21,8 +23,6 @@ def test_index_arithmetic_of_g32() -> None:
     """
     batch = batch_of(2, 1, 3, 4)
     assert batch.longest == 4
-    assert batch.ends.tolist() == [2, 3, 6, 10]
-    assert batch.owner.tolist() == [0, 0, 1, 2, 2, 2, 3, 3, 3, 3]
     assert batch.position.tolist() == [0, 1, 0, 0, 1, 2, 0, 1, 2, 3]
     assert batch.slot.tolist() == [0, 1, 4, 8, 9, 10, 12, 13, 14, 15]
     assert not batch.rectangular
@@ -130,3 +130,22 @@ def test_tensors_share_the_memory_of_a_batch() -> None:
 def test_what_the_data_has_not_is_none() -> None:
     packed: PackedBatch = batch_of(2, 1)
     assert packed.asked is None and packed.kinds is None and packed.values is None
+
+
+def test_with_room_by_hand() -> None:
+    """Zeros after each user's tokens; the newest tokens and what may be looked at stay the users' own."""
+    batch = replace(batch_of(2, 1, 3), items=torch.arange(1, 7))
+    roomy = batch.with_room()
+    assert roomy.items.tolist() == [1, 2, 0, 3, 0, 0, 4, 5, 6]
+    assert roomy.rectangular and roomy.longest == 3 and roomy.size == 3
+    assert roomy.last.tolist() == [1, 3, 8]
+    assert roomy.position.tolist() == [0, 1, 2] * 3
+    assert roomy.position_from_newest.tolist() == [1, 0, 0, 0, 0, 0, 2, 1, 0]
+    assert roomy.may_look is not None and batch.may_look is not None
+    assert roomy.may_look.tolist() == batch.may_look.tolist()
+
+
+def test_room_that_would_cost_more_than_it_saves_is_not_made() -> None:
+    long, equal = batch_of(1, 1, 1, 9), batch_of(3, 3)
+    assert long.with_room() is long
+    assert equal.with_room() is equal

@@ -52,7 +52,8 @@ class Votes(nn.Module):
         self.tokens.append(len(batch.items))
         self.asked.append(None if batch.asked is None else batch.asked.tolist())
         votes = nn.functional.one_hot(batch.items, len(self.table)).float()
-        return torch.zeros(batch.size, len(self.table)).index_add_(0, batch.owner, votes)
+        owners = torch.repeat_interleave(torch.arange(batch.size), batch.lengths)
+        return torch.zeros(batch.size, len(self.table)).index_add_(0, owners, votes)
 
     def item_vectors(self) -> Tensor:
         return self.table

@@ -47,7 +47,7 @@ class Cycle(nn.Module):
         self.questions: list[list[int]] = []  # the items each question showed the model
 
     def query(self, batch: PackedBatch) -> Tensor:
-        ends = batch.ends.tolist()
+        ends = batch.lengths.cumsum(0).tolist()
         items = batch.items.tolist()
         self.questions += [items[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
         return torch.nn.functional.one_hot(batch.items[batch.last], self.n_items + 1).float()

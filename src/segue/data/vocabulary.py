@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
@@ -32,9 +33,7 @@ class Vocabulary:
 
     def numbers(self, ids: Sequence[str], *, unknown: Literal["error", "zero"]) -> np.ndarray:
         """Numbers of ids [n] int64; an unknown id is an error (a bug in training) or 0 (normal when serving)."""
-        found = np.fromiter(
-            (self._numbers.get(identifier, PADDING) for identifier in ids), dtype=np.int64, count=len(ids)
-        )
+        found = np.fromiter(map(self._numbers.get, ids, itertools.repeat(PADDING)), dtype=np.int64, count=len(ids))
         if unknown == "error" and not found.all():
             missing = ids[int(np.flatnonzero(found == PADDING)[0])]
             raise InputError(f"The item {missing!r} is not in the catalogue of {len(self)} items.")

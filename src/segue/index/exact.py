@@ -149,7 +149,7 @@ class _Facts(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pairs:
-    """(question, column of the pool) pairs in the order of their columns, so that a chunk's are a slice."""
+    """(question, column of the pool) pairs."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -159,16 +159,16 @@ class _Pairs:
         """Item numbers become columns of the pool, whose items are `numbers`; items outside it are dropped."""
         columns = np.searchsorted(numbers, ragged.numbers)
         found = numbers[np.minimum(columns, len(numbers) - 1)] == ragged.numbers
-        rows, columns = ragged.owners, columns
-        if not found.all():
-            rows, columns = rows[found], columns[found]
-        order = np.argsort(columns, kind="stable")
-        return _Pairs(rows[order], columns[order])
+        rows = ragged.owners
+        return _Pairs(rows, columns) if found.all() else _Pairs(rows[found], columns[found])
 
     def chunk(self, first: int, size: int) -> tuple[Tensor, Tensor]:
         """The pairs whose columns lie in a chunk, the columns counted from its first."""
-        begin, end = np.searchsorted(self.columns, (first, first + size))
-        return torch.from_numpy(self.rows[begin:end]), torch.from_numpy(self.columns[begin:end] - first)
+        columns = self.columns - first
+        inside = (columns >= 0) & (columns < size)
+        if inside.all():
+            return torch.from_numpy(self.rows), torch.from_numpy(columns)
+        return torch.from_numpy(self.rows[inside]), torch.from_numpy(columns[inside])
 
 
 def best_columns(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,12 @@ class CausalAttention(nn.Module):
         return scores.masked_fill(~may_look, -math.inf).softmax(-1)
 
     def _heads(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Each [B, H, N, d]."""
+        if batch.rectangular and queries is not keys:  # nothing is moved, so nothing need be moved together
+            rows = batch.size, batch.longest
+            q = self.query(queries).view(*rows, self.heads, -1).transpose(1, 2)
+            k, v = self.key_value(keys).view(*rows, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+            return q, k, v
         if queries is keys:  # one stream: one product and one padding instead of two
             weight = torch.cat((self.query.weight, self.key_value.weight))
             bias = torch.cat((self.query.bias, self.key_value.bias))
@@ -59,7 +65,7 @@ class CausalAttention(nn.Module):
             joined = torch.cat((self.query(queries), self.key_value(keys)), dim=-1)
         padded = pad(joined, batch)  # [B, N, 3D]
         parts = padded.view(batch.size, batch.longest, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        return parts[0], parts[1], parts[2]  # each [B, H, N, d]
+        return parts[0], parts[1], parts[2]
 
     def _joined(self, mixed: Tensor, batch: PackedBatch) -> Tensor:
         joined = mixed.transpose(1, 2).reshape(batch.size, batch.longest, -1)  # [B, N, D]

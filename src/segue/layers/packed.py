@@ -16,6 +16,8 @@ from torch import Tensor
 
 from segue.data.batch import Batch
 
+MOST_ROOM = 1.5  # times its tokens: a batch of questions is laid out with room for its longest up to this size
+
 
 @dataclass(frozen=True, eq=False)
 class PackedBatch:
@@ -27,6 +29,7 @@ class PackedBatch:
     asked: Tensor | None = None  # [B] int64, seconds
     kinds: Tensor | None = None  # [T] int64
     values: Tensor | None = None  # [T] float32
+    roomy: bool = False  # T is B * N: each user has room for the longest one's tokens, zeros after its own
 
     @cached_property
     def size(self) -> int:
@@ -37,14 +40,6 @@ class PackedBatch:
         return int(self._counts.max())
 
     @cached_property
-    def ends(self) -> Tensor:
-        return self._tensor(np.cumsum(self._counts))  # [B]
-
-    @cached_property
-    def owner(self) -> Tensor:
-        return self._tensor(np.repeat(np.arange(self.size), self._counts))  # [T]
-
-    @cached_property
     def position(self) -> Tensor:
         """Counted from the user's oldest token, which is 0."""
         return self._tensor(self._places)  # [T]
@@ -52,7 +47,9 @@ class PackedBatch:
     @cached_property
     def position_from_newest(self) -> Tensor:
         """Counted from the user's newest token, which is 0."""
-        return self._tensor(np.repeat(self._counts - 1, self._counts) - self._places)  # [T]
+        rows = self.longest if self.roomy else self._counts
+        from_newest = np.repeat(self._counts - 1, rows) - self._places
+        return self._tensor(np.maximum(from_newest, 0) if self.roomy else from_newest)  # [T]
 
     @cached_property
     def slot(self) -> Tensor:
@@ -62,13 +59,13 @@ class PackedBatch:
 
     @cached_property
     def rectangular(self) -> bool:
-        """All users equally long: the padded view is the packed one."""
+        """The padded view is the packed one: users are equally long, or there is room for the longest already."""
         return self.items.shape[0] == self.size * self.longest
 
     @cached_property
     def may_look(self) -> Tensor | None:
         """True at tokens, False at padding [B, 1, 1, N]; None where there is no padding."""
-        if self.rectangular:
+        if self._counts.min() == self.longest:
             return None
         return self._tensor(np.arange(self.longest) < self._counts[:, None])[:, None, None]
 
@@ -76,7 +73,27 @@ class PackedBatch:
     def last(self) -> Tensor:
         """Each user's newest token."""
         assert self._counts.min() > 0, "a user without events has no newest token: this would be another's"
+        if self.roomy:
+            return self._tensor(np.arange(self.size) * self.longest + self._counts - 1)
         return self._tensor(np.cumsum(self._counts) - 1)  # [B]
+
+    def with_room(self) -> PackedBatch:
+        """The same users with zeros after each one's tokens, so that no block moves tokens to the padded view and
+        back; as it is where that would be much more to encode. Only each user's newest state is of use then."""
+        if self.rectangular or self.size * self.longest > MOST_ROOM * self.items.shape[0]:
+            return self
+        return PackedBatch(
+            items=self._spread(self.items),
+            times=self._spread(self.times),
+            lengths=self.lengths,
+            asked=self.asked,
+            kinds=None if self.kinds is None else self._spread(self.kinds),
+            values=None if self.values is None else self._spread(self.values),
+            roomy=True,
+        )
+
+    def _spread(self, tokens: Tensor) -> Tensor:
+        return tokens.new_zeros(self.size * self.longest).index_copy_(0, self.slot, tokens)
 
     # Indexes are computed in numpy: of a batch of questions they are a few numbers each, and torch takes several times
     # as long to begin as numpy takes to finish.
@@ -87,6 +104,8 @@ class PackedBatch:
 
     @cached_property
     def _places(self) -> np.ndarray:
+        if self.roomy:
+            return np.tile(np.arange(self.longest), self.size)
         begins = np.cumsum(self._counts) - self._counts
         return np.asarray(np.arange(self.items.shape[0]) - np.repeat(begins, self._counts))
 

@@ -61,6 +61,7 @@ class SequenceModel(nn.Module):
     def query(self, batch: PackedBatch) -> Tensor:
         """The state after each user's newest token [B, D]: `encode` at that token, with less work in the last block."""
         *before, last = self.blocks  # a slice of a ModuleList would be built anew, as slow as a block
+        batch = batch.with_room()
         x = self._tokens(batch)
         for block in before:
             x = block(x, batch)

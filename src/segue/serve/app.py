@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from litestar import Litestar
+from litestar import Litestar, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -16,6 +16,7 @@ from litestar.types import Receive, Scope, Send
 
 from segue.errors import FolderError, SegueError, StoreError
 from segue.serve.pages import PAGE_ROUTES, SchemaPage
+from segue.serve.plain import plain_request
 from segue.serve.problems import JsonRequest, http_problem, not_found, overloaded, refused, unavailable, unexpected
 from segue.serve.refusals import OverloadedError, UnknownModelError
 from segue.serve.routes import ROUTES
@@ -24,15 +25,44 @@ from segue.serve.service import Service
 MOST_BYTES = 1_000_000  # of a request's body
 
 
-class EncodedPaths(Litestar):
+PROBLEMS: dict[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]] = {
+    HTTPException: http_problem,
+    OverloadedError: overloaded,
+    StoreError: unavailable,
+    UnknownModelError: not_found,
+    FolderError: unexpected,  # a damaged run is not the client's doing
+    SegueError: refused,
+    Exception: unexpected,
+}
+
+
+class Application(Litestar):
     """Routes by the path as it was sent, piece by piece: an encoded slash belongs to its id and parts nothing."""
 
     service: Service
 
     async def __call__(self, scope: Any, receive: Receive | Any, send: Send | Any) -> None:
         if scope["type"] == "http":
+            plain = plain_request(self.service, scope, receive)
+            if plain is not None:
+                scope["path_template"], answer = plain
+                await self._answer(answer, scope, receive, send)
+                return
             scope["path"] = _encoded_path(scope)
         await super().__call__(scope, receive, send)
+
+    async def _answer(self, answer: Awaitable[bytes], scope: Any, receive: Any, send: Any) -> None:
+        try:
+            body = await answer
+        except Exception as error:  # noqa: BLE001  # each kind has its own sentence
+            scope["litestar_app"] = self
+            request = JsonRequest(scope, receive, send)
+            told = next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)(request, error)
+            await told.to_asgi_response(app=None, request=request)(scope, receive, send)
+            return
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 def _encoded_path(scope: Scope | Any) -> str:
@@ -51,18 +81,10 @@ def create_app(service: Service, *, examples: Sequence[str] = ()) -> Litestar:
     def running(_: Litestar) -> AbstractAsyncContextManager[None]:
         return service.running()
 
-    app = EncodedPaths(
+    app = Application(
         [*ROUTES, *PAGE_ROUTES],
         lifespan=[running],
-        exception_handlers={
-            HTTPException: http_problem,
-            OverloadedError: overloaded,
-            StoreError: unavailable,
-            UnknownModelError: not_found,
-            FolderError: unexpected,  # a damaged run is not the client's doing
-            SegueError: refused,
-            Exception: unexpected,
-        },
+        exception_handlers=PROBLEMS,
         request_max_body_size=MOST_BYTES,
         request_class=JsonRequest,
         logging_config=None,

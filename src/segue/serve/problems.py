@@ -38,17 +38,22 @@ class JsonRequest(Request[Any, Any, Any]):
 
     async def json(self) -> Any:
         wanted = self.route_handler.parsed_data_field
-        try:
-            return msgspec.json.decode(await self.body(), type=Any if wanted is None else wanted.annotation)
-        except msgspec.ValidationError as error:
-            raise ClientException(f"The body cannot be used: {error}.") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ClientException(f"The body cannot be read as JSON: {error}.") from None
+        return read_json(await self.body(), Any if wanted is None else wanted.annotation)
+
+
+def read_json(body: bytes, wanted: Any) -> Any:
+    """A body as what is wanted, or what is wrong with it."""
+    try:
+        return msgspec.json.decode(body, type=wanted)
+    except msgspec.ValidationError as error:
+        raise ClientException(f"The body cannot be used: {error}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ClientException(f"The body cannot be read as JSON: {error}.") from None
 
 
 def service_of(request: Request[Any, Any, Any]) -> Service:
     """An attribute of the application: as one of the framework's dependencies it would cost more than its routing."""
-    service: Service = request.app.service  # type: ignore[attr-defined]  # of `app.EncodedPaths`
+    service: Service = request.app.service  # type: ignore[attr-defined]  # of `app.Application`
     return service
 
 
