@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine
+from hypothesis import HealthCheck, settings
 from planted_logs import cycle_log
 
 from bench.postgres import PostgresServer
+
+# How long an example takes depends on the machine and on what else it does: no law is broken by that.
+settings.register_profile("segue", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("segue")
 
 QUICK = """
 [model]

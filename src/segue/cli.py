@@ -497,8 +497,9 @@ def serve(
     json: Json = False,
 ) -> None:
     """Answer over HTTP, live: every event changes the next answer."""
-    from segue.serve import ServiceSettings, fill_histories
-    from segue.serve import serve as serve_runs
+    from segue.serve.server import fill_histories
+    from segue.serve.server import serve as serve_runs
+    from segue.serve.settings import ServiceSettings
 
     settings = ServiceSettings(
         runs=tuple(runs),

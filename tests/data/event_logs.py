@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from segue.data import Data
+from segue.data.dataset import Data
 
 HEADER = ("user", "item", "time")
 

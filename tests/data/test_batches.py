@@ -5,8 +5,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.data import Batch, Sequences
-from segue.data.batch import POOL_BATCHES, case_batches, cut_by_budget, epoch_batches, gather, newest, ragged_rows
+from segue.data.batch import (
+    POOL_BATCHES,
+    Batch,
+    case_batches,
+    cut_by_budget,
+    epoch_batches,
+    gather,
+    newest,
+    ragged_rows,
+)
+from segue.data.sequences import Sequences
 from segue.data.split import split_last
 
 

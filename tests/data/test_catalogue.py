@@ -7,7 +7,8 @@ import polars as pl
 import pytest
 from event_logs import write_csv
 
-from segue.data import prepare, summary_lines
+from segue.data.local import prepare
+from segue.data.summary import summary_lines
 from segue.errors import InputError
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from event_logs import digests, write_csv
 
-from segue.data import Data, Vocabulary, prepare
+from segue.data.dataset import Data
+from segue.data.local import prepare
+from segue.data.vocabulary import Vocabulary
 from segue.errors import FolderError, InputError
 
 

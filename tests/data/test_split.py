@@ -8,7 +8,9 @@ from event_logs import write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.data import Data, Sequences, prepare
+from segue.data.dataset import Data
+from segue.data.local import prepare
+from segue.data.sequences import Sequences
 from segue.data.split import Cases, split_last, split_time, validation_start
 from segue.errors import InputError
 

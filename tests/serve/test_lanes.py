@@ -28,6 +28,7 @@ def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
     async def main() -> None:
         engine = EngineProcess(settings)
         try:
+            engine.wait_until_ready()
             await answers_as_it_would_here(engine, known)
             await a_large_result_and_a_caller_who_leaves(engine)
             run.rename(tmp_path / "elsewhere")  # the first attempt to start it again fails
@@ -84,5 +85,7 @@ async def until_answered(engine: EngineProcess, lane: Lane) -> list[str]:
 
 
 def test_what_an_engine_cannot_start_with_is_a_sentence(tmp_path: Path) -> None:
+    engine = EngineProcess(ServiceSettings(runs=(tmp_path / "nowhere",), store=str(tmp_path / "store.sqlite")))
     with pytest.raises(FolderError, match="nowhere does not exist"):
-        EngineProcess(ServiceSettings(runs=(tmp_path / "nowhere",), store=str(tmp_path / "store.sqlite")))
+        engine.wait_until_ready()
+    engine.end()

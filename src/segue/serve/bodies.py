@@ -213,6 +213,9 @@ class Health(msgspec.Struct, frozen=True):
     status: Literal["live", "ready"]
 
 
+PROBLEM_TYPE = "application/problem+json"
+
+
 class Problem(msgspec.Struct, frozen=True):
     """Why a request was not answered (RFC 9457)."""
 

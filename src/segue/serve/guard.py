@@ -17,12 +17,11 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from segue.errors import InputError
-from segue.serve.bodies import Problem
+from segue.serve.bodies import PROBLEM_TYPE, Problem
 from segue.serve.keys import Holder, Keys, Role, is_loopback
 from segue.serve.limits import RateLimit
 from segue.serve.logs import REQUEST_ID, JsonLines
 from segue.serve.metrics import Metrics
-from segue.serve.problems import MEDIA_TYPE
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -91,7 +90,7 @@ class Reply(msgspec.Struct, frozen=True):
 def refusal(status: HTTPStatus, detail: str, *headers: Header) -> Reply:
     """A problem, in the shape of all the service's problems."""
     body = msgspec.json.encode(Problem(title=status.phrase, status=status.value, detail=detail))
-    about = ((b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode()))
+    about = ((b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode()))
     return Reply(status.value, (*about, *headers), body)
 
 

@@ -84,17 +84,24 @@ class Here:
 class EngineProcess:
     """An engine in a child process. One that dies is started again, and what was asked of it is refused as busy."""
 
+    popular: list[str]
+    """The most frequent items of the active run, known once it is ready."""
+
     def __init__(self, settings: ServiceSettings) -> None:
-        """Returns when the engine is ready; what it refuses to start for is raised here."""
+        """Returns at once, while the engine loads: `wait_until_ready` comes before any call."""
         self._settings = settings
         self._asked: dict[Lane, asyncio.Future[Any]] = {}  # what is being answered on each lane
         self._starting = asyncio.Lock()
         self._listening = 0  # lanes whose bell the event loop watches
         self._closed = False
         self._tried = 0  # times that it was started again, or could not be
-        self._process, self._ends, self.popular = _started(settings)
+        self._process, self._ends = _spawned(settings)
         # Before multiprocessing waits for its children, at exit: this one leaves when its lanes are closed.
         atexit.register(self._close_ends)
+
+    def wait_until_ready(self) -> None:
+        """Raises what the engine refuses to start for."""
+        self.popular = _ready(self._process, self._ends)
 
     async def call(self, lane: Lane, method: str, *arguments: Any) -> Any:
         while (before := self._asked.get(lane)) is not None and not before.done():
@@ -158,7 +165,9 @@ class EngineProcess:
                 await asyncio.sleep(0.001)
             self._close_ends()
             try:
-                self._process, self._ends, self.popular = await asyncio.to_thread(_started, self._settings)
+                process, ends = _spawned(self._settings)
+                self.popular = await asyncio.to_thread(_ready, process, ends)
+                self._process, self._ends = process, ends  # not before: nobody may call an engine that loads
             except Exception as error:  # noqa: BLE001  # it may be over when the next question tries again
                 reason = str(error) if isinstance(error, SegueError) else type(error).__name__
                 logger.error("The engine cannot be started again: %s", reason)
@@ -169,8 +178,8 @@ class EngineProcess:
             end.close()
 
 
-def _started(settings: ServiceSettings) -> tuple[Any, Ends, list[str]]:
-    """A new engine: the process, our ends of the lanes, and the most frequent items by which it says it is ready."""
+def _spawned(settings: ServiceSettings) -> tuple[Any, Ends]:
+    """A new engine that is loading: the process, and our ends of the lanes."""
     context = multiprocessing.get_context("spawn")
     near: Ends = {}
     far: Ends = {}
@@ -182,6 +191,11 @@ def _started(settings: ServiceSettings) -> tuple[Any, Ends, list[str]]:
     process.start()
     for end in far.values():
         end.close()  # the child has its own; with ours open, its death would go unnoticed
+    return process, near
+
+
+def _ready(process: Any, near: Ends) -> list[str]:
+    """Wait for the most frequent items, by which an engine says that it is ready."""
     try:
         begun = near["control"].pipe.recv()
     except EOFError:
@@ -191,7 +205,8 @@ def _started(settings: ServiceSettings) -> tuple[Any, Ends, list[str]]:
             end.close()
         process.join()
         raise begun.error
-    return process, near, begun
+    popular: list[str] = begun
+    return popular
 
 
 def settle() -> None:

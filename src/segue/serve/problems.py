@@ -13,13 +13,12 @@ from litestar.exceptions import ClientException, HTTPException
 from litestar.openapi.datastructures import ResponseSpec
 
 from segue.errors import SegueError, StoreError
-from segue.serve.bodies import Problem
+from segue.serve.bodies import PROBLEM_TYPE, Problem
 from segue.serve.refusals import OverloadedError
 
 if TYPE_CHECKING:
     from segue.serve.service import Service
 
-MEDIA_TYPE = "application/problem+json"
 MISSING_BODY = "'data'"  # the framework's whole message for it: the name of the argument that it could not fill
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ def service_of(request: Request[Any, Any, Any]) -> Service:
 def problem(status: int, detail: str, *, headers: Mapping[str, str] | None = None) -> Response[Problem]:
     """A problem as a response."""
     body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
-    return Response(body, status_code=status, media_type=MEDIA_TYPE, headers=headers)
+    return Response(body, status_code=status, media_type=PROBLEM_TYPE, headers=headers)
 
 
 def refused(_: Request[Any, Any, Any], error: SegueError) -> Response[Problem]:
@@ -128,4 +127,6 @@ def _reasons(error: HTTPException) -> str:
 
 def problem_spec(description: str) -> ResponseSpec:
     """A problem in the OpenAPI document."""
-    return ResponseSpec(data_container=Problem, description=description, media_type=MEDIA_TYPE, generate_examples=False)
+    return ResponseSpec(
+        data_container=Problem, description=description, media_type=PROBLEM_TYPE, generate_examples=False
+    )

@@ -19,7 +19,6 @@ from uvicorn.supervisors import Multiprocess
 from segue.data.dataset import Data
 from segue.errors import InputError
 from segue.folders import read_manifest
-from segue.serve.app import MOST_BYTES, create_app
 from segue.serve.fill import FillReport, fill_store
 from segue.serve.guard import Guard
 from segue.serve.keys import Keys, check_binding
@@ -93,8 +92,11 @@ def make_app(settings: ServiceSettings) -> Guard:
     """The guarded application of one process."""
     keys = Keys.load(settings.keys, os.environ)
     logs = configure_logs(settings.log_level)
-    metrics = Metrics()
     engine = EngineProcess(settings)
+    from segue.serve.app import MOST_BYTES, create_app  # the web framework is loaded while the engine loads torch
+
+    metrics = Metrics()
+    engine.wait_until_ready()
     service = Service(engine, open_store(settings.store), metrics)
     app = create_app(service, examples=() if keys else engine.popular)
     settle()
@@ -120,7 +122,9 @@ def worker_app() -> Guard:
 def _serve_with_workers(settings: ServiceSettings, listening: socket.socket, started: Callable[[], Any]) -> None:
     """Several processes on one port; one that dies is replaced."""
     configure_logs(settings.log_level)
-    EngineProcess(settings).end()  # what is wrong with a run or a store is said once, here, not by every worker
+    trial = EngineProcess(settings)  # what is wrong with a run or a store is said once, here, not by every worker
+    trial.wait_until_ready()
+    trial.end()
     os.environ[HANDED_OVER] = msgspec.json.encode(settings, enc_hook=str).decode()
     configuration = _configuration("segue.serve.server:worker_app", factory=True, workers=settings.workers)
     try:
