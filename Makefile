@@ -13,11 +13,11 @@ TORCH := torch==2.13.0
 PYTHON ?= python3.11 python3 python3.12 python3.13 python3.14
 
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SUBJECTS := epoch prepare recommend evaluate serve durability
+SUBJECTS := epoch prepare recommend evaluate serve durability catalogue
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench results clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/' | expand -t 16
@@ -36,8 +36,11 @@ check: $(VENV)/.dev  ## lint, format and types
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 
-bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|recommend|evaluate|serve|durability, DATA=folder with events.tsv.gz)
+bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|recommend|evaluate|serve|durability|catalogue, DATA=folder with events.tsv.gz)
 	@$(VENV)/bin/python -m bench $(or $(SUBJECT),$(SUBJECTS)) $(if $(DATA),--data "$(DATA)") $(ARGS)
+
+results: $(VENV)/.segue  ## make a row of docs/results.md (ROW=ml-1m/sasrec DATA=folder with events.tsv.gz); without ROW, list them
+	@$(VENV)/bin/python -m bench.quality $(if $(ROW),--row "$(ROW)") $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 clean:  ## remove both environments and the caches
 	@rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis

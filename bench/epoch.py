@@ -1,8 +1,9 @@
-"""Seconds of a training epoch: RecTools' SASRec against segue's `sasrec` and `esasrec`, in turns, in one run.
+"""Seconds of a training epoch: RecTools' SASRec against segue's recipes with the like loss, in turns, in one run.
 
-The same events, positions, width, depth, heads, length, dropout, loss, number type and threads on both sides. Batching
-is timed on both sides; building of data sets, each process's first epoch, validation and saving are not. Each
-measurement is a process of its own, and the three take turns, so that a drift of the machine meets all of them.
+The full softmax against `sasrec` and `esasrec`, the sampled softmax against `sasrec-sampled`. The same events,
+positions, width, depth, heads, length, dropout, number type and threads on both sides. Batching is timed on both sides;
+building of data sets, each process's first epoch, validation and saving are not. Each measurement is a process of its
+own, and all take turns, so that a drift of the machine meets all of them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ import numpy as np
 from bench.results import publish
 from segue import api
 from segue.errors import InputError
+from segue.objective.settings import ObjectiveSettings
 
 ROOT = Path(__file__).parent.parent
 PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
-PEER = "rectools"
-RUNNERS = (PEER, "sasrec", "esasrec")
-FEED_FORWARD = {"sasrec": 1, "esasrec": 4}  # multiples of the width, as the papers have it
+PEERS = {"softmax": "rectools-softmax", "sampled-softmax": "rectools-sampled"}  # by segue's name of the loss
+RECIPES = {"sasrec": "softmax", "esasrec": "softmax", "sasrec-sampled": "sampled-softmax"}  # and the loss of each
+PEER_OPTIONS = {
+    "rectools-softmax": ["--loss", "softmax"],
+    "rectools-sampled": ["--loss", "sampled_softmax", "--negatives", "256"],
+}
+FEED_FORWARD = {"sasrec": 1, "esasrec": 4, "sasrec-sampled": 1}  # multiples of the width, as the papers have it
 TOKENS = 13_700  # what RecTools' 128 users have on average at this length, so that both sides make as many steps
 SHAPE = {"width": 64, "depth": 2, "heads": 1, "length": 200, "dropout": 0.2}
 NOTES = (
@@ -37,6 +43,8 @@ NOTES = (
     "RecTools: 128 users a batch, padded to the length. segue: batches of as many packed tokens as 128 users have on "
     "average.",
     "sasrec has a feed-forward part as wide as the model, like RecTools; esasrec's is gated and four times as wide.",
+    "Sampled softmax: RecTools draws 256 negatives for each position, padding included; sasrec-sampled draws the "
+    "recipe's number once a batch and shares them, so an answer is set against more. Their losses cannot be compared.",
 )
 
 
@@ -47,7 +55,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--epochs", type=int, default=2, help="of each run; the first is not counted")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--length", type=int, default=SHAPE["length"])
-    parser.add_argument("--child", choices=RUNNERS[1:], help=argparse.SUPPRESS)
+    parser.add_argument("--loss", nargs="+", choices=list(PEERS), default=list(PEERS), help="which to measure")
+    parser.add_argument("--child", choices=list(RECIPES), help=argparse.SUPPRESS)
     chosen = parser.parse_args(argv)
     if chosen.epochs < 2 or chosen.runs < 1:
         parser.error("--epochs must be at least 2 (the first is not counted) and --runs at least 1")
@@ -72,12 +81,21 @@ def prepared(data: Path, folder: Path) -> Path:
     return folder
 
 
+def runners(losses: list[str]) -> list[str]:
+    """The other side of each loss, and after it the recipes that are held against it."""
+    return [
+        name
+        for loss in losses
+        for name in (PEERS[loss], *(recipe for recipe, theirs in RECIPES.items() if theirs == loss))
+    ]
+
+
 def measure(folder: Path, chosen: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Each runner's results, `runs` of them, taken in turns."""
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in RUNNERS}
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in runners(chosen.loss)}
     environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads), "MKL_NUM_THREADS": str(chosen.threads)}
     for run in range(chosen.runs):
-        for name in RUNNERS:
+        for name in results:
             command = _command(name, folder, chosen)
             done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -85,17 +103,17 @@ def measure(folder: Path, chosen: argparse.Namespace) -> dict[str, list[dict[str
             result = json.loads(done.stdout.strip().splitlines()[-1])
             results[name].append(result)
             shown = ", ".join(f"{seconds:.1f}" for seconds in result["seconds"])
-            print(f"run {run + 1} of {chosen.runs}  {name:9} seconds an epoch: {shown}", file=sys.stderr, flush=True)
+            print(f"run {run + 1} of {chosen.runs}  {name:16} seconds an epoch: {shown}", file=sys.stderr, flush=True)
     return results
 
 
 def _command(name: str, folder: Path, chosen: argparse.Namespace) -> list[str]:
     numbers = ["--epochs", str(chosen.epochs), "--threads", str(chosen.threads), "--length", str(chosen.length)]
-    if name != PEER:
+    if name in RECIPES:
         return [sys.executable, "-m", "bench.epoch", "--data", str(folder / "data"), "--child", name, *numbers]
     script = str(ROOT / "bench" / "peers" / "rectools_epoch.py")
     shape = [part for key in ("width", "depth", "heads", "dropout") for part in (f"--{key}", str(SHAPE[key]))]
-    return [str(PEER_PYTHON), script, str(folder / "train.npz"), *shape, *numbers]
+    return [str(PEER_PYTHON), script, str(folder / "train.npz"), *PEER_OPTIONS[name], *shape, *numbers]
 
 
 def train_ours(recipe: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
@@ -113,8 +131,8 @@ def train_ours(recipe: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any
     shape = {**SHAPE, "length": chosen["length"], "feed_forward": FEED_FORWARD[recipe]}
     changes = [f"model.{key}={value}" for key, value in shape.items()]
     settings = make_settings(read_recipe(recipe), [*changes, f"train.tokens={TOKENS}"])
-    if settings.objective.loss != "softmax":
-        raise InputError(f"The recipe {recipe} no longer has the full softmax, so its epoch cannot be compared.")
+    if settings.objective.loss != RECIPES[recipe]:
+        raise InputError(f"The recipe {recipe} no longer has the loss {RECIPES[recipe]}: its epoch cannot be compared.")
     log = Data.open(data)
     objective = Objective(settings.objective, training_counts(log.sequences, log.split, len(log.vocabulary)))
     windows = training_windows(log.sequences, log.split.train_end, length=shape["length"] + objective.extra)
@@ -131,6 +149,7 @@ def train_ours(recipe: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any
         )
     return {
         "trainer": f"segue {recipe}",
+        "loss": _loss_text(settings.objective),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "threads": torch.get_num_threads(),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
@@ -143,6 +162,10 @@ def train_ours(recipe: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any
     }
 
 
+def _loss_text(objective: ObjectiveSettings) -> str:
+    return f"sampled, {objective.negatives:,} shared" if objective.samples else objective.loss
+
+
 def show(results: dict[str, list[dict[str, Any]]]) -> None:
     """The table; a side that processed other positions is refused, for its seconds mean something else."""
     positions = {run["positions"] for runs in results.values() for run in runs}
@@ -152,8 +175,9 @@ def show(results: dict[str, list[dict[str, Any]]]) -> None:
     rows = [
         {
             "trainer": runs[0]["trainer"],
+            "loss": runs[0]["loss"],
             "s/epoch": middle[name],
-            "times faster": middle[PEER] / middle[name],
+            "times faster": middle[PEERS[RECIPES[name]]] / middle[name] if name in RECIPES else 1.0,
             "positions": runs[0]["positions"],
             "final loss": statistics.median(run["losses"][-1] for run in runs),
             "parameters": runs[0]["parameters"],
@@ -166,7 +190,7 @@ def show(results: dict[str, list[dict[str, Any]]]) -> None:
         + ", ".join(f"{library} {version}" for library, version in runs[0]["versions"].items())
         for runs in results.values()
     ]
-    title = f"A training epoch, median of {len(results[PEER])} alternated runs"
+    title = f"A training epoch, median of {len(next(iter(results.values())))} alternated runs"
     publish("epoch", title=title, rows=rows, notes=[*versions, *NOTES], body=results)
 
 

@@ -88,6 +88,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--loss", choices=("softmax", "sampled_softmax"), default="softmax")
+    parser.add_argument("--negatives", type=int, default=256, help="of each position, for sampled_softmax")
     return parser.parse_args()
 
 
@@ -104,7 +106,8 @@ def main() -> None:
         n_heads=chosen.heads,
         session_max_len=chosen.length,
         dropout_rate=chosen.dropout,
-        loss="softmax",
+        loss=chosen.loss,
+        n_negatives=chosen.negatives,
         batch_size=chosen.batch,
         epochs=chosen.epochs,
         dataloader_num_workers=0,
@@ -116,6 +119,7 @@ def main() -> None:
     assert isinstance(clock, EpochClock)
     result = {
         "trainer": "RecTools SASRec",
+        "loss": "softmax" if chosen.loss == "softmax" else f"sampled, {chosen.negatives} each",
         "versions": {
             "python": platform.python_version(),
             "rectools": rectools.__version__,

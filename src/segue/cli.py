@@ -1,4 +1,4 @@
-"""The command line. It speaks with people; `api`, `serve` and `demo` do the work and are imported when needed."""
+"""The command line. It speaks with people; `api`, `serve`, `tune` and `demo` do the work, imported when needed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import csv
 import io
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import msgspec
 import typer
 
 from segue.errors import InputError, SegueError
-from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, complain, say
+from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, complain, duration, say
+
+if TYPE_CHECKING:
+    from segue.tune import Step, TrialRecord, Tuning
 
 app = typer.Typer(
     name="segue",
@@ -186,7 +189,7 @@ def train(
     data: Annotated[Path, typer.Argument(help="A data folder made by `segue prepare`.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", help="The run folder to make.", show_default=False)],
     recipe: Annotated[
-        str | None, typer.Option("--recipe", help="A name of `segue recipes`, or a FILE.toml.", show_default="esasrec")
+        str | None, typer.Option("--recipe", help="A name of `segue recipes`, or a FILE.toml.", show_default="default")
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -243,6 +246,80 @@ def recipes(json: Json = False) -> None:
         return
     for name, about in known.items():
         say(f"{name}\n  {about.summary}\n  {about.paper}" + (f"\n  {about.scored}" if about.scored else ""))
+
+
+@app.command()
+def tune(
+    data: Annotated[Path, typer.Argument(help="A data folder made by `segue prepare`.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", help="The folder for the search.", show_default=False)],
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe", help="Where to begin: a name of `segue recipes`, or a FILE.toml.", show_default="as segue train"
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials", min=1, help="Trainings, over every resume.", show_default="20, or as many as --minutes lets"
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="How long to search, this time.", show_default="no limit")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a search, interrupted or not.")] = False,
+    json: Json = False,
+) -> None:
+    """Search for the loss, length, width and so on that suit a data folder; the result is a recipe."""
+    from segue.tune import tune as search
+    from segue.tune import tuning_table
+
+    with Display(quiet=json) as display:
+        try:
+            tuning = search(
+                data,
+                out=out,
+                recipe=recipe,
+                trials=trials,
+                minutes=minutes,
+                resume=resume,
+                progress=lambda trial, step: _show_trial(display, trial, step),
+                ended=lambda record, tuning: display.line(_trial_line(record, tuning)),
+            )
+        except KeyboardInterrupt:
+            display.stop()
+            complain(_way_on_tuning(data, out, trials, minutes))
+            sys.exit(130)
+    best = out / "best.toml"
+    if json:
+        answer({**msgspec.to_builtins(tuning), "best": tuning.best, "best_recipe": str(best)})
+        return
+    say(tuning_table(tuning))
+    say(f"\nMade {best}. Next: segue train {data} --out RUN --recipe {best}")
+
+
+def _show_trial(display: Display, trial: int, step: Step) -> None:
+    facts = f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
+    display.show(f"trial {trial}, epoch {step.epoch}/{step.epochs}", step.done, step.total, facts)
+
+
+def _trial_line(record: TrialRecord, tuning: Tuning) -> str:
+    """A trial that is over: how it did, and what was new in it."""
+    from segue.tune import changes_text
+
+    score = "no score" if record.score is None else f"ndcg@10 {record.score:.4f}"
+    best = " (best)" if record == tuning.best else ""
+    ending = "" if record.outcome == "finished" else f", {record.outcome}"
+    took = "" if record.seconds is None else f"  {duration(record.seconds)}"
+    return f"trial {record.trial:3}  {score}{best}  {record.epochs} epochs{ending}{took}  {changes_text(record)}"
+
+
+def _way_on_tuning(data: Path, out: Path, trials: int | None, minutes: float | None) -> str:
+    """What to do after Ctrl-C."""
+    if not out.exists():
+        return "Interrupted before the search began; nothing was written."
+    bounds = ("" if trials is None else f" --trials {trials}") + ("" if minutes is None else f" --minutes {minutes:g}")
+    return f"Interrupted; what was found is in {out}. Go on with: segue tune {data} --out {out}{bounds} --resume"
 
 
 @app.command()

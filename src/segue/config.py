@@ -14,11 +14,11 @@ import msgspec
 from segue.errors import SettingsError
 from segue.evaluate.settings import EvaluateSettings
 from segue.index.settings import IndexSettings
-from segue.models.settings import ModelSettings
+from segue.models.settings import BIDIRECTIONAL, ModelSettings
 from segue.objective.settings import ObjectiveSettings
 from segue.train.settings import TrainSettings
 
-DEFAULT_RECIPE = "esasrec"
+DEFAULT_RECIPE = "default"
 CHANGEABLE = ("train.epochs", "train.patience", "train.learning_rate", "train.threads", "train.device")
 """What may differ when training is taken up again."""
 
@@ -42,6 +42,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     train: TrainSettings = TrainSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     index: IndexSettings = IndexSettings()
+
+    def __post_init__(self) -> None:
+        """Refuse an encoder that does not fit the task."""
+        both_ways, masked = self.model.builder in BIDIRECTIONAL, self.objective.task == "masked-item"
+        if both_ways and not masked:
+            raise SettingsError(
+                f"model.builder = {self.model.builder!r} looks both ways and would see the answers of objective.task = "
+                f"{self.objective.task!r}: choose objective.task = 'masked-item', or another builder."
+            )
+        if masked and not both_ways:
+            raise SettingsError(
+                f"objective.task = 'masked-item' hides events between others, and model.builder = "
+                f"{self.model.builder!r} looks back only: choose model.builder = 'bert4rec', or another task."
+            )
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {

@@ -14,6 +14,7 @@ from segue.data.batch import (
     gather,
     newest,
     ragged_rows,
+    window_starts,
 )
 from segue.data.sequences import Sequences
 from segue.data.split import split_last
@@ -118,3 +119,20 @@ def test_the_newest_events_are_kept() -> None:
     assert cut.kinds is not None and cut.kinds.tolist() == [3, 4, 0, 6, 0]
     assert cut.values is not None and cut.values[0] == pytest.approx(1.5)
     assert newest(batch, 4) is batch
+
+
+def test_windows_of_g27() -> None:
+    """450 events, windows of 200 that start 100 apart: 250, 150, 50, and what is left from 0."""
+    owner, starts = window_starts(np.array([450]), 200, 100)
+    assert owner.tolist() == [0] * 4 and starts.tolist() == [0, 50, 150, 250]
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 12), st.integers(1, 12))
+def test_windows_are_those_of_the_loop_that_defines_them(lengths: list[int], length: int, step: int) -> None:
+    owner, starts = window_starts(np.array(lengths), length, step)
+    for user, events in enumerate(lengths):
+        expected = [0] if events <= length else [0, *sorted(range(events - length, 0, -step))]
+        assert starts[owner == user].tolist() == expected
+        if step <= length:
+            seen = {place for start in expected for place in range(start, min(events, start + length))}
+            assert seen == set(range(events))

@@ -643,7 +643,7 @@ def test_one_kind_of_folder_for_the_other(line: CommandLine, cycle_data: Path, c
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--recipe", "sasrek"), ("no recipe 'sasrek'", "did you mean 'sasrec'", "esasrec, sasrec", "FILE.toml")),
+        (("--recipe", "sasrek"), ("no recipe 'sasrek'", "did you mean 'sasrec'", "bert4rec, default", "FILE.toml")),
         (
             ("--set", "modle.width=8"),
             ("no section 'modle'", "did you mean 'model'", "model, objective, train, evaluate"),
@@ -671,12 +671,36 @@ def test_unknown_name_or_value(
 
 
 @pytest.mark.parametrize(
+    ("recipe", "asked", "says"),
+    [
+        (
+            "bert4rec",
+            "objective.task=next-item",
+            ("model.builder = 'bert4rec'", "choose objective.task = 'masked-item'"),
+        ),
+        ("sasrec", "objective.task=masked-item", ("looks back only", "choose model.builder = 'bert4rec'")),
+        ("sasrec", "objective.loss=gbce", ("objective.loss = 'gbce' needs objective.sampler", "objective.negatives")),
+        ("sasrec-sampled", "objective.loss=softmax", ("objective.loss = 'softmax'", "leave objective.sampler out")),
+        ("gsasrec", "objective.cuts=3", ("objective.cuts belongs to objective.task = 'recency'", "leave it out")),
+    ],
+)
+def test_settings_that_do_not_go_together(
+    line: CommandLine, cycle_data: Path, recipe: str, asked: str, says: tuple[str, ...]
+) -> None:
+    line.refuses("train", cycle_data, "--out", "run", "--recipe", recipe, "--set", asked, says=says)
+
+
+@pytest.mark.parametrize(
     ("content", "says"),
     [
         ("width = 8", ("width", "model, objective")),
         ("[model]\nwidht = 8", ("'widht'", "did you mean 'width'")),
         ("[model\nwidth = 8", ("mine.toml is not TOML", "line 1")),
         ("[model]\nwidth = 'x'", ("model.width", "'x'")),
+        (
+            "[objective]\nloss = 'bce'\nsampler = 'uniform'",
+            ("objective.negatives of at least 1", "got 'uniform' and 0"),
+        ),
     ],
 )
 def test_recipe_file_that_cannot_be_used(

@@ -38,6 +38,7 @@ OPTIONS = {
     "recommend": "--history --user --users --out -k --data --keep-seen --no-keep-seen --exclude --only --json",
     "similar": "-k --json",
     "explain": "--history --user --item --data --keep-seen --no-keep-seen --html --json",
+    "tune": "--out --recipe --trials --minutes --resume --json",
     "serve": "--data --store --runs --host --port --workers --keys --rate-limit --cors --log-level --json",
 }
 
@@ -283,7 +284,7 @@ def test_train_set_and_all(line: CommandLine, cycle_data: Path) -> None:
     """The default recipe with small numbers."""
     changes = ("--set", "train.epochs=2", "--set", "model.width=8", "--set", "model.heads=1", "--set", "model.depth=1")
     body = line.answers("train", cycle_data, "--out", "run", *changes, "--all")
-    assert body["recipe"] == "esasrec"
+    assert body["recipe"] == "default"
     assert body["training"]["epochs"] == 2
     assert body["all"] is True
     assert "trained on every event" in body["report"]["note"]
@@ -298,7 +299,8 @@ def test_train_set_and_all(line: CommandLine, cycle_data: Path) -> None:
 def test_recipes(line: CommandLine) -> None:
     body = line.answers("recipes")
     assert list(body) == ["recipes"]
-    assert set(body["recipes"]) == {"esasrec", "sasrec"}
+    named = "default esasrec sasrec sasrec-bce sasrec-sampled gsasrec bert4rec sasrec-rss"
+    assert set(body["recipes"]) == set(named.split())
     printed = line.does("recipes")
     assert all(name in printed and about["summary"] in printed for name, about in body["recipes"].items())
 

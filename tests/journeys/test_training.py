@@ -17,6 +17,7 @@ import pytest
 from planted_logs import cycle_log
 
 import segue
+from segue.config import recipe_names
 from segue.demo.planted import write_planted_shop
 from segue.demo.shop import cache_folder, clean, fetch
 from segue.errors import FolderError, InputError, SettingsError, TrainingError
@@ -190,6 +191,74 @@ def test_no_leak_from_the_test_part(quick_recipe: Path, tmp_path: Path) -> None:
     assert straight.metrics["hit@10"] > 0.95
     popularity = random.baselines["popularity"]["hit@10"]
     assert abs(random.metrics["hit@10"] - popularity) < 3 * np.sqrt(0.25 * 0.75 * 2 / 200)  # 10 of 40 items by chance
+
+
+TINY = (
+    "model.width=8",
+    "model.depth=1",
+    "model.length=6",
+    "train.epochs=2",
+    "train.tokens=60",
+    "train.learning_rate=1e-2",
+    "train.averaging=0.5",
+    "train.warmup=0",
+    "train.threads=1",
+)
+FEW_NEGATIVES = ("objective.negatives=5",)
+NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
+    "bert4rec": ("bert4rec", ()),
+    "default": ("default", ()),
+    "esasrec": ("esasrec", ()),
+    "gsasrec": ("gsasrec", FEW_NEGATIVES),
+    "sasrec": ("sasrec", ()),
+    "sasrec-bce": ("sasrec-bce", ()),
+    "sasrec-rss": ("sasrec-rss", ()),
+    "sasrec-sampled": ("sasrec-sampled", FEW_NEGATIVES),
+    "popularity": ("sasrec-sampled", (*FEW_NEGATIVES, "objective.sampler=popularity")),
+    "in-batch": ("sasrec-sampled", (*FEW_NEGATIVES, "objective.sampler=in-batch")),
+    "mixed": ("bert4rec", (*FEW_NEGATIVES, "objective.loss=gbce", "objective.sampler=mixed")),
+    "lambdarank": ("sasrec-rss", ("objective.loss=lambdarank",)),
+}
+"""Every recipe, and every way to draw negatives."""
+
+
+def test_no_leak_is_tried_with_every_recipe() -> None:
+    assert NO_LEAK.keys() >= set(recipe_names())
+
+
+@pytest.fixture(scope="module")
+def last_items(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Data folders that differ in the users' last items only: as they are, dealt out anew, and all the same.
+
+    To deal them out anew leaves every item's count over the whole log as it was; to make them all the same does not.
+    """
+    log = pl.read_csv(cycle_log(users=30, items=12, events=8).encode()).with_columns(
+        last=pl.col("timestamp") == pl.col("timestamp").max().over("user")
+    )
+    lasts = log.filter("last")
+    others = {
+        "straight": lasts["item"],
+        "permuted": pl.Series(np.random.default_rng(3).permutation(lasts["item"].to_numpy())),
+        "all the same": pl.Series(["i07"] * lasts.height),
+    }
+    folder = tmp_path_factory.mktemp("last-items")
+    for name, items in others.items():
+        table = pl.concat([log.filter(~pl.col("last")), lasts.with_columns(item=items)]).drop("last")
+        segue.prepare(table, out=folder / name)
+    return {name: folder / name for name in others}
+
+
+@pytest.mark.parametrize("name", NO_LEAK)
+def test_no_leak_from_the_test_part_in_any_recipe(name: str, last_items: dict[str, Path], tmp_path: Path) -> None:
+    """Not by way of counts, of log q or of what a sampler draws either."""
+    recipe, overrides = NO_LEAK[name]
+    for last, data in last_items.items():
+        segue.train(data, out=tmp_path / last, recipe=recipe, overrides=[*TINY, *overrides])
+    for file in ("weights.safetensors", "history.jsonl", "items.parquet", "index.safetensors"):
+        assert len({(tmp_path / last / file).read_bytes() for last in last_items}) == 1, file
+    best = [msgspec.json.decode((tmp_path / last / "manifest.json").read_bytes())["training"] for last in last_items]
+    assert len({training["best_epoch"] for training in best}) == 1
+    assert len({(tmp_path / last / "ranks.npy").read_bytes() for last in last_items}) == 3, "only the test notices"
 
 
 def test_time_split(quick_recipe: Path, tmp_path: Path) -> None:

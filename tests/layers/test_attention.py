@@ -6,8 +6,9 @@ import pytest
 import torch
 from packed_users import assert_close, batch_of, normal
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from segue.layers.attention import CausalAttention
+from segue.layers.attention import SelfAttention
 from segue.layers.packed import PackedBatch, pack
 
 # G1: queries, keys and values of the eight tokens, one head of width two.
@@ -24,17 +25,20 @@ G1_MIXED = [
 ]
 
 
-def attention_of(width: int, heads: int, *, output: bool = True, seed: int = 0) -> CausalAttention:
-    attention = CausalAttention(width, heads, output=output).double()
+back_or_both_ways = pytest.mark.parametrize("causal", [True, False], ids=["back", "both ways"])
+
+
+def attention_of(width: int, heads: int, *, output: bool = True, causal: bool = True, seed: int = 0) -> SelfAttention:
+    attention = SelfAttention(width, heads, output=output, causal=causal).double()
     with torch.no_grad():
         for index, parameter in enumerate(attention.parameters()):
             parameter.copy_(normal(*parameter.shape, seed=seed + index))
     return attention
 
 
-def plain_attention(width: int, heads: int = 1) -> CausalAttention:
+def plain_attention(width: int, heads: int = 1) -> SelfAttention:
     """Queries, keys and values are the stream itself."""
-    attention = CausalAttention(width, heads, output=False).double()
+    attention = SelfAttention(width, heads, output=False, causal=True).double()
     with torch.no_grad():
         attention.query.weight.copy_(torch.eye(width))
         attention.key_value.weight.copy_(torch.cat((torch.eye(width), torch.eye(width))))
@@ -43,7 +47,7 @@ def plain_attention(width: int, heads: int = 1) -> CausalAttention:
     return attention
 
 
-def torch_attention(ours: CausalAttention, width: int) -> nn.MultiheadAttention:
+def torch_attention(ours: SelfAttention, width: int) -> nn.MultiheadAttention:
     """torch's own module with our weights."""
     theirs = nn.MultiheadAttention(width, ours.heads, batch_first=True, dtype=torch.float64)
     assert isinstance(ours.output, nn.Linear)
@@ -55,7 +59,7 @@ def torch_attention(ours: CausalAttention, width: int) -> nn.MultiheadAttention:
     return theirs
 
 
-def values_of(attention: CausalAttention, keys: Tensor, width: int) -> Tensor:
+def values_of(attention: SelfAttention, keys: Tensor, width: int) -> Tensor:
     return keys @ attention.key_value.weight[width:].T + attention.key_value.bias[width:]
 
 
@@ -85,22 +89,24 @@ def test_weights_are_one_in_each_row_and_reproduce_the_output(width: int, heads:
     assert_close(attention(queries, keys, batch), attention.output(mixed), 1e-12)
 
 
+@back_or_both_ways
 @pytest.mark.parametrize("heads", [1, 2, 3])
-def test_equal_to_torchs_own_attention(heads: int) -> None:
-    """Which wants True where a token may NOT look: the opposite of ours."""
+def test_equal_to_torchs_own_attention(heads: int, causal: bool) -> None:
+    """Which wants True where a token may NOT look: the opposite of ours. It sees each user alone, without padding."""
     width, lengths = 6, (4, 1, 6)
-    ours, batch = attention_of(width, heads), batch_of(*lengths)
+    ours, batch = attention_of(width, heads, causal=causal), batch_of(*lengths)
     theirs = torch_attention(ours, width)
     queries, keys = normal(11, width, seed=20), normal(11, width, seed=21)
     found, weights, begin = ours(queries, keys, batch), ours.weights(queries, keys, batch), 0
     for user, length in enumerate(lengths):
         own = slice(begin, begin + length)
-        blocked = torch.ones(length, length, dtype=torch.bool).triu(1)
+        blocked = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else None
         expected, expected_weights = theirs(
             queries[None, own], keys[None, own], keys[None, own], attn_mask=blocked, average_attn_weights=False
         )
         assert_close(found[own], expected[0], 1e-12)
         assert_close(weights[user, :, :length, :length], expected_weights[0], 1e-12)
+        assert (weights[user, :, :length, length:] == 0).all(), "at padding nobody looks"
         begin += length
 
 
@@ -119,6 +125,36 @@ def test_what_comes_later_changes_nothing_at_all(dtype: torch.dtype) -> None:
         assert torch.equal(attention.weights(changed, changed, batch)[0, :, :position], weights[0, :, :position])
 
 
+def test_looking_both_ways_a_token_sees_all_of_its_user_and_nothing_else() -> None:
+    attention, batch = attention_of(4, 2, causal=False), batch_of(6, 3)
+    x = normal(9, 4, seed=3)
+    before, weights = attention(x, x, batch), attention.weights(x, x, batch)
+    assert (weights[0] > 0).all() and (weights[1, :, :3, :3] > 0).all()
+    for position in range(6):
+        changed = x.clone()
+        changed[position] += 1
+        after = attention(changed, changed, batch)
+        assert (after[:6] != before[:6]).any(1).all()
+        assert torch.equal(after[6:], before[6:]), "another user's token"
+
+
+def test_looking_both_ways_order_has_no_say() -> None:
+    """Without positions, tokens in another order get the same in that order."""
+    attention, batch, x = attention_of(4, 2, causal=False), batch_of(5, 3), normal(8, 4, seed=3)
+    order = torch.tensor([3, 0, 4, 2, 1, 7, 6, 5])
+    assert_close(attention(x[order], x[order], batch), attention(x, x, batch)[order], 1e-12)
+
+
+@back_or_both_ways
+@pytest.mark.parametrize("batch", [batch_of(2, 1, 3), batch_of(2, 2)], ids=["ragged", "rectangular"])
+def test_the_fused_kernel_does_it_forward_and_backward(batch: PackedBatch, causal: bool) -> None:
+    """Torch refuses where only its slow kernel could."""
+    attention, x = attention_of(4, 2, causal=causal).float(), normal(len(batch.items), 4, dtype=torch.float32)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        torch.autograd.backward(attention(x.requires_grad_(), x, batch).sum())
+    assert x.grad is not None and torch.isfinite(x.grad).all()
+
+
 def test_only_one_key_to_look_at_gives_its_value() -> None:
     """Mask polarity: a user's first token sees itself and nothing else."""
     attention, batch = attention_of(4, 2, output=False), batch_of(5, 1, 3)
@@ -128,10 +164,11 @@ def test_only_one_key_to_look_at_gives_its_value() -> None:
     assert (attention.weights(queries, keys, batch)[:, :, 0, 0] == 1).all()
 
 
+@back_or_both_ways
 @pytest.mark.parametrize("lengths", [(3, 1, 5), (4, 4), (1,), (1, 1)], ids=str)
 @pytest.mark.parametrize("heads", [1, 2])
-def test_the_newest_token_alone_gets_what_it_gets_among_all(lengths: tuple[int, ...], heads: int) -> None:
-    attention, batch, tokens = attention_of(4, heads), batch_of(*lengths), sum(lengths)
+def test_the_newest_token_alone_gets_what_it_gets_among_all(lengths: tuple[int, ...], heads: int, causal: bool) -> None:
+    attention, batch, tokens = attention_of(4, heads, causal=causal), batch_of(*lengths), sum(lengths)
     queries, keys = normal(tokens, 4, seed=30), normal(tokens, 4, seed=31)
     found = attention.newest(queries[batch.last], keys, batch)
     assert_close(found, attention(queries, keys, batch)[batch.last], 1e-12)
@@ -159,13 +196,14 @@ def test_one_stream_or_two_equal_ones() -> None:
 
 
 def test_without_an_output_projection_there_are_no_weights_for_it() -> None:
-    assert len(list(CausalAttention(4, 2, output=False).parameters())) == 4
-    assert len(list(CausalAttention(4, 2, output=True).parameters())) == 6
+    assert len(list(SelfAttention(4, 2, output=False, causal=True).parameters())) == 4
+    assert len(list(SelfAttention(4, 2, output=True, causal=True).parameters())) == 6
 
 
+@back_or_both_ways
 @pytest.mark.parametrize("batch", [batch_of(2, 1, 3), batch_of(2, 2)], ids=["ragged", "rectangular"])
-def test_gradients(batch: PackedBatch) -> None:
-    attention, tokens = attention_of(4, 2), len(batch.items)
+def test_gradients(batch: PackedBatch, causal: bool) -> None:
+    attention, tokens = attention_of(4, 2, causal=causal), len(batch.items)
     queries, keys = normal(tokens, 4, seed=9).requires_grad_(), normal(tokens, 4, seed=10).requires_grad_()
     assert torch.autograd.gradcheck(lambda q, k: attention(q, k, batch), (queries, keys))
     assert torch.autograd.gradcheck(lambda x: attention(x, x, batch), (queries,))
@@ -175,7 +213,7 @@ def test_gradients(batch: PackedBatch) -> None:
 
 def test_width_is_shared_evenly_by_the_heads() -> None:
     with pytest.raises(AssertionError):
-        CausalAttention(5, 2, output=True)
+        SelfAttention(5, 2, output=True, causal=True)
 
 
 def test_padding_of_the_weights_packs_away() -> None:

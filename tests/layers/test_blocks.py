@@ -6,12 +6,13 @@ from packed_users import assert_close, batch_of, normal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.attention import CausalAttention
-from segue.layers.blocks import FeedForward, GatedBlock, SASRecBlock, SwiGLU
+from segue.layers.attention import SelfAttention
+from segue.layers.blocks import FeedForward, GatedBlock, PostNormBlock, SASRecBlock, SwiGLU
 from segue.layers.dropout import draw_from
 from segue.layers.packed import PackedBatch
 
 G_TOKENS = [[1.0, 0, -1], [0.5, 1, 0]]
+Kind = type[SASRecBlock] | type[GatedBlock] | type[PostNormBlock]
 EYE = torch.eye(3, dtype=torch.float64)
 
 
@@ -27,7 +28,7 @@ def cleared(module: nn.Module) -> None:
                 nn.init.zeros_(parameter)
 
 
-def identity_attention(attention: CausalAttention) -> None:
+def identity_attention(attention: SelfAttention) -> None:
     with torch.no_grad():
         attention.query.weight.copy_(EYE)
         attention.key_value.weight.copy_(torch.cat((EYE, EYE)))
@@ -121,6 +122,39 @@ def test_gated_block_reads_its_gates_from_the_stream_before_the_norm() -> None:
     assert_close(block(x, batch), middle + gate(block.gate_forward, middle) * update, 1e-12)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_post_norm_block_is_torchs_own(heads: int) -> None:
+    """torch.nn.TransformerEncoderLayer with the same weights, each user alone."""
+    block, batch, x = PostNormBlock(4, heads, 6, 0.0).double(), batch_of(3, 1, 5), normal(9, 4, seed=51)
+    randomised(block)
+    assert block.norm_attention.eps == block.norm_forward.eps == 1e-12
+    theirs = nn.TransformerEncoderLayer(
+        4, heads, 6, dropout=0.0, activation="gelu", layer_norm_eps=1e-12, batch_first=True, dtype=torch.float64
+    )  # in training mode: the other has numerics of its own
+    ours, attention = block.feed_forward, block.attention
+    assert isinstance(attention.output, nn.Linear)
+    pairs: list[tuple[Tensor, Tensor]] = [
+        (theirs.self_attn.in_proj_weight, torch.cat((attention.query.weight, attention.key_value.weight))),
+        (theirs.self_attn.in_proj_bias, torch.cat((attention.query.bias, attention.key_value.bias))),
+        (theirs.self_attn.out_proj.weight, attention.output.weight),
+        (theirs.self_attn.out_proj.bias, attention.output.bias),
+        (theirs.linear1.weight, ours.inner.weight),
+        (theirs.linear1.bias, ours.inner.bias),
+        (theirs.linear2.weight, ours.outer.weight),
+        (theirs.linear2.bias, ours.outer.bias),
+        (theirs.norm1.weight, block.norm_attention.weight),
+        (theirs.norm1.bias, block.norm_attention.bias),
+        (theirs.norm2.weight, block.norm_forward.weight),
+        (theirs.norm2.bias, block.norm_forward.bias),
+    ]
+    assert len(pairs) == len(list(theirs.parameters()))
+    with torch.no_grad():
+        for their, our in pairs:
+            their.copy_(our)
+        expected = torch.cat([theirs(own[None])[0] for own in torch.split(x, [3, 1, 5])])
+    assert_close(block(x, batch), expected, 1e-12)
+
+
 def test_feed_forward_has_no_activation_after_its_second_map() -> None:
     part = FeedForward(2, 2, 0.0).double()
     with torch.no_grad():
@@ -161,9 +195,9 @@ def test_swiglu_of_known_slopes() -> None:
     assert_close(x.grad, [[0.5, 0], [0.927671, 0.731059]], 1e-6)
 
 
-@pytest.mark.parametrize("kind", [SASRecBlock, GatedBlock])
+@pytest.mark.parametrize("kind", [SASRecBlock, GatedBlock, PostNormBlock])
 @pytest.mark.parametrize("batch", [batch_of(2, 1, 3), batch_of(2, 2)], ids=["ragged", "rectangular"])
-def test_gradients_of_blocks(kind: type[SASRecBlock] | type[GatedBlock], batch: PackedBatch) -> None:
+def test_gradients_of_blocks(kind: Kind, batch: PackedBatch) -> None:
     block = kind(4, 2, 5, 0.0).double()
     randomised(block)
     x = normal(len(batch.items), 4, seed=30).requires_grad_()
@@ -172,14 +206,12 @@ def test_gradients_of_blocks(kind: type[SASRecBlock] | type[GatedBlock], batch: 
     for parameter in block.parameters():
         assert torch.autograd.gradcheck(lambda _: block(x.detach(), batch), (parameter,))
         checked += 1
-    assert checked == (12 if kind is SASRecBlock else 16)
+    assert checked == {SASRecBlock: 12, GatedBlock: 16, PostNormBlock: 14}[kind]
 
 
-@pytest.mark.parametrize("kind", [SASRecBlock, GatedBlock])
+@pytest.mark.parametrize("kind", [SASRecBlock, GatedBlock, PostNormBlock])
 @pytest.mark.parametrize("batch", [batch_of(2, 1, 3), batch_of(2, 2)], ids=["ragged", "rectangular"])
-def test_newest_is_what_the_block_gives_the_newest_token(
-    kind: type[SASRecBlock] | type[GatedBlock], batch: PackedBatch
-) -> None:
+def test_newest_is_what_the_block_gives_the_newest_token(kind: Kind, batch: PackedBatch) -> None:
     block = kind(4, 2, 5, 0.0).double()
     randomised(block)
     x = normal(len(batch.items), 4, seed=31)
@@ -218,3 +250,22 @@ def test_dropout_is_on_the_feed_forward_part_of_a_sasrec_block() -> None:
     gone = update.abs() < 1e-12
     assert 0.35 < gone.double().mean() < 0.65
     assert_close(update[~gone], torch.full_like(update[~gone], 2), 1e-9)
+
+
+def test_dropout_is_on_both_updates_of_a_post_norm_block_and_not_on_its_stream() -> None:
+    """Updates of one, everywhere: what reaches a norm is the stream with nothing or two added."""
+    block, x, batch = PostNormBlock(8, 2, 8, 0.5).double().train(), normal(60, 8, seed=42), batch_of(30, 30)
+    draw_from(block, torch.Generator().manual_seed(0))
+    assert isinstance(block.attention.output, nn.Linear)
+    for last in (block.attention.output, block.feed_forward.outer):
+        nn.init.zeros_(last.weight)
+        nn.init.ones_(last.bias)
+    met: list[Tensor] = []
+    for norm in (block.norm_attention, block.norm_forward):
+        norm.register_forward_hook(lambda _, inputs, output: met.extend((inputs[0], output)))
+    block(x, batch)
+    for update in (met[0] - x, met[2] - met[1]):
+        gone = update.abs() < 1e-12
+        assert 0.35 < gone.double().mean() < 0.65
+        assert_close(update[~gone], torch.full_like(update[~gone], 2), 1e-9)
+    assert block.feed_forward.drop.dropped == 0, "between the two maps nothing is"

@@ -11,7 +11,7 @@ from packed_users import batch_of, normal
 
 from segue.data.batch import Batch
 from segue.errors import SegueError
-from segue.layers.packed import PackedBatch, pack, pad, tensors
+from segue.layers.packed import PackedBatch, pack, pad, tensors, with_question
 
 some_lengths = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 
@@ -130,6 +130,33 @@ def test_tensors_share_the_memory_of_a_batch() -> None:
 def test_what_the_data_has_not_is_none() -> None:
     packed: PackedBatch = batch_of(2, 1)
     assert packed.asked is None and packed.kinds is None and packed.values is None
+
+
+def test_a_question_comes_after_the_newest_event_of_each_user() -> None:
+    batch = Batch(
+        items=np.array([5, 6, 7]),
+        times=np.array([10, 20, 30]),
+        lengths=np.array([2, 1]),
+        kinds=np.array([4, 1, 1]),
+        values=np.array([1.0, 2.0, 3.0], dtype=np.float32),
+    )
+    found = with_question(tensors(batch), 99)
+    assert found.items.tolist() == [5, 6, 99, 7, 99] and found.lengths.tolist() == [3, 2]
+    assert found.times.tolist() == [10, 20, 20, 30, 30] and found.asked is None
+    assert found.kinds is not None and found.kinds.tolist() == [4, 1, 0, 1, 0]
+    assert found.values is not None and found.values.dtype == torch.float32
+    assert found.values.nan_to_num(-1).tolist() == [1, 2, -1, 3, -1]
+    assert found.last.tolist() == [2, 4]
+    known = with_question(tensors(replace(batch, asked=np.array([25, 31]), kinds=None, values=None)), 99)
+    assert known.times.tolist() == [10, 20, 25, 30, 31]
+    assert known.asked is not None and known.asked.tolist() == [25, 31]
+    assert known.kinds is None and known.values is None
+    assert batch.items.tolist() == [5, 6, 7]
+
+
+def test_a_user_without_events_is_not_asked_about() -> None:
+    with pytest.raises(AssertionError):
+        with_question(batch_of(2, 0, 3), 99)
 
 
 def test_with_room_by_hand() -> None:

@@ -55,7 +55,7 @@ def test_gated_blocks_with_four_times_the_width_unless_said_otherwise() -> None:
     assert block.feed_forward.outer.weight.shape == (6, 24) and block.feed_forward.inner.weight.shape == (48, 6)
 
 
-@pytest.mark.parametrize("builder", ["sasrec", "esasrec"])
+@pytest.mark.parametrize("builder", ["sasrec", "esasrec", "bert4rec"])
 def test_dropout_is_on_the_tokens_too(builder: str) -> None:
     """Half of the numbers of a token are gone, the rest doubled; nothing else is before the blocks."""
     settings = ModelSettings(builder=builder, width=64, depth=1, dropout=0.5)  # type: ignore[arg-type]

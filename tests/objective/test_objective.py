@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -18,13 +23,16 @@ from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
-from segue.objective.sampler import PopularitySampler
+from segue.objective.sampler import InBatchSampler, Negatives, PopularitySampler
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.task import Examples, next_item
+
+SAMPLED_LOSSES = ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max")
 
 N_ITEMS = 9
 COUNTS = np.array([0, 5, 3, 1, 4, 1, 5, 9, 2, 6])
 BATCH = Batch(items=np.array([1, 9, 3, 4, 3, 7]), times=np.arange(6), lengths=np.array([4, 2]))
+PRESENT = torch.from_numpy(BATCH.items)
 
 
 def settings_of(**chosen: Any) -> ObjectiveSettings:
@@ -38,7 +46,7 @@ def sampled(sampler: str, negatives: int = 4, **more: Any) -> ObjectiveSettings:
 def case(*, tied: bool = True) -> tuple[SequenceModel, Tensor, Examples]:
     shape = ModelSettings(width=4, depth=1, length=8, dropout=0.0, tied=tied)
     model = build_model(shape, N_ITEMS, generator=torch.Generator().manual_seed(0))
-    examples = next_item(BATCH)
+    examples = next_item(BATCH, np.random.default_rng(0))
     return model, model.encode(tensors(examples.inputs)), examples
 
 
@@ -58,7 +66,11 @@ def test_softmax_is_over_the_items_and_not_over_padding(tied: bool) -> None:
     assert loss_of(settings_of(), tied=tied).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("chosen", [settings_of(), sampled("uniform")], ids=["softmax", "sampled-softmax"])
+@pytest.mark.parametrize(
+    "chosen",
+    [settings_of(), *(settings_of(loss=loss, sampler="uniform", negatives=4) for loss in SAMPLED_LOSSES)],
+    ids=["softmax", *SAMPLED_LOSSES],
+)
 def test_only_the_questioned_states_count_and_by_their_weight(chosen: ObjectiveSettings) -> None:
     _, _, examples = case()
     answers = examples.targets
@@ -91,7 +103,7 @@ def test_sampled_softmax_corrects_positives_and_negatives_by_popularity(tied: bo
     """In the draws of this seed are two collisions with a target."""
     weight = COUNTS[1:] ** 0.75
     log_q = np.concatenate(([0.0], np.log(weight / weight.sum())))
-    negatives = PopularitySampler(COUNTS, 0.75).draw(6, torch.Generator().manual_seed(3)).items.tolist()
+    negatives = PopularitySampler(COUNTS, 0.75).draw(6, torch.Generator().manual_seed(3), PRESENT).items.tolist()
     assert set(negatives) & {9, 3, 4, 7}
     found = loss_of(sampled("popularity", 6, power=0.75), tied=tied, seed=3).item()
     assert found == pytest.approx(by_hand(log_q, negatives, tied=tied), abs=1e-5)
@@ -100,7 +112,7 @@ def test_sampled_softmax_corrects_positives_and_negatives_by_popularity(tied: bo
 def test_uniform_negatives_need_no_correction() -> None:
     objective = Objective(sampled("uniform", 5), COUNTS)
     assert objective.sampler is not None
-    negatives = objective.sampler.draw(5, torch.Generator().manual_seed(2)).items.tolist()
+    negatives = objective.sampler.draw(5, torch.Generator().manual_seed(2), PRESENT).items.tolist()
     found = loss_of(sampled("uniform", 5), seed=2).item()
     assert found == pytest.approx(by_hand(np.zeros(N_ITEMS + 1), negatives, tied=True), abs=1e-5)
 
@@ -166,9 +178,465 @@ def test_a_power_that_is_no_number_is_refused(power: float) -> None:
         sampled("popularity", 4, power=power)
 
 
-@pytest.mark.parametrize(
-    "unknown", [{"loss": "hinge"}, {"sampler": "zipf"}, {"task": "masked"}, {"temperature": 1.0}], ids=str
-)
+@pytest.mark.parametrize("unknown", [{"loss": "hinge"}, {"sampler": "zipf"}, {"task": "masked"}, {"tau": 1.0}], ids=str)
 def test_unknown_names_are_refused(unknown: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         settings_of(**unknown)
+
+
+# --- every combination --------------------------------------------------------------------------------------------
+
+HINTS = get_type_hints(ObjectiveSettings)
+TASKS, LOSSES, SAMPLERS = (get_args(HINTS[name]) for name in ("task", "loss", "sampler"))
+BUILDERS: dict[str, Literal["sasrec", "esasrec", "bert4rec"]] = {
+    "next-item": "esasrec",
+    "masked-item": "bert4rec",
+    "recency": "sasrec",
+}
+MANY_ITEMS = 40
+MANY_COUNTS = np.r_[0, np.arange(MANY_ITEMS) % 5 + 1]
+NEGATIVES = 9
+
+Combination = tuple[str, str, str, bool]
+
+
+@functools.cache
+def users() -> Batch:
+    """Of twelve, five, three and two events, none of them twice with one user."""
+    rng = np.random.default_rng(4)
+    histories = [rng.permutation(MANY_ITEMS)[:length] + 1 for length in (12, 5, 3, 2)]
+    lengths = np.array([len(history) for history in histories])
+    return Batch(items=np.concatenate(histories), times=np.arange(lengths.sum()), lengths=lengths)
+
+
+@functools.cache
+def model_for(task: str) -> SequenceModel:
+    """Built once, and not to be changed. In float64, so that a step can be small and still be seen; with weights that
+    are nowhere zero but in the padding rows, so that nothing is without a gradient by accident."""
+    shape = ModelSettings(builder=BUILDERS[task], width=4, depth=1, heads=2, length=12, dropout=0.0, feed_forward=1)
+    model = build_model(shape, MANY_ITEMS, generator=torch.Generator()).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4)
+    model.items.clear_padding()
+    return model
+
+
+def asked(settings: ObjectiveSettings, model: SequenceModel | None = None) -> tuple[Examples, Tensor]:
+    """The examples and the loss of one batch. The same draws each time."""
+    model, objective = model or model_for(settings.task), Objective(settings, MANY_COUNTS)
+    examples = objective.examples(users(), np.random.default_rng(1))
+    hidden = model.encode(tensors(examples.inputs))
+    return examples, objective.loss(model, hidden, examples, torch.Generator().manual_seed(2))
+
+
+def slopes_of(loss: Tensor, model: SequenceModel) -> dict[str, Tensor]:
+    """The gradient in each weight; every weight must have one."""
+    names, weights = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, weights), strict=True))
+
+
+asked_once = functools.cache(asked)
+
+
+def sound(task: str, loss: str, sampler: str, shared: bool) -> bool:
+    """Drawn negatives where and only where the loss compares with some; lambdarank for the few states of recency."""
+    if loss in SAMPLED_LOSSES:
+        return sampler != "none"
+    return sampler == "none" and shared and (loss != "lambdarank" or task == "recency")
+
+
+def combinations(*, wanted: bool) -> list[Combination]:
+    return [chosen for chosen in itertools.product(TASKS, LOSSES, SAMPLERS, (True, False)) if sound(*chosen) is wanted]
+
+
+def combined(task: str, loss: str, sampler: str, shared: bool, **more: Any) -> ObjectiveSettings:
+    negatives = {"negatives": NEGATIVES} if loss in (*SAMPLED_LOSSES, "sce") else {}
+    return settings_of(task=task, loss=loss, sampler=sampler, shared=shared, **{**negatives, **more})
+
+
+def name_of(chosen: Combination) -> str:
+    task, loss, sampler, shared = chosen
+    return f"{task}-{loss}" + ("" if sampler == "none" else f"-{sampler}-{'shared' if shared else 'own'}")
+
+
+def test_there_are_so_many_combinations() -> None:
+    assert (len(TASKS), len(LOSSES), len(SAMPLERS)) == (3, 9, 5)
+    assert set(SAMPLED_LOSSES) < set(LOSSES) and set(BUILDERS) == set(TASKS)
+    assert (len(combinations(wanted=True)), len(combinations(wanted=False))) == (3 * 6 * 4 * 2 + 7, 119)
+
+
+@pytest.mark.parametrize("chosen", combinations(wanted=True), ids=name_of)
+def test_a_sound_combination_gives_a_number_and_its_slope(chosen: Combination) -> None:
+    """A small step against the gradient lowers the loss by the squared length of the gradient, step for step."""
+    settings = combined(*chosen)
+    model = copy.deepcopy(model_for(settings.task))
+    _, loss = asked(settings, model)
+    assert loss.shape == () and math.isfinite(loss.item()) and loss.item() > 0
+    slopes = slopes_of(loss, model)
+    assert all(torch.isfinite(slope).all() for slope in slopes.values())
+    assert (slopes["items.into"][0] == 0).all(), "the row of padding"
+    if settings.loss == "lambdarank":
+        return  # its number is not what its gradient belongs to
+    steepness = sum(slope.square().sum().item() for slope in slopes.values())
+    expected = 1e-5 * loss.item()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.sub_(slopes[name], alpha=expected / steepness)
+        _, lower = asked(settings, model)
+    assert loss.item() - lower.item() == pytest.approx(expected, rel=0.05)
+
+
+def test_a_step_of_lambdarank_lifts_the_answers() -> None:
+    settings = settings_of(task="recency", loss="lambdarank", taken=0.6)
+    model, lead = copy.deepcopy(model_for(settings.task)), []
+    for _ in range(2):
+        examples, loss = asked(settings, model)
+        assert examples.positions is not None and len(np.unique(examples.positions)) < len(examples.positions)
+        states = model.head(model.encode(tensors(examples.inputs)))[torch.from_numpy(examples.positions)]
+        scores, rows = model.score_all(states).detach()[:, 1:], torch.arange(len(examples.targets))
+        lead.append((scores[rows, torch.from_numpy(examples.targets) - 1] - scores.mean(1)).mean().item())
+        slopes = slopes_of(loss, model)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.sub_(slopes[name], alpha=1e-3)
+    assert lead[1] > lead[0] + 1e-6
+
+
+def test_every_other_combination_is_refused_with_a_name_to_change() -> None:
+    for task, loss, sampler, shared in combinations(wanted=False):
+        with pytest.raises(SettingsError, match=r"objective\.(loss|sampler|shared) ") as caught:
+            combined(task, loss, sampler, shared)
+        words = ("choose", "needs", "leave it out", "leave objective.sampler out")
+        assert any(word in str(caught.value) for word in words), str(caught.value)
+
+
+# --- no option without effect -------------------------------------------------------------------------------------
+
+OTHER_VALUES: dict[str, tuple[Any, ...]] = {
+    "task": TASKS,
+    "loss": LOSSES,
+    "sampler": SAMPLERS,
+    "negatives": (NEGATIVES + 3,),
+    "shared": (False,),
+    "power": (0.3,),
+    "in_batch": (0.9,),
+    "log_q": (False,),
+    "temperature": (0.5,),
+    "calibration": (0.1,),
+    "regularisation": (0.7,),
+    "masked": (0.6,),
+    "most_masked": (1,),
+    "last_masked": (0.9,),
+    "importance": ("linear",),
+    "alpha": (0.2,),
+    "taken": (0.6,),
+    "cuts": (3,),
+}
+
+
+def same(one: tuple[Examples, Tensor], other: tuple[Examples, Tensor]) -> bool:
+    """The same tokens are encoded, the same states questioned for the same answers, at the same cost."""
+    pairs = ((one[0].inputs.items, other[0].inputs.items), (one[0].targets, other[0].targets))
+    places = one[0].positions, other[0].positions
+    alike = all(np.array_equal(mine, yours) for mine, yours in pairs)
+    asked_alike = None in places if places[0] is places[1] else np.array_equal(*places)  # type: ignore[arg-type]
+    return alike and asked_alike and abs(one[1].item() - other[1].item()) < 1e-9
+
+
+def changed(chosen: Combination, name: str) -> Iterator[dict[str, Any]]:
+    task, loss, sampler, shared = chosen
+    own = {"task": task, "loss": loss, "sampler": sampler, "shared": shared, "negatives": combined(*chosen).negatives}
+    for value in OTHER_VALUES[name]:
+        if own.get(name) != value:
+            yield {**own, name: value}
+
+
+def test_every_option_is_tried() -> None:
+    assert OTHER_VALUES.keys() == HINTS.keys()
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_an_option_changes_something_or_is_refused_by_name(name: str) -> None:
+    """Whatever the task, the loss and the sampler."""
+    tried = 0
+    for chosen in [found for found in combinations(wanted=True) if found[3]]:
+        for other in changed(chosen, name):
+            try:
+                settings, refusal = settings_of(**other), ""
+            except SettingsError as error:
+                settings, refusal = combined(*chosen), str(error)
+            if refusal:
+                assert f"objective.{name}" in refusal, other
+            else:
+                tried += 1
+                assert not same(asked_once(combined(*chosen)), asked_once(settings)), f"{name} has no effect: {other}"
+    assert tried > 0
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_what_is_unchanged_gives_the_same(name: str) -> None:
+    """Otherwise the test above would say nothing: an explicit default is not a change."""
+    default = {field.name: field.default for field in msgspec.structs.fields(ObjectiveSettings)}[name]
+    assert same(asked(settings_of()), asked(settings_of(**{name: default})))
+
+
+# --- equivalences -------------------------------------------------------------------------------------------------
+
+
+class Fixed:
+    """A sampler that draws what it is told to, so many times over. `log_q` [V + 1] is by item number."""
+
+    def __init__(self, items: Sequence[int], log_q: Sequence[float], *, times: int = 1) -> None:
+        self._items = torch.tensor(items).repeat(times)
+        self._log_q = torch.tensor(log_q, dtype=torch.float32)
+
+    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:  # noqa: ARG002
+        return Negatives(self._items, self._log_q[self._items])
+
+    def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002
+        return self._log_q[items]
+
+
+DRAWS = [3, 17, 3, 8, 1, 20, 32, 40, 5]
+NO_LOG_Q = (0.0,) * (MANY_ITEMS + 1)
+SLOPING_LOG_Q = tuple(-0.1 * number for number in range(MANY_ITEMS + 1))
+
+
+def with_draws(
+    settings: ObjectiveSettings, items: Sequence[int], log_q: Sequence[float] = NO_LOG_Q
+) -> tuple[float, list[Tensor]]:
+    """The loss, and its gradient in every weight, where every answer has these negatives."""
+    model, objective = model_for(settings.task), Objective(settings, MANY_COUNTS)
+    examples = objective.examples(users(), np.random.default_rng(1))
+    if items:
+        assert len(items) == settings.negatives
+        objective.sampler = Fixed(items, log_q, times=1 if settings.shared else len(examples.targets))
+    loss = objective.loss(model, model.encode(tensors(examples.inputs)), examples, torch.Generator())
+    return loss.item(), list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def assert_equal(one: tuple[float, list[Tensor]], other: tuple[float, list[Tensor]]) -> None:
+    assert one[0] == pytest.approx(other[0], abs=1e-7)
+    torch.testing.assert_close(one[1], other[1], rtol=0, atol=1e-7)
+
+
+every_task = pytest.mark.parametrize("task", TASKS)
+shared_or_own = pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
+every_sampled_loss = pytest.mark.parametrize("loss", SAMPLED_LOSSES)
+
+
+@every_task
+@shared_or_own
+def test_gbce_without_calibration_is_bce(task: str, shared: bool) -> None:
+    plain = combined(task, "bce", "uniform", shared)
+    general = combined(task, "gbce", "uniform", shared, calibration=0.0)
+    assert_equal(with_draws(general, DRAWS), with_draws(plain, DRAWS))
+    assert with_draws(combined(task, "gbce", "uniform", shared), DRAWS)[0] != with_draws(plain, DRAWS)[0]
+
+
+@every_task
+@shared_or_own
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_sampled_softmax_with_every_item_once_is_softmax(task: str, shared: bool, temperature: float) -> None:
+    """Recency asks each state for one item here: several answers of a state are no negatives of each other."""
+    one_answer = {"taken": 0.01} if task == "recency" else {}
+    more = {"temperature": temperature, **one_answer}
+    everything = combined(task, "sampled-softmax", "uniform", shared, negatives=MANY_ITEMS, **more)
+    full = combined(task, "softmax", "none", shared=True, **more)
+    assert_equal(with_draws(everything, range(1, MANY_ITEMS + 1)), with_draws(full, []))
+
+
+@every_task
+@every_sampled_loss
+def test_shared_negatives_are_own_negatives_where_all_rows_draw_the_same(task: str, loss: str) -> None:
+    """Also where they collide: every item of the catalogue is among them but one."""
+    draws, more = list(range(2, MANY_ITEMS + 1)), {"taken": 0.6, "cuts": 2} if task == "recency" else {}
+    shared, own = (
+        combined(task, loss, "popularity", shared, negatives=len(draws), temperature=0.7, **more)
+        for shared in (True, False)
+    )
+    assert_equal(with_draws(shared, draws, SLOPING_LOG_Q), with_draws(own, draws, SLOPING_LOG_Q))
+
+
+@shared_or_own
+@pytest.mark.parametrize("sampler", ["uniform", "in-batch"])
+def test_where_all_items_are_drawn_alike_log_q_corrects_nothing(sampler: str, shared: bool) -> None:
+    settings = combined("next-item", "sampled-softmax", sampler, shared)
+    corrected, objective = asked(settings), Objective(settings, MANY_COUNTS)
+    assert objective.sampler is not None
+    examples, model = corrected[0], model_for(settings.task)
+    present = torch.from_numpy(np.concatenate((examples.inputs.items, examples.targets)))
+    count = NEGATIVES if shared else NEGATIVES * len(examples.targets)
+    drawn = objective.sampler.draw(count, torch.Generator().manual_seed(2), present)
+    assert len(set(drawn.log_q.tolist())) == 1 and drawn.log_q[0] < 0
+    objective.sampler = Fixed(drawn.items.tolist(), NO_LOG_Q)
+    plain = objective.loss(model, model.encode(tensors(examples.inputs)), examples, torch.Generator())
+    assert corrected[1].item() == pytest.approx(plain.item(), abs=1e-9)
+
+
+@shared_or_own
+def test_log_q_is_subtracted_from_answers_and_negatives_or_from_neither(shared: bool) -> None:
+    """A number more for every item changes nothing; left out, nothing is subtracted."""
+    draws, shifted = DRAWS, [2.0 + value for value in SLOPING_LOG_Q]
+    corrected = combined("next-item", "sampled-softmax", "popularity", shared)
+    plain = combined("next-item", "sampled-softmax", "popularity", shared, log_q=False)
+    assert_equal(with_draws(corrected, draws, SLOPING_LOG_Q), with_draws(corrected, draws, shifted))
+    assert_equal(with_draws(plain, draws, SLOPING_LOG_Q), with_draws(plain, draws))
+    assert with_draws(corrected, draws, SLOPING_LOG_Q)[0] != pytest.approx(with_draws(plain, draws)[0], abs=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["bce", "gbce", "bpr", "bpr-max", "top1-max"])
+def test_losses_of_plain_scores_do_not_look_at_log_q(loss: str) -> None:
+    settings = combined("next-item", loss, "popularity", shared=True)
+    assert_equal(with_draws(settings, DRAWS, SLOPING_LOG_Q), with_draws(settings, DRAWS))
+
+
+def test_negatives_from_the_batch_are_its_inputs_and_its_answers_but_no_mask() -> None:
+    """What a mask hides is an item of the batch; the mask itself is none."""
+    settings, shown = combined("masked-item", "bpr", "in-batch", shared=True), []
+
+    class Watched(InBatchSampler):
+        def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+            drawn = super().draw(500, generator, present)
+            shown.append((set(present.tolist()), set(drawn.items.tolist())))
+            return Negatives(drawn.items[:count], drawn.log_q[:count])
+
+    objective, model = Objective(settings, MANY_COUNTS), model_for(settings.task)
+    assert type(objective.sampler) is InBatchSampler
+    objective.sampler = Watched(MANY_ITEMS)
+    examples = objective.examples(users(), np.random.default_rng(1))
+    objective.loss(model, model.encode(tensors(examples.inputs)), examples, torch.Generator())
+    ((present, drawn),) = shown
+    assert present - {MANY_ITEMS + 1} == set(users().items.tolist()) == drawn
+    assert set(examples.targets.tolist()) - set(examples.inputs.items.tolist()), "some are only behind a mask"
+
+
+# --- goldens ------------------------------------------------------------------------------------------------------
+
+
+def model_of(vectors: Sequence[Sequence[float]], similarity: Literal["dot", "cosine"] = "dot") -> SequenceModel:
+    """One whose states are compared as they are with these items, numbered from 1."""
+    shape = ModelSettings(builder="sasrec", width=len(vectors[0]), depth=1, similarity=similarity)
+    model = build_model(shape, len(vectors), generator=torch.Generator().manual_seed(0)).double()
+    with torch.no_grad():
+        model.items.into[1:] = torch.tensor(vectors, dtype=torch.float64)
+    return model
+
+
+def one_state(
+    settings: ObjectiveSettings,
+    model: SequenceModel,
+    state: Sequence[float],
+    *,
+    target: int,
+    draws: Sequence[int],
+    log_q: Sequence[float] | None = None,
+) -> tuple[float, Tensor]:
+    """The loss of one state that is asked for one item, and its gradient in the item table."""
+    n_items = model.items.n_items
+    objective = Objective(settings, np.ones(n_items + 1, dtype=np.int64))
+    if draws:
+        objective.sampler = Fixed(draws, log_q or [0.0] * (n_items + 1))
+    inputs = Batch(items=np.array([1]), times=np.array([0]), lengths=np.array([1]))
+    examples = Examples(inputs=inputs, targets=np.array([target]))
+    hidden = torch.tensor([state], dtype=torch.float64)
+    loss = objective.loss(model, hidden, examples, torch.Generator().manual_seed(0))
+    return loss.item(), torch.autograd.grad(loss, model.items.into)[0]
+
+
+@shared_or_own
+@pytest.mark.parametrize(
+    ("loss", "more", "answer", "others", "expected"),
+    [
+        ("sampled-softmax", {}, 1.0, (0.5, -0.2, 0.8), 1.003002),
+        ("bpr", {}, 1.0, (0.5, -0.2, 0.8), 0.445166),
+        ("bpr-max", {}, 1.0, (0.5, -0.2, 0.8), 0.488574),
+        ("bpr-max", {"regularisation": 1.0}, 1.0, (0.5, -0.2, 0.8), 0.886886),
+        ("top1-max", {}, 1.0, (0.5, -0.2, 0.8), 0.983475),
+        ("bce", {}, 1.2, (-0.5,), 0.737359 / 2),
+        ("bce", {}, 1.2, (-0.5, 0.3, 0.0, -1.0, 0.8), 0.628204),
+        ("gbce", {}, 1.2, (-0.5, 0.3, 0.0, -1.0, 0.8), 0.611749),
+    ],
+)
+def test_losses_by_hand(
+    loss: str, more: dict[str, float], answer: float, others: tuple[float, ...], expected: float, shared: bool
+) -> None:
+    """Of a catalogue of eleven; by default gbce is calibrated by three quarters."""
+    scores = [answer, *others, *[9.0] * (10 - len(others))]
+    settings = settings_of(loss=loss, sampler="uniform", negatives=len(others), shared=shared, **more)
+    model, draws = model_of([[score] for score in scores]), range(2, len(others) + 2)
+    assert one_state(settings, model, [1.0], target=1, draws=draws)[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_softmax_by_hand() -> None:
+    model = model_of([[score] for score in (1.2, -0.5, 0.3, 0.0, -1.0, 0.8)])
+    assert one_state(settings_of(), model, [1.0], target=1, draws=[])[0] == pytest.approx(0.982667, abs=1e-6)
+    hardest = settings_of(loss="sce", negatives=6)
+    assert one_state(hardest, model, [1.0], target=1, draws=[])[0] == pytest.approx(0.982667, abs=1e-6)
+
+
+@shared_or_own
+@pytest.mark.parametrize(("log_q", "expected"), [(True, 1.137291), (False, 0.464369)])
+def test_log_q_by_hand(log_q: bool, expected: float, shared: bool) -> None:
+    settings = sampled("popularity", 2, log_q=log_q, shared=shared)
+    q = [0.0, *np.log([0.5, 0.1, 0.4])]
+    found, _ = one_state(settings, model_of([[2.0], [1.0], [0.5]]), [1.0], target=1, draws=[2, 3], log_q=q)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+@shared_or_own
+def test_cosine_with_temperature_by_hand(shared: bool) -> None:
+    """Lengths of vectors say nothing, and a negative that is the answer costs nothing: .702278 with it."""
+    vectors = [[0.1, 0.2]] * 9
+    vectors[3 - 1], vectors[5 - 1], vectors[7 - 1], vectors[9 - 1] = [0, 2], [-3, 4], [5, 0], [4, -3]
+    settings = sampled("uniform", 4, temperature=0.05, shared=shared)
+    found, gradient = one_state(settings, model_of(vectors, "cosine"), [3, 4], target=3, draws=[7, 3, 9, 5])
+    assert found == pytest.approx(0.018180, abs=1e-6)
+    assert gradient[[1, 2, 4, 6, 8]].eq(0).all() and gradient[[3, 5, 7]].ne(0).any(1).all()
+
+
+# --- collisions and temperature -----------------------------------------------------------------------------------
+
+
+@every_sampled_loss
+def test_a_negative_that_is_the_answer_never_counts(loss: str) -> None:
+    settings = settings_of(loss=loss, sampler="uniform", negatives=4)
+    model = model_of([[0.7], [-0.4], [1.1], [0.2], [0.9], [0.3]])
+    with_it, without = (one_state(settings, model, [1.3], target=1, draws=draws) for draws in ([2, 1, 3, 1], [2, 3]))
+    assert_equal((with_it[0], [with_it[1]]), (without[0], [without[1]]))
+    assert with_it[0] != pytest.approx(one_state(settings, model, [1.3], target=1, draws=[2, 3, 4])[0], abs=1e-3)
+
+
+@every_sampled_loss
+@shared_or_own
+def test_answers_of_one_state_are_no_negatives_of_each_other(loss: str, shared: bool) -> None:
+    """Where recency asks one state for the items 1 and 2, only item 3 is a negative; another state's 1 is one too."""
+    model, counts = model_of([[0.7], [-0.4], [1.1], [0.2]]), np.ones(5, dtype=np.int64)
+    settings = settings_of(task="recency", loss=loss, sampler="uniform", negatives=3, shared=shared)
+    inputs = Batch(items=np.array([4, 4]), times=np.array([0, 1]), lengths=np.array([2]))
+    hidden = torch.tensor([[1.3], [-0.6]], dtype=torch.float64)
+
+    def cost(draws: list[int], targets: list[int], positions: list[int], *, own: bool) -> float:
+        objective = Objective(msgspec.structs.replace(settings, shared=not own), counts)
+        objective.sampler = Fixed(draws, [0.0] * 5, times=len(targets) if own else 1)
+        asked_for = Examples(inputs=inputs, targets=np.array(targets), positions=np.array(positions))
+        return objective.loss(model, hidden, asked_for, torch.Generator()).item()
+
+    found = cost([1, 2, 3], [1, 2, 1], [0, 0, 1], own=not shared)
+    of_first, of_second = cost([3], [1, 2], [0, 0], own=False), cost([2, 3], [1], [1], own=False)
+    assert found == pytest.approx((2 * of_first + of_second) / 3, abs=1e-9)
+
+
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss != "lambdarank"])
+def test_temperature_divides_scores(loss: str) -> None:
+    drawn = {"sampler": "uniform"} if loss in SAMPLED_LOSSES else {}
+    some = {"negatives": 3} if drawn or loss == "sce" else {}
+    draws = [2, 3, 4] if drawn else []
+    model = model_of([[0.7, 0.1], [-0.4, 0.3], [1.1, -0.2], [0.2, 0.9], [0.5, -0.5]])
+    found, _ = one_state(
+        settings_of(loss=loss, temperature=0.4, **drawn, **some), model, [0.8, -0.6], target=1, draws=draws
+    )
+    expected, _ = one_state(settings_of(loss=loss, **drawn, **some), model, [2.0, -1.5], target=1, draws=draws)
+    assert found == pytest.approx(expected, abs=1e-9)

@@ -2,52 +2,76 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
 from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from segue.objective.sampler import PopularitySampler, Sampler, UniformSampler
+from segue.objective import sampler as room
+from segue.objective.sampler import InBatchSampler, MixedSampler, PopularitySampler, Sampler, UniformSampler
 from segue.objective.settings import ObjectiveSettings
 
 COUNTS = np.array([0, 8, 4, 1, 20, 0, 2, 11])
 N_ITEMS = 7
+PRESENT = torch.tensor([4, 4, 0, 8, 1, 6, 4, 0, 6, 7, 4])  # with padding and a mask token
+CATALOGUE = torch.arange(1, N_ITEMS + 1)
 
-SAMPLERS: dict[str, tuple[str, Callable[[], Sampler]]] = {
-    "uniform": ("uniform", lambda: UniformSampler(N_ITEMS)),
-    "popularity": ("popularity", lambda: PopularitySampler(COUNTS, 1.0)),
-    "popularity, flattened": ("popularity", lambda: PopularitySampler(COUNTS, 0.75)),
-    "popularity, power 0": ("popularity", lambda: PopularitySampler(COUNTS, 0.0)),
+# Each with its probabilities of the items 1 to 7, from the words: COUNTS to a power, four distinct items present.
+SAMPLERS: dict[str, tuple[Sampler, list[float]]] = {
+    "uniform": (UniformSampler(N_ITEMS), [1 / 7] * 7),
+    "popularity": (PopularitySampler(COUNTS, 1.0), [8 / 46, 4 / 46, 1 / 46, 20 / 46, 0, 2 / 46, 11 / 46]),
+    "popularity, flattened": (
+        PopularitySampler(COUNTS, 0.5),
+        [part / 15.031402 for part in (2.828427, 2, 1, 4.472136, 0, 1.414214, 3.316625)],
+    ),
+    "popularity, power 0": (PopularitySampler(COUNTS, 0.0), [1 / 6] * 4 + [0] + [1 / 6] * 2),
+    "in-batch": (InBatchSampler(N_ITEMS), [1 / 4, 0, 0, 1 / 4, 0, 1 / 4, 1 / 4]),
+    "mixed": (MixedSampler(N_ITEMS, 0.3), [0.175, 0.1, 0.1, 0.175, 0.1, 0.175, 0.175]),
+    "mixed, all of it in-batch": (MixedSampler(N_ITEMS, 1.0), [1 / 4, 0, 0, 1 / 4, 0, 1 / 4, 1 / 4]),
+    "mixed, nothing in-batch": (MixedSampler(N_ITEMS, 0.0), [1 / 7] * 7),
 }
 
-every_sampler = pytest.mark.parametrize("sampler", [make() for _, make in SAMPLERS.values()], ids=list(SAMPLERS))
+every_sampler = pytest.mark.parametrize("sampler", [sampler for sampler, _ in SAMPLERS.values()], ids=list(SAMPLERS))
 
 
 def test_every_sampler_is_held_to_this_contract() -> None:
-    named = set(get_args(get_type_hints(ObjectiveSettings)["sampler"])) - {"none"}
-    assert named == {name for name, _ in SAMPLERS.values()}
-    assert len(named) == 2
+    """Every one there is, and every one that settings can name."""
+    found = {
+        made for _, made in inspect.getmembers(room, inspect.isclass) if hasattr(made, "draw") and made is not Sampler
+    }
+    assert found == {type(sampler) for sampler, _ in SAMPLERS.values()}
+    assert len(found) == 4
+    assert set(get_args(get_type_hints(ObjectiveSettings)["sampler"])) - {"none"} <= set(SAMPLERS)
 
 
-def drawn(sampler: Sampler, count: int, seed: int = 0) -> torch.Tensor:
-    return sampler.draw(count, torch.Generator().manual_seed(seed)).items
+def drawn(sampler: Sampler, count: int, seed: int = 0) -> Tensor:
+    return sampler.draw(count, torch.Generator().manual_seed(seed), PRESENT).items
 
 
-@every_sampler
-def test_probabilities_of_the_catalogue_add_up_to_one(sampler: Sampler) -> None:
-    probabilities = sampler.log_q(torch.arange(1, N_ITEMS + 1)).double().exp()
-    assert probabilities.sum().item() == pytest.approx(1, abs=1e-6)
+def bound(freedom: int) -> float:
+    """The chi-square that one in a thousand exceeds (Wilson and Hilferty)."""
+    return freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_probabilities_are_those_of_the_words(name: str) -> None:
+    sampler, expected = SAMPLERS[name]
+    log_q = sampler.log_q(CATALOGUE, PRESENT)
+    assert log_q.exp().tolist() == pytest.approx(expected, abs=1e-6)
+    assert log_q.double().exp().sum().item() == pytest.approx(1, abs=1e-6)
+    assert log_q.dtype == torch.float32
 
 
 @every_sampler
 def test_draws_are_items_with_their_log_probability(sampler: Sampler) -> None:
-    negatives = sampler.draw(5000, torch.Generator().manual_seed(1))
+    negatives = sampler.draw(5000, torch.Generator().manual_seed(1), PRESENT)
     assert negatives.items.dtype == torch.int64 and negatives.items.shape == negatives.log_q.shape == (5000,)
     assert negatives.items.min() >= 1 and negatives.items.max() <= N_ITEMS
-    assert torch.equal(negatives.log_q, sampler.log_q(negatives.items))
+    torch.testing.assert_close(negatives.log_q, sampler.log_q(negatives.items, PRESENT), rtol=0, atol=1e-6)
     assert torch.isfinite(negatives.log_q).all() and negatives.log_q.dtype == torch.float32
 
 
@@ -55,19 +79,30 @@ def test_draws_are_items_with_their_log_probability(sampler: Sampler) -> None:
 def test_draws_are_as_frequent_as_said(sampler: Sampler) -> None:
     count = 50_000
     found = torch.bincount(drawn(sampler, count), minlength=N_ITEMS + 1)[1:].double()
-    expected = count * sampler.log_q(torch.arange(1, N_ITEMS + 1)).double().exp()
+    expected = count * sampler.log_q(CATALOGUE, PRESENT).double().exp()
     possible = expected > 0
     assert (found[~possible] == 0).all()
     chi_square = ((found - expected)[possible] ** 2 / expected[possible]).sum().item()
-    freedom = int(possible.sum()) - 1
-    assert chi_square < freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert chi_square < bound(int(possible.sum()) - 1)
+
+
+@every_sampler
+def test_any_part_of_the_draws_is_like_the_whole(sampler: Sampler) -> None:
+    """Rows of [M, K] are cut from one draw: a sampler that began with its in-batch part would favour the first."""
+    count = 20_000
+    q = sampler.log_q(CATALOGUE, PRESENT).double().exp()
+    for part in drawn(sampler, 2 * count).view(2, count):
+        found = torch.bincount(part, minlength=N_ITEMS + 1)[1:].double()
+        possible = q > 0
+        chi_square = ((found - count * q)[possible] ** 2 / (count * q)[possible]).sum().item()
+        assert chi_square < bound(int(possible.sum()) - 1)
 
 
 @every_sampler
 def test_consecutive_draws_are_independent(sampler: Sampler) -> None:
     """Negatives collide with a given item as often as its probability says, also twice in a row."""
     first = drawn(sampler, 50_000)
-    q = float(sampler.log_q(torch.tensor([4])).exp())
+    q = float(sampler.log_q(torch.tensor([4]), PRESENT).exp())
     twice = int(((first[:-1] == 4) & (first[1:] == 4)).sum())
     assert abs(twice - 49_999 * q * q) < 4 * math.sqrt(50_000 * q * q)
 
@@ -76,7 +111,7 @@ def test_consecutive_draws_are_independent(sampler: Sampler) -> None:
 def test_draws_come_from_the_generator_and_from_nowhere_else(sampler: Sampler) -> None:
     before = torch.get_rng_state()
     generator = torch.Generator().manual_seed(7)
-    first, second = sampler.draw(100, generator).items, sampler.draw(100, generator).items
+    first, second = (sampler.draw(100, generator, PRESENT).items for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first, drawn(sampler, 100, seed=7))
     assert not torch.equal(first, second), "the next batch has other negatives"
@@ -88,7 +123,7 @@ def test_draws_come_from_the_generator_and_from_nowhere_else(sampler: Sampler) -
 )
 def test_popularity_of_g46(power: float, expected: list[float]) -> None:
     sampler = PopularitySampler(np.array([0, 8, 4, 1]), power)
-    assert sampler.log_q(torch.tensor([1, 2, 3])).exp().tolist() == pytest.approx(expected, abs=1e-6)
+    assert sampler.log_q(torch.tensor([1, 2, 3]), PRESENT).exp().tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_popularity_never_draws_padding_nor_what_was_not_trained_on() -> None:
@@ -99,4 +134,32 @@ def test_popularity_never_draws_padding_nor_what_was_not_trained_on() -> None:
 
 def test_uniform_reaches_both_ends() -> None:
     assert set(drawn(UniformSampler(3), 200).tolist()) == {1, 2, 3}
-    assert UniformSampler(3).log_q(torch.tensor([1, 3])).tolist() == pytest.approx([-math.log(3)] * 2, abs=1e-6)
+    assert UniformSampler(3).log_q(torch.tensor([1, 3]), PRESENT).tolist() == pytest.approx(
+        [-math.log(3)] * 2, abs=1e-6
+    )
+
+
+def test_batch_of_g52() -> None:
+    """Rows [10, 20, 30] and [20, 50], padded: 20 is one of four and not two of five."""
+    present = torch.tensor([10, 20, 30, 0, 20, 50, 0, 0])
+    sampler = InBatchSampler(60)
+    asked = torch.tensor([10, 20, 30, 50, 40])
+    assert sampler.log_q(asked, present).exp().tolist() == pytest.approx([0.25, 0.25, 0.25, 0.25, 0])
+    items = sampler.draw(40_000, torch.Generator().manual_seed(0), present).items
+    found = torch.bincount(items, minlength=61)[asked].double() / 40_000
+    assert found.tolist() == pytest.approx([0.25, 0.25, 0.25, 0.25, 0], abs=0.01)
+
+
+def test_in_batch_draws_more_than_there_are() -> None:
+    negatives = InBatchSampler(9).draw(50, torch.Generator().manual_seed(0), torch.tensor([10, 3, 3, 0]))
+    assert set(negatives.items.tolist()) == {3} and (negatives.log_q == 0).all()
+
+
+@pytest.mark.parametrize("sampler", [InBatchSampler(9), MixedSampler(9, 0.5)], ids=["in-batch", "mixed"])
+def test_each_batch_has_its_own_probabilities(sampler: Sampler) -> None:
+    """Nothing is kept from the batch before."""
+    asked = torch.tensor([1, 5])
+    first = sampler.log_q(asked, torch.tensor([1, 2, 3])).tolist()
+    sampler.draw(10, torch.Generator(), torch.tensor([5, 6]))
+    assert sampler.log_q(asked, torch.tensor([1, 2, 3])).tolist() == first
+    assert sampler.log_q(asked, torch.tensor([5, 6])).tolist() != first

@@ -2,27 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 from hypothesis import given
-from hypothesis import strategies as st
+from task_users import batch_of, some_users
 
-from segue.data.batch import Batch, gather
+from segue.data.batch import gather
 from segue.data.sequences import Sequences
 from segue.data.split import split_last
 from segue.objective.task import next_item
 
-users = st.lists(st.lists(st.integers(1, 50), min_size=2, max_size=9), min_size=1, max_size=6)
-
-
-def batch_of(histories: list[list[int]]) -> Batch:
-    """Every event has its own time, kind and value, so that each can be told from the others."""
-    lengths = [len(history) for history in histories]
-    total = sum(lengths)
-    return Batch(
-        items=np.array([item for history in histories for item in history], dtype=np.int64),
-        times=np.arange(total) * 10,
-        lengths=np.array(lengths),
-        kinds=np.arange(total) % 3,
-        values=np.arange(total, dtype=np.float32),
-    )
+RNG = np.random.default_rng(0)
 
 
 def test_the_toy_user() -> None:
@@ -33,7 +20,7 @@ def test_the_toy_user() -> None:
         times=np.array([0, 100, 200, 300, 400]) * 1_000_000,
     )
     split = split_last(log)
-    examples = next_item(gather(log, log.offsets[:-1], split.train_end))
+    examples = next_item(gather(log, log.offsets[:-1], split.train_end), RNG)
     assert examples.inputs.items.tolist() == [10, 20]
     assert examples.inputs.times.tolist() == [0, 100]
     assert examples.inputs.lengths.tolist() == [2]
@@ -45,10 +32,10 @@ def test_the_toy_user() -> None:
         assert log.items[cases.targets].tolist() == [target]
 
 
-@given(users)
+@given(some_users)
 def test_inputs_and_answers_are_each_user_without_its_last_and_without_its_first(histories: list[list[int]]) -> None:
     batch = batch_of(histories)
-    examples = next_item(batch)
+    examples = next_item(batch, RNG)
     inputs, lengths = examples.inputs, [len(history) - 1 for history in histories]
     assert inputs.lengths.tolist() == lengths
     assert inputs.items.tolist() == [item for history in histories for item in history[:-1]]
@@ -56,10 +43,10 @@ def test_inputs_and_answers_are_each_user_without_its_last_and_without_its_first
     assert inputs.items.dtype == examples.targets.dtype == np.int64
 
 
-@given(users)
+@given(some_users)
 def test_no_pair_crosses_users_and_all_of_an_event_stays_together(histories: list[list[int]]) -> None:
     batch = batch_of(histories)
-    examples = next_item(batch)
+    examples = next_item(batch, RNG)
     inputs = examples.inputs
     assert inputs.kinds is not None and inputs.values is not None and inputs.asked is not None
     rows = inputs.values.astype(np.int64)  # where each input stood in the batch
@@ -70,9 +57,15 @@ def test_no_pair_crosses_users_and_all_of_an_event_stays_together(histories: lis
     assert inputs.asked.tolist() == [10 * (end - 1) for end in np.cumsum(batch.lengths)]
 
 
-@given(users)
+@given(some_users)
 def test_the_batch_itself_is_left_as_it_was(histories: list[list[int]]) -> None:
     batch = batch_of(histories)
-    next_item(batch)
+    next_item(batch, RNG)
     assert batch.items.tolist() == [item for history in histories for item in history]
     assert batch.lengths.tolist() == [len(history) for history in histories]
+
+
+def test_nothing_is_drawn() -> None:
+    rng = np.random.default_rng(1)
+    next_item(batch_of([[1, 2, 3]]), rng)
+    assert rng.random() == np.random.default_rng(1).random()

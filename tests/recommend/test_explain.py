@@ -167,7 +167,7 @@ def half_known(builder: str, positions: str) -> Recommender:
 
 
 @pytest.mark.parametrize("positions", ["newest", "oldest"])
-@pytest.mark.parametrize("builder", ["sasrec", "esasrec"])
+@pytest.mark.parametrize("builder", ["sasrec", "esasrec", "bert4rec"])
 @settings(max_examples=15, deadline=None)
 @given(
     history=st.lists(st.sampled_from([*REAL_IDS, "ghost"]), min_size=1, max_size=9),
@@ -179,6 +179,7 @@ def test_what_is_told_is_what_recommend_answers(
 ) -> None:
     """A contribution is the score now less the score that `recommend` gives when the entry is deleted."""
     recommender = half_known(builder, positions)
+    room = recommender.model.length
     known = [place for place, name in enumerate(history) if name not in ("i2", "ghost")]
 
     def score(entries: list[str]) -> float:
@@ -192,7 +193,7 @@ def test_what_is_told_is_what_recommend_answers(
     told = values(explanation)
     assert [entry.item for entry in explanation.contributions] == history
     for place in range(len(history)):
-        if place in known[-5:] and len(known) > 1:
+        if place in known[-room:] and len(known) > 1:
             expected = score(history) - score(history[:place] + history[place + 1 :])
             assert told[place] == pytest.approx(expected, abs=1e-5)
         else:
@@ -311,6 +312,30 @@ def test_attention_entries_are_those_the_model_looked_at() -> None:
     assert voting().attention(["a"]) is None
 
 
+def test_the_question_of_a_model_that_looks_both_ways_is_one_token_more() -> None:
+    """Length five: four entries, and the question's own token after them."""
+    recommender = half_known("bert4rec", "newest")
+    history = ["i0", "i1", "ghost", "i3", "i4", "i2", "i5", "i6", "ghost"]
+    told, whole = recommender.explain(history).attention, recommender.attention(["i3", "i4", "i5", "i6"])
+    assert told is not None and told.entries == [3, 4, 6, 7, None]
+    assert whole is not None and whole.shape == (2, 2, 5, 5)
+    assert np.abs(np.array(told.weights) - whole).max() < 1e-5
+    assert np.abs(whole.sum(-1) - 1).max() < 1e-5
+    assert (whole[..., *np.triu_indices(5, 1)] > 0).all(), "everyone looks ahead"
+
+
+def test_of_a_long_history_the_question_is_beside_the_newest_entries() -> None:
+    recommender = real(REAL_IDS, builder="bert4rec", length=91)
+    history = [REAL_IDS[number] for number in np.random.default_rng(1).integers(0, 9, 100)]
+    explanation, whole = recommender.explain(history, "i3"), recommender.attention(history)
+    told = explanation.attention
+    assert told is not None and whole is not None
+    assert told.entries == [*range(36, 100), None]
+    assert whole.shape == (2, 2, 91, 91)
+    assert np.abs(np.array(told.weights) - whole[..., 26:, 26:]).max() < 1e-6
+    assert any("among the newest 64 entries" in line for line in lines(explanation))
+
+
 def test_an_answer_carries_the_newest_entries_and_python_has_them_all() -> None:
     recommender = real(REAL_IDS, length=90)
     history = [REAL_IDS[number] for number in np.random.default_rng(1).integers(0, 9, 100)]
@@ -373,6 +398,24 @@ def test_the_text() -> None:
         "",
         "Where the newest known entry looks, head by head:",
         "  layer 1, head 1: 75% at 4 down, 25% at 2 up",
+    ]
+
+
+def test_the_text_and_the_page_where_a_question_has_its_own_token() -> None:
+    entries = [Contribution("up", None, True, 2.0), Contribution("down", None, True, -1.0)]
+    weights = [[0.5, 0.25, 0.25], [0.25, 0.75, 0.0], [0.1, 0.3, 0.6]]
+    told = made(entries, attention=Attention([0, 1, None], [[weights]]))
+    assert list(lines(told))[-2:] == [
+        "Where the question looks, head by head:",
+        "  layer 1, head 1: 60% at itself, 30% at 2 down, 10% at 1 up",
+    ]
+    text = html(told)
+    assert "the last row is the question itself (?), from which" in text
+    titles = Page(text).titles[1:]
+    assert titles == [
+        *("1 looks at 1: 0.5000", "1 looks at 2: 0.2500", "1 looks at ?: 0.2500"),
+        *("2 looks at 1: 0.2500", "2 looks at 2: 0.7500"),
+        *("? looks at 1: 0.1000", "? looks at 2: 0.3000", "? looks at ?: 0.6000"),
     ]
 
 

@@ -57,6 +57,8 @@ class Cycle(nn.Module):
         distance = (numbers[:, None] - numbers[None, :] - 1) % self.n_items  # [item, newest item]
         return -distance.float()
 
+    item_features = item_vectors
+
 
 def cyclic(ids: list[str], *, counts: list[int] | None = None, seen: Seen = "excluded", length: int = 3) -> Recommender:
     model = Cycle(len(ids), length)
@@ -296,12 +298,15 @@ def test_similar_by_hand() -> None:
         def query(self, batch: PackedBatch) -> Tensor:
             raise AssertionError(f"similar asks the model nothing, but it got {batch}")
 
-        def item_vectors(self) -> Tensor:  # lengths differ, directions matter
+        def item_vectors(self) -> Tensor:
+            raise AssertionError("items are alike by their features, not by what is added to their scores")
+
+        def item_features(self) -> Tensor:  # lengths differ, directions matter
             return torch.tensor([[0.0, 0.0], [2.0, 0.0], [30.0, 30.0], [0.0, 1.0], [5.0, 0.0], [-1.0, 0.0]])
 
     model = Plane()
     table = vocabulary(list("abcde"), counts=[1, 1, 1, 1, 1])
-    recommender = Recommender(cast(SequenceModel, model), ExactIndex.build(model.item_vectors()), table)
+    recommender = Recommender(cast(SequenceModel, model), ExactIndex.build(model.item_features()), table)
     answer = recommender.similar("a", k=10)
     assert answer.ids == ["d", "b", "c", "e"]
     assert [item.score for item in answer.items] == pytest.approx([1.0, 0.5**0.5, 0.0, -1.0], abs=1e-6)

@@ -57,6 +57,19 @@ def gather(sequences: Sequences, starts: np.ndarray, ends: np.ndarray, *, asked:
     )
 
 
+def window_starts(lengths: np.ndarray, length: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whose each window is, and where in that history it starts, for windows of `length` that together see everything.
+
+    The newest window ends with the history, each one before it starts `step` earlier, and the oldest starts at 0.
+    A history no longer than `length` is one window.
+    """
+    beyond = np.maximum(0, lengths - length)
+    steps = -(-beyond // step)  # upwards: the last one, to 0, may be shorter
+    owner = np.repeat(np.arange(len(lengths)), steps + 1)
+    left = ragged_rows(-steps, steps + 1)  # -steps … 0: steps from the newest window
+    return owner, np.maximum(0, beyond[owner] + left * step)
+
+
 def cut_by_budget(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     """Consecutive groups of indexes whose lengths add up to at most `budget` (one longer than it stands alone)."""
     ends = np.cumsum(lengths)

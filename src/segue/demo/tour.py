@@ -160,7 +160,7 @@ def _prepared(cleaned: shop.Cleaned, folder: Path, console: Console, *, quiet: b
 def _trained(data: api.Data, folder: Path, console: Console, *, quiet: bool) -> Recommender:
     """`segue train`, with a bar."""
     _heading(console, "Training")
-    console.print(f"The recipe esasrec with {', '.join(SETTINGS)}.")
+    console.print(f"The recipe default with {', '.join(SETTINGS)}.")
     with TrainDisplay(quiet=quiet) as training, MeasureDisplay(quiet=quiet) as measuring:
         model = api.train(data, out=folder / "run", overrides=SETTINGS, progress=training, measured=measuring)
     chosen = model.manifest["training"]

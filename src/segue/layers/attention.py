@@ -1,7 +1,8 @@
-"""Causal self-attention over packed tokens: a token looks at its user's earlier tokens and at itself.
+"""Self-attention over packed tokens: a token looks at itself and its user's earlier tokens, or at all its user's.
 
-The product is scaled by 1/sqrt(head width) and torch's fused kernel does it on the right-padded view, where
-`is_causal` alone is an exact mask. No attention dropout: it would force the slow kernel on a CPU.
+The product is scaled by 1/sqrt(head width) and torch's fused kernel does it on the right-padded view. Looking back
+only, `is_causal` alone is an exact mask there; looking both ways, padding has to be masked out as well. No attention
+dropout: it would force the slow kernel on a CPU.
 """
 
 from __future__ import annotations
@@ -15,23 +16,26 @@ from torch.nn import functional
 from segue.layers.packed import PackedBatch, pack, pad
 
 
-class CausalAttention(nn.Module):
+class SelfAttention(nn.Module):
     """Queries from one stream, keys and values from another (often the same), in `heads` heads.
 
-    `output` says whether a projection follows after the heads are joined; the original SASRec has none.
+    `output` says whether a projection follows after the heads are joined; the original SASRec has none. `causal` says
+    that no token looks at a later one.
     """
 
-    def __init__(self, width: int, heads: int, *, output: bool) -> None:
+    def __init__(self, width: int, heads: int, *, output: bool, causal: bool) -> None:
         super().__init__()
         assert width % heads == 0
         self.heads = heads
+        self.causal = causal
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width) if output else nn.Identity()
 
     def forward(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         q, k, v = self._heads(queries, keys, batch)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # [B, H, N, d]
+        looks = None if self.causal else batch.may_look
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=looks, is_causal=self.causal)  # [B, H, N, d]
         return self._joined(mixed, batch)
 
     def newest(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
@@ -47,8 +51,10 @@ class CausalAttention(nn.Module):
         """The softmax weights [B, H, N, N]: row = who looks, column = at whom; rows of padding are meaningless."""
         q, k, _ = self._heads(queries, keys, batch)
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])  # [B, H, N, N]
-        may_look = torch.ones(batch.longest, batch.longest, dtype=torch.bool, device=scores.device).tril()
-        return scores.masked_fill(~may_look, -math.inf).softmax(-1)
+        looks = batch.may_look
+        if self.causal:
+            looks = torch.ones(batch.longest, batch.longest, dtype=torch.bool, device=scores.device).tril()
+        return (scores if looks is None else scores.masked_fill(~looks, -math.inf)).softmax(-1)
 
     def _heads(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Each [B, H, N, d]."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.attention import CausalAttention
+from segue.layers.attention import SelfAttention
 from segue.layers.dropout import Dropout
 from segue.layers.packed import PackedBatch
 
@@ -28,16 +29,19 @@ class Block(Protocol):
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a ReLU between; the second has no activation."""
+    """Two linear maps with an activation and dropout between; the second has no activation."""
 
-    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+    def __init__(
+        self, width: int, hidden: int, dropout: float, activation: Callable[[Tensor], Tensor] = functional.relu
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.inner = nn.Linear(width, hidden)
         self.outer = nn.Linear(hidden, width)
         self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.outer(self.drop(functional.relu(self.inner(x))))
+        result: Tensor = self.outer(self.drop(self.activation(self.inner(x))))
         return result
 
 
@@ -92,7 +96,7 @@ class SASRecBlock(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.norm_query = nn.LayerNorm(width, eps=1e-8)
-        self.attention = CausalAttention(width, heads, output=False)
+        self.attention = SelfAttention(width, heads, output=False, causal=True)
         self.norm_forward = nn.LayerNorm(width, eps=1e-8)
         self.feed_forward = FeedForward(width, hidden, dropout)
         self.drop = Dropout(dropout)
@@ -144,7 +148,7 @@ class GatedBlock(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(width, eps=1e-5)
-        self.attention = CausalAttention(width, heads, output=True)
+        self.attention = SelfAttention(width, heads, output=True, causal=True)
         self.gate_attention = nn.Linear(width, width)
         self.norm_forward = nn.LayerNorm(width, eps=1e-5)
         self.feed_forward = SwiGLU(width, hidden, dropout)
@@ -166,3 +170,30 @@ class GatedBlock(nn.Module):
     def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
         normal = self.norm_attention(x)
         return self.attention.weights(normal, normal, batch)
+
+
+class PostNormBlock(nn.Module):
+    """The block of BERT: tokens look both ways, and each sum of the stream and its update is normalised."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = SelfAttention(width, heads, output=True, causal=False)
+        self.norm_attention = nn.LayerNorm(width, eps=1e-12)
+        self.feed_forward = FeedForward(width, hidden, dropout=0.0, activation=functional.gelu)
+        self.norm_forward = nn.LayerNorm(width, eps=1e-12)
+        self.drop = Dropout(dropout)
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        return self._updated(x, self.attention(x, x, batch))
+
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        newest = x[batch.last]
+        return self._updated(newest, self.attention.newest(newest, x, batch))
+
+    def _updated(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = self.norm_attention(x + self.drop(attended))
+        result: Tensor = self.norm_forward(x + self.drop(self.feed_forward(x)))
+        return result
+
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        return self.attention.weights(x, x, batch)

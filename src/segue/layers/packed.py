@@ -1,7 +1,8 @@
 """Packed tokens ↔ the padded view that attention needs.
 
 Everything but attention runs on [T, D], the users' tokens one after another. Attention sees [B, N, D], N the
-longest of the batch, padded on the right: with a causal mask no valid query can then see padding.
+longest of the batch, padded on the right: with a causal mask no valid query can then see padding, and without one
+`may_look` says where the tokens are.
 """
 
 from __future__ import annotations
@@ -130,6 +131,27 @@ def tensors(batch: Batch, device: torch.device | None = None) -> PackedBatch:
         asked=tensor(batch.asked),
         kinds=tensor(batch.kinds),
         values=tensor(batch.values),
+    )
+
+
+def with_question(batch: PackedBatch, item: int) -> PackedBatch:
+    """The same users, each with one token more after its newest: `item`, at the moment asked about if it is known.
+
+    It is no event: it has no value, and its kind is 0, as that of an event that is hidden.
+    """
+    newest = batch.last  # refuses users without events
+    ends = batch.lengths.cumsum(0).cpu().numpy()
+
+    def joined(tokens: Tensor, question: Any) -> Tensor:
+        return torch.from_numpy(np.insert(tokens.cpu().numpy(), ends, question)).to(tokens.device)
+
+    return PackedBatch(
+        items=joined(batch.items, item),
+        times=joined(batch.times, (batch.times[newest] if batch.asked is None else batch.asked).cpu().numpy()),
+        lengths=batch.lengths + 1,
+        asked=batch.asked,
+        kinds=None if batch.kinds is None else joined(batch.kinds, 0),
+        values=None if batch.values is None else joined(batch.values, np.nan),
     )
 
 

@@ -8,50 +8,141 @@ from torch import Tensor
 
 from segue.data.batch import Batch
 from segue.models.sequence import SequenceModel
-from segue.objective.sampler import PopularitySampler, Sampler, UniformSampler
+from segue.objective.binary import bce, gbce, gbce_beta
+from segue.objective.lambdarank import lambdarank
+from segue.objective.pairwise import bpr, bpr_max, top1_max
+from segue.objective.sampler import InBatchSampler, MixedSampler, PopularitySampler, Sampler, UniformSampler
+from segue.objective.sce import sce
+from segue.objective.scores import own_scores, shared_scores
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.softmax import full_softmax, sampled_softmax, shared_scores
-from segue.objective.task import NEXT_ITEM_EXTRA, Examples, next_item
+from segue.objective.softmax import full_softmax, sampled_softmax
+from segue.objective.task import EXTRA, Examples, MaskedItem, Recency, Task, next_item
 
 
 class Objective:
     """One task with one loss."""
 
-    extra = NEXT_ITEM_EXTRA
+    extra = EXTRA
     """Events a training window holds beyond the model's length."""
 
     def __init__(self, settings: ObjectiveSettings, counts: np.ndarray) -> None:
         """`counts` [V + 1]: how often each item occurs in training."""
         self.settings = settings
+        self._task = _task(settings, n_items=len(counts) - 1)
         self.sampler = _sampler(settings, counts)
+        self._beta = (
+            gbce_beta(len(counts) - 1, settings.negatives, settings.calibration) if settings.loss == "gbce" else 1.0
+        )
 
-    def examples(self, batch: Batch) -> Examples:
-        return next_item(batch)
+    def examples(self, batch: Batch, rng: np.random.Generator) -> Examples:
+        """What to encode of a batch, which states to question, and the right answers."""
+        return self._task(batch, rng)
 
     def loss(self, model: SequenceModel, hidden: Tensor, examples: Examples, generator: torch.Generator) -> Tensor:
         """The mean loss of the supervised states among `hidden` [T, D]."""
+        if self.settings.loss == "lambdarank":
+            return self._listwise(model, hidden, examples)
         if examples.positions is not None:
-            hidden = hidden[torch.from_numpy(examples.positions).to(hidden.device)]
-        targets = torch.from_numpy(examples.targets).to(hidden.device)
-        weights = None if examples.weights is None else torch.from_numpy(examples.weights).to(hidden.device)
-        if self.sampler is None:
-            return full_softmax(hidden, model.item_vectors()[1:], targets - 1, weights)
-        drawn = self.sampler.draw(self.settings.negatives, generator)
-        items = drawn.items.to(hidden.device)
-        positive, negatives = shared_scores(
-            hidden,
-            model.items.output(targets),
-            model.items.output(items),
+            hidden = hidden[_tensor(examples.positions, hidden)]
+        states = model.head(hidden)
+        targets = _tensor(examples.targets, states)
+        weights = None if examples.weights is None else _tensor(examples.weights, states)
+        if self.sampler is not None:
+            return self._sampled(model, states, targets, weights, examples, generator)
+        if self.settings.temperature != 1:
+            states = states / self.settings.temperature
+        vectors = model.item_vectors()[1:]
+        if self.settings.loss == "sce":
+            return sce(states, vectors, targets - 1, weights, generator=generator, items=self.settings.negatives)
+        return full_softmax(states, vectors, targets - 1, weights)
+
+    def _sampled(
+        self,
+        model: SequenceModel,
+        states: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
+        examples: Examples,
+        generator: torch.Generator,
+    ) -> Tensor:
+        settings, sampler = self.settings, self.sampler
+        assert sampler is not None
+        count = settings.negatives if settings.shared else settings.negatives * len(targets)
+        present = torch.from_numpy(np.concatenate((examples.inputs.items, examples.targets)))
+        drawn = sampler.draw(count, generator, present)
+        items = drawn.items.to(states.device)
+        vectors = model.item_vectors(items)
+        log_q = None
+        if settings.loss == "sampled-softmax" and settings.log_q:
+            own = sampler.log_q(torch.from_numpy(examples.targets), present).to(states.device)
+            log_q = own, drawn.log_q.to(states.device)
+        # Answers asked of one state are no negatives of each other. A state with one answer has nothing to group.
+        groups = (
+            _tensor(examples.positions, targets)
+            if settings.task == "recency" and examples.positions is not None
+            else None
+        )
+        scores = shared_scores
+        if not settings.shared:
+            rows = len(targets), settings.negatives
+            items, vectors, scores = items.view(rows), vectors.view(*rows, -1), own_scores
+            log_q = None if log_q is None else (log_q[0], log_q[1].view(rows))
+        positive, negatives = scores(
+            states,
+            model.item_vectors(targets),
+            vectors,
             targets,
             items,
-            log_q=torch.cat((self.sampler.log_q(torch.from_numpy(examples.targets)), drawn.log_q)).to(hidden.device),
+            temperature=settings.temperature,
+            log_q=log_q,
+            groups=groups,
         )
-        return sampled_softmax(positive, negatives, weights)
+        return self._compared(positive, negatives, weights)
+
+    def _compared(self, positive: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
+        match self.settings.loss:
+            case "sampled-softmax":
+                return sampled_softmax(positive, negatives, weights)
+            case "bce":
+                return bce(positive, negatives, weights)
+            case "gbce":
+                return gbce(positive, negatives, self._beta, weights)
+            case "bpr":
+                return bpr(positive, negatives, weights)
+            case "bpr-max":
+                return bpr_max(positive, negatives, self.settings.regularisation, weights)
+            case "top1-max":
+                return top1_max(positive, negatives, weights)
+        raise AssertionError(f"{self.settings.loss} compares no answer with drawn negatives")
+
+    def _listwise(self, model: SequenceModel, hidden: Tensor, examples: Examples) -> Tensor:
+        assert examples.positions is not None, "settings allow it only with a task that asks some of the states"
+        asked, rows = np.unique(examples.positions, return_inverse=True)
+        states = model.head(hidden[_tensor(asked, hidden)])
+        scores = states @ model.item_vectors()[1:].T
+        return lambdarank(scores, _tensor(rows, hidden), _tensor(examples.targets - 1, hidden))
+
+
+def _tensor(array: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(like.device)
+
+
+def _task(settings: ObjectiveSettings, *, n_items: int) -> Task:
+    if settings.task == "masked-item":
+        return MaskedItem(mask=n_items + 1, share=settings.masked, most=settings.most_masked, last=settings.last_masked)
+    if settings.task == "recency":
+        return Recency(importance=settings.importance, alpha=settings.alpha, share=settings.taken, cuts=settings.cuts)
+    return next_item
 
 
 def _sampler(settings: ObjectiveSettings, counts: np.ndarray) -> Sampler | None:
-    if settings.sampler == "uniform":
-        return UniformSampler(len(counts) - 1)
-    if settings.sampler == "popularity":
-        return PopularitySampler(counts, settings.power)
+    match settings.sampler:
+        case "uniform":
+            return UniformSampler(len(counts) - 1)
+        case "popularity":
+            return PopularitySampler(counts, settings.power)
+        case "in-batch":
+            return InBatchSampler(len(counts) - 1)
+        case "mixed":
+            return MixedSampler(len(counts) - 1, settings.in_batch)
     return None

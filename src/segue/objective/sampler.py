@@ -1,4 +1,9 @@
-"""Samplers: negatives for the losses that do not look at every item, each with the log of its probability."""
+"""Samplers: negatives for the losses that do not look at every item, each with the log of its probability.
+
+All draw with replacement and every draw alike, so that any cut of the draws (a row's of [M, K]) is one of its own.
+`present` [P] are the item numbers of the batch, inputs and answers, with repeats and special tokens; for samplers that
+take negatives from the batch.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +26,27 @@ class Negatives:
 class Sampler(Protocol):
     """Draws items, and knows how likely any item is drawn."""
 
-    def draw(self, count: int, generator: torch.Generator) -> Negatives: ...
+    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives: ...
 
-    def log_q(self, items: Tensor) -> Tensor: ...
+    def log_q(self, items: Tensor, present: Tensor) -> Tensor: ...
 
 
 class UniformSampler:
-    """Every item alike, with replacement."""
+    """Every item alike."""
 
     def __init__(self, n_items: int) -> None:
         self.n_items = n_items
 
-    def draw(self, count: int, generator: torch.Generator) -> Negatives:
+    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         items = torch.randint(1, self.n_items + 1, (count,), generator=generator)
-        return Negatives(items, self.log_q(items))
+        return Negatives(items, self.log_q(items, present))
 
-    def log_q(self, items: Tensor) -> Tensor:
+    def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # the batch changes nothing
         return torch.full(items.shape, -float(np.log(self.n_items)), dtype=torch.float32)
 
 
 class PopularitySampler:
-    """By training count to a power, with replacement. Items never trained on are never drawn."""
+    """By training count to a power. Items never trained on are never drawn."""
 
     def __init__(self, counts: np.ndarray, power: float) -> None:
         """`counts` [V + 1] int64, by item number; counts[0] is padding's."""
@@ -51,10 +56,55 @@ class PopularitySampler:
         with np.errstate(divide="ignore"):
             self._log_q = torch.from_numpy(np.log(weight / weight.sum()).astype(np.float32))
 
-    def draw(self, count: int, generator: torch.Generator) -> Negatives:
+    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         at = torch.rand(count, dtype=torch.float64, generator=generator) * self._cumulative[-1]
         items = torch.searchsorted(self._cumulative, at, right=True).clamp_(max=len(self._cumulative) - 1)
-        return Negatives(items, self.log_q(items))
+        return Negatives(items, self.log_q(items, present))
 
-    def log_q(self, items: Tensor) -> Tensor:
+    def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # the batch changes nothing
         return self._log_q[items]
+
+
+class InBatchSampler:
+    """The items of the batch, every one alike however often it occurs; others are never drawn (log q is -inf).
+
+    Their vectors are at hand, and negatives follow popularity, weakened: a popular item is in more batches.
+    """
+
+    def __init__(self, n_items: int) -> None:
+        self.n_items = n_items
+
+    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+        pool = self._pool(present)
+        items = pool[torch.randint(len(pool), (count,), generator=generator)]
+        return Negatives(items, torch.full((count,), -float(np.log(len(pool))), dtype=torch.float32))
+
+    def log_q(self, items: Tensor, present: Tensor) -> Tensor:
+        pool = self._pool(present)
+        return (torch.isin(items, pool) / len(pool)).log()
+
+    def _pool(self, present: Tensor) -> Tensor:
+        """The distinct items, without padding (0) and a mask token (beyond the catalogue)."""
+        pool: Tensor = torch.unique(present[(present >= 1) & (present <= self.n_items)])
+        return pool
+
+
+class MixedSampler:
+    """Each draw from the batch with the probability `share`, else from the whole catalogue.
+
+    q is that of the mixture whichever side an item came from: share / distinct items (if present) + (1 - share) / V.
+    """
+
+    def __init__(self, n_items: int, share: float) -> None:
+        self.share = share
+        self._catalogue, self._batch = UniformSampler(n_items), InBatchSampler(n_items)
+
+    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+        near = self._batch.draw(count, generator, present).items
+        far = self._catalogue.draw(count, generator, present).items
+        items = torch.where(torch.rand(count, generator=generator) < self.share, near, far)
+        return Negatives(items, self.log_q(items, present))
+
+    def log_q(self, items: Tensor, present: Tensor) -> Tensor:
+        near, far = self._batch.log_q(items, present).exp(), self._catalogue.log_q(items, present).exp()
+        return (self.share * near + (1 - self.share) * far).log()

@@ -9,35 +9,136 @@ import msgspec
 
 from segue.errors import SettingsError
 
+SAMPLED = ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max")
+"""Losses that compare an answer with drawn negatives."""
+
 
 class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `objective` of the settings."""
 
-    task: Literal["next-item"] = "next-item"
-    """What is asked of the encoder: at every token, the item that comes next."""
-    loss: Literal["softmax", "sampled-softmax"] = "softmax"
-    """Over the whole catalogue, or over drawn negatives (for large catalogues)."""
-    sampler: Literal["none", "uniform", "popularity"] = "none"
-    """Where a sampled loss draws its negatives: every item alike, or by its training count to a power."""
+    task: Literal["next-item", "masked-item", "recency"] = "next-item"
+    """What is asked of the encoder: at every token, the item that comes next; at masks, the items they hide; after the
+    history, some recent items that were taken out of it."""
+    loss: Literal["softmax", "sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max", "lambdarank", "sce"] = (
+        "softmax"
+    )
+    """Over the whole catalogue (softmax, lambdarank), over its hardest items (sce), or over drawn negatives."""
+    sampler: Literal["none", "uniform", "popularity", "in-batch", "mixed"] = "none"
+    """Where negatives come from: every item alike, by training count to a power, the distinct items of the batch, or
+    partly these and partly every item."""
     negatives: int = 0
-    """Negatives of a sampled loss, drawn once a batch and shared by all of it."""
+    """Negatives of an answer; for `sce`, the items of a bucket."""
+    shared: bool = True
+    """Whether negatives are drawn once a batch and shared by all of it, or anew for each answer."""
     power: float = 1.0
     """Exponent of the count for the sampler `popularity`; 0 would be `uniform`."""
+    in_batch: float = 0.5
+    """Share of the batch's items in what the sampler `mixed` draws."""
+    log_q: bool = True
+    """Whether `sampled-softmax` takes back what the sampler prefers."""
+    temperature: float = 1.0
+    """What scores are divided by; small (0.05) where model.similarity is `cosine`."""
+    calibration: float = 0.75
+    """How much of its overconfidence `gbce` gives up: 0 is `bce`, 1 all of it."""
+    regularisation: float = 0.0
+    """What `bpr-max` charges for the negatives' squared scores."""
+    masked: float = 0.2
+    """Share of a user's events that `masked-item` hides."""
+    most_masked: int = 40
+    """Events of a user that `masked-item` hides at most."""
+    last_masked: float = 0.1
+    """Share of the users that `masked-item` shows a second time, with only the last event hidden."""
+    importance: Literal["exponential", "linear"] = "exponential"
+    """How the chance of an event to be taken out by `recency` rises towards the newest."""
+    alpha: float = 0.8
+    """What an event's importance is multiplied by with each event after it; 1 is all alike."""
+    taken: float = 0.2
+    """Share of the events before a cut that `recency` draws."""
+    cuts: int = 1
+    """Moments of a history that `recency` asks about: its end, and others drawn at random."""
 
     def __post_init__(self) -> None:
-        if self.loss == "softmax" and (self.sampler != "none" or self.negatives):
+        self._check_ranges()
+        self._check_negatives()
+        self._refuse_without_effect()
+
+    @property
+    def samples(self) -> bool:
+        """Whether the loss draws negatives."""
+        return self.loss in SAMPLED
+
+    def _check_negatives(self) -> None:
+        if self.samples and (self.sampler == "none" or self.negatives < 1):
             raise SettingsError(
-                "objective.loss = 'softmax' looks at every item and draws no negatives: leave objective.sampler and "
-                "objective.negatives out, or choose objective.loss = 'sampled-softmax'."
+                f"objective.loss = {self.loss!r} needs objective.sampler ('uniform', 'popularity', 'in-batch' or "
+                f"'mixed') and objective.negatives of at least 1, got {self.sampler!r} and {self.negatives}."
             )
-        if self.loss == "sampled-softmax" and (self.sampler == "none" or self.negatives < 1):
+        if self.loss == "sce" and self.negatives < 1:
             raise SettingsError(
-                "objective.loss = 'sampled-softmax' needs objective.sampler ('uniform' or 'popularity') and "
-                f"objective.negatives of at least 1, got {self.sampler!r} and {self.negatives}."
+                f"objective.loss = 'sce' needs objective.negatives, the items of a bucket (256 is usual), got "
+                f"{self.negatives}."
             )
-        if not math.isfinite(self.power):
-            raise SettingsError(f"objective.power must be a finite number, got {self.power}.")
-        if self.power != 1.0 and self.sampler != "popularity":
+        if not self.samples and self.sampler != "none":
             raise SettingsError(
-                "objective.power belongs to objective.sampler = 'popularity': leave it out, or choose that."
+                f"objective.loss = {self.loss!r} chooses its items itself and draws none: leave objective.sampler out, "
+                f"or choose one of the losses {', '.join(SAMPLED)}."
             )
+        if self.loss in ("softmax", "lambdarank") and self.negatives:
+            raise SettingsError(
+                f"objective.loss = {self.loss!r} looks at every item: leave objective.negatives out, or choose one of "
+                f"the losses {', '.join(SAMPLED)}."
+            )
+        if self.loss == "lambdarank" and self.task != "recency":
+            raise SettingsError(
+                "objective.loss = 'lambdarank' sorts the whole catalogue for every state asked, which is for "
+                f"objective.task = 'recency' and its few states: choose that, or another loss for {self.task!r}."
+            )
+
+    def _check_ranges(self) -> None:
+        for name, sound, range_ in (
+            ("negatives", self.negatives >= 0, "at least 0"),
+            ("power", math.isfinite(self.power), "a finite number"),
+            ("in_batch", 0 < self.in_batch < 1, "between 0 and 1"),
+            ("temperature", 0 < self.temperature < math.inf, "above 0"),
+            ("calibration", 0 <= self.calibration <= 1, "in [0, 1]"),
+            ("regularisation", 0 <= self.regularisation < math.inf, "at least 0"),
+            ("masked", 0 < self.masked < 1, "between 0 and 1"),
+            ("most_masked", self.most_masked >= 1, "at least 1"),
+            ("last_masked", 0 <= self.last_masked <= 1, "in [0, 1]"),
+            ("alpha", 0 < self.alpha <= 1, "above 0 and at most 1"),
+            ("taken", 0 < self.taken < 1, "between 0 and 1"),
+            ("cuts", self.cuts >= 1, "at least 1"),
+        ):
+            if not sound:
+                raise SettingsError(f"objective.{name} must be {range_}, got {getattr(self, name)}.")
+
+    def _refuse_without_effect(self) -> None:
+        """A key that the chosen task, loss or sampler does not look at."""
+        for owner, value, names in (
+            ("sampler", "popularity", ("power",)),
+            ("sampler", "mixed", ("in_batch",)),
+            ("loss", "sampled-softmax", ("log_q",)),
+            ("loss", "gbce", ("calibration",)),
+            ("loss", "bpr-max", ("regularisation",)),
+            ("task", "masked-item", ("masked", "most_masked", "last_masked")),
+            ("task", "recency", ("importance", "alpha", "taken", "cuts")),
+        ):
+            for name in names:
+                if getattr(self, owner) != value and getattr(self, name) != DEFAULTS[name]:
+                    raise SettingsError(
+                        f"objective.{name} belongs to objective.{owner} = {value!r}: leave it out, or choose that."
+                    )
+        if not self.shared and not self.samples:
+            raise SettingsError(f"objective.shared belongs to the losses {', '.join(SAMPLED)}: leave it out.")
+        if not self.log_q and self.sampler in ("uniform", "in-batch"):
+            raise SettingsError(
+                f"objective.log_q changes nothing where objective.sampler is {self.sampler!r}, which draws all alike: "
+                "leave it out."
+            )
+        if self.temperature != 1 and self.loss == "lambdarank":
+            raise SettingsError("objective.temperature changes no order, so not 'lambdarank' either: leave it out.")
+        if self.alpha != DEFAULTS["alpha"] and self.importance == "linear":
+            raise SettingsError("objective.alpha belongs to objective.importance = 'exponential': leave it out.")
+
+
+DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(ObjectiveSettings)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from segue.objective.mean import shares, weighted_mean
 
 TILE_SCORES = 1 << 20  # scores of a tile: 4 MB of float32, so that a tile stays in the cache between its passes
 LEAST_SURE = 80.0  # -log p beyond which a probability is read no longer: float32 ends near 87
@@ -59,11 +60,13 @@ def _surprise(tile: Tensor, answers: Tensor, states: Tensor, matrix: Tensor) -> 
 def full_softmax(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Cross-entropy of the softmax over every item: -s_target + log Σ exp s, weighted mean over the rows.
 
-    Needs: scores that are inner products. Inputs: states [M, D], item vectors [V, D], each state's item [M] in
-    0..V-1, weights [M]. The logits exist one tile at a time, forward and backward together.
-    Choose it up to some ten thousand items; `sampled_softmax` with every item as a negative is equal to it.
+    Needs: scores that are inner products; no sampler.
+    Inputs: states [M, D], item vectors [V, D], each state's item [M] in 0..V-1, weights [M]. The logits exist one tile
+    at a time, forward and backward together.
+    When to choose it: up to some ten thousand items.
+    Relations: `sampled_softmax` with every item as a negative; `sce` with buckets that hold everything.
     """
-    weights = _normalised(weights, hidden)
+    weights = shares(weights, hidden)
     loss: Tensor = _FullSoftmax.apply(hidden, matrix, targets, weights)  # type: ignore[no-untyped-call]
     return loss
 
@@ -71,32 +74,10 @@ def full_softmax(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tenso
 def sampled_softmax(positive: Tensor, negatives: Tensor, weights: Tensor | None = None) -> Tensor:
     """Cross-entropy of the positive among itself and drawn negatives, weighted mean over the rows.
 
-    Needs: a sampler; scores already corrected by log q, collisions already at -inf (see `shared_scores`).
-    Inputs: the answers' scores [M], the negatives' [M, K], weights [M]. Choose it for large catalogues.
-    With every item drawn once and the collision masked it is `full_softmax`.
+    Needs: a sampler; scores already corrected by log q, collisions already at -inf (see `scores.py`).
+    Inputs: the answers' scores [M], the negatives' [M, K], weights [M].
+    When to choose it: large catalogues, with hundreds to thousands of negatives that the batch shares.
+    Relations: with every item drawn once and the collision masked it is `full_softmax`; with one negative, `bpr`.
     """
     lead = torch.cat((torch.zeros_like(positive)[:, None], negatives - positive[:, None]), dim=1)
-    return (lead.logsumexp(1) * _normalised(weights, positive)).sum()  # finite even if all negatives collide
-
-
-def shared_scores(
-    hidden: Tensor, answers: Tensor, drawn: Tensor, targets: Tensor, items: Tensor, *, log_q: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Scores for a loss whose negatives are shared by the batch: the answers' [M] and the negatives' [M, K].
-
-    `answers` [M, D] and `drawn` [K, D] are the vectors of `targets` [M] and `items` [K]; `log_q` (one for each of the
-    M + K) is what the sampler's preference is worth and is subtracted. A negative that is the row's answer is no
-    negative: its score is -inf.
-    """
-    positive = (hidden * answers).sum(1)
-    negatives = hidden @ drawn.T
-    if log_q is not None:
-        positive = positive - log_q[: len(targets)]
-        negatives = negatives - log_q[len(targets) :]
-    return positive, negatives.masked_fill(targets[:, None] == items, -math.inf)
-
-
-def _normalised(weights: Tensor | None, like: Tensor) -> Tensor:
-    if weights is None:
-        return like.new_full((len(like),), 1 / len(like))
-    return weights / weights.sum()
+    return weighted_mean(lead.logsumexp(1), weights)  # finite even if all negatives collide

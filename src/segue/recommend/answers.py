@@ -51,11 +51,12 @@ class Contribution(msgspec.Struct, frozen=True):
 class Attention(msgspec.Struct, frozen=True):
     """Who looked at whom inside the model."""
 
-    entries: list[int]
+    entries: list[int | None]
     """The entries that the rows and columns stand for: places in `contributions`, oldest first. Of those that the
-    model looked at, the newest 64 at most."""
+    model looked at, the newest 64 at most. Null, always the last, is the question itself, for models that ask with a
+    token of its own after the history. The answer is made from the last row."""
     weights: list[list[list[list[float]]]]
-    """[layer][head][who looks][at whom], to six decimals; zero above the diagonal, for nobody looks ahead. A row adds
+    """[layer][head][who looks][at whom], to six decimals; zero above the diagonal where nobody looks ahead. A row adds
     up to one, or to less where it also looks at entries older than these."""
 
 

@@ -32,7 +32,10 @@ class Attentive(Protocol):
     """What a model can do that has attention weights to show."""
 
     def attention(self, batch: PackedBatch) -> Tensor:
-        """Who looked at whom [layers, B, heads, N, N]: row = who looks, column = at whom."""
+        """Who looked at whom [layers, B, heads, N, N]: row = who looks, column = at whom.
+
+        The tokens are the history's and, where the model asks with one of its own, that one after them.
+        """
         ...
 
 
@@ -137,7 +140,8 @@ def _scores(model: SequenceModel, index: ItemIndex, histories: Batch, item: int)
 def attention_weights(model: nn.Module, history: Batch) -> np.ndarray | None:
     """Who looked at whom in one history, no longer than the model has room for [layers, heads, n, n] float32.
 
-    None where the model has no attention to show, and for an empty history.
+    n is one more than the history where the model asks with a token of its own. None where the model has no attention
+    to show, and for an empty history.
     """
     if not isinstance(model, Attentive) or not len(history.items):
         return None
@@ -148,5 +152,7 @@ def attention_weights(model: nn.Module, history: Batch) -> np.ndarray | None:
 
 def told_attention(weights: np.ndarray, places: Sequence[int]) -> Attention:
     """The newest part of the weights as an answer carries it; `places` are those of the events in the whole history."""
-    shown = weights[..., -MOST_ENTRIES:, -MOST_ENTRIES:].astype(np.float64)
-    return Attention(entries=list(places)[-MOST_ENTRIES:], weights=shown.round(6).tolist())
+    question = [None] * (weights.shape[-1] - len(places))  # the token that is no event, where there is one
+    first = max(0, len(places) - MOST_ENTRIES)
+    shown = weights[..., first:, first:].astype(np.float64)
+    return Attention(entries=[*places[first:], *question], weights=shown.round(6).tolist())

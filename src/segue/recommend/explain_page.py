@@ -43,6 +43,7 @@ svg rect.well { fill: var(--well); } svg text { fill: var(--soft); }
 """
 CELL = 8  # units of the drawing
 MOST_LABELS = 16  # numbers along a side
+QUESTION = "?"  # stands for the question's own token
 
 
 def html(explanation: Explanation) -> str:
@@ -105,10 +106,11 @@ def _attention(explanation: Explanation, attention: Attention) -> str:
     scale = "".join(
         f'<li><i style="opacity:{_opacity(share):.3f}"></i> {share:.0%}</li>' for share in (0.01, 0.05, 0.2, 0.5, 1.0)
     )
+    last = f"the question itself ({QUESTION})" if attention.entries[-1] is None else "the newest entry"
     return (
         f"<h2>Where the model looked{cut_note(explanation)}</h2>\n"
         '<p class="soft">A row is the entry that looks, a column the one it looks at, by their numbers above; the last '
-        "row is the newest entry, from which the answer is made. Point at a cell for its weight.</p>\n"
+        f"row is {last}, from which the answer is made. Point at a cell for its weight.</p>\n"
         f'<ul class="scale">{scale}</ul>\n<div class="maps">\n' + "\n".join(maps) + "\n</div>"
     )
 
@@ -118,23 +120,24 @@ def _opacity(weight: float) -> float:
     return math.sqrt(min(1.0, max(0.0, weight)))
 
 
-def _heat_map(weights: list[list[float]], places: list[int]) -> str:
-    """The lower triangle of one head's weights, numbered as the entries are."""
+def _heat_map(weights: list[list[float]], places: list[int | None]) -> str:
+    """One head's weights, numbered as the entries are; above the diagonal only what is looked at."""
     size = len(places) * CELL
     letters = max(5, size // 32)  # a long history's map is drawn smaller, so that its letters must be larger
     margin = 3 * letters
     parts = [f'<rect class="well" x="{margin}" y="{margin}" width="{size}" height="{size}"/>']
     every = math.ceil(len(places) / MOST_LABELS)
-    for row, place in enumerate(places):
-        if (len(places) - 1 - row) % every == 0:
+    names = [QUESTION if place is None else str(place + 1) for place in places]
+    for row, name in enumerate(names):
+        if (len(names) - 1 - row) % every == 0:
             middle, edge = margin + (row + 0.5) * CELL, margin - letters / 2
-            parts.append(f'<text x="{edge}" y="{middle + 0.35 * letters}" text-anchor="end">{place + 1}</text>')
-            parts.append(f'<text x="{middle}" y="{edge}" text-anchor="middle">{place + 1}</text>')
+            parts.append(f'<text x="{edge}" y="{middle + 0.35 * letters}" text-anchor="end">{name}</text>')
+            parts.append(f'<text x="{middle}" y="{edge}" text-anchor="middle">{name}</text>')
         parts += [
             f'<rect x="{margin + column * CELL}" y="{margin + row * CELL}" width="{CELL}" height="{CELL}" '
-            f'opacity="{_opacity(weight):.3f}"><title>{place + 1} looks at {places[column] + 1}: {weight:.4f}</title>'
-            "</rect>"
-            for column, weight in enumerate(weights[row][: row + 1])
+            f'opacity="{_opacity(weight):.3f}"><title>{name} looks at {names[column]}: {weight:.4f}</title></rect>'
+            for column, weight in enumerate(weights[row])
+            if column <= row or weight
         ]
     whole = margin + size
     style = f"max-width:{3 * whole}px;font-size:{letters}px"  # a short history's map stays small

@@ -1,4 +1,4 @@
-"""An explanation → lines for a terminal: a bar for each entry of the history, then where the newest entry looks."""
+"""An explanation → lines for a terminal: a bar for each entry of the history, then where the answer's token looks."""
 
 from __future__ import annotations
 
@@ -75,19 +75,22 @@ def _looks(explanation: Explanation) -> Iterator[str]:
         return
     places = explanation.attention.entries
     yield ""
-    yield f"Where the newest known entry looks, head by head{cut_note(explanation)}:"
+    asking = "question" if places[-1] is None else "newest known entry"
+    yield f"Where the {asking} looks, head by head{cut_note(explanation)}:"
     for layer, heads in enumerate(explanation.attention.weights, start=1):
         for head, weights in enumerate(heads, start=1):
-            looks = sorted(zip(weights[-1], places, strict=True), reverse=True)[:MOST_LOOKS]
-            named = ", ".join(
-                f"{weight:.0%} at {place + 1} {explanation.contributions[place].item}" for weight, place in looks
-            )
+            looks = sorted(zip(weights[-1], range(len(places)), strict=True), reverse=True)[:MOST_LOOKS]
+            named = ", ".join(f"{weight:.0%} at {_named(explanation, places[column])}" for weight, column in looks)
             yield f"  layer {layer}, head {head}: {named}"
+
+
+def _named(explanation: Explanation, place: int | None) -> str:
+    return "itself" if place is None else f"{place + 1} {explanation.contributions[place].item}"
 
 
 def cut_note(explanation: Explanation) -> str:
     """Said where the attention shown is only a part."""
     assert explanation.attention is not None
-    shown = len(explanation.attention.entries)
+    shown = sum(place is not None for place in explanation.attention.entries)
     looked = sum(entry.contribution is not None for entry in explanation.contributions)
     return f", among the newest {shown} entries" if shown < looked else ""

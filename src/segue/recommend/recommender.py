@@ -222,7 +222,8 @@ class Recommender:
     def attention(self, history: Iterable[Any]) -> np.ndarray | None:
         """All attention weights [layers, heads, n, n] of the n newest known entries that the model has room for.
 
-        Row = who looks, column = at whom, oldest first. None where the model has none to show or knows no entry.
+        Row = who looks, column = at whom, oldest first. A model that puts a token of its own after the history, to ask
+        with, has one row and column more, the last. None where the model has none to show or knows no entry.
         """
         packed = pack_histories([read_history(history)], self.vocabulary, known=self.trained)
         return attention_weights(self.model, newest(packed.batch, self.model.length))
@@ -301,7 +302,7 @@ class Recommender:
     def _directions(self) -> tuple[Tensor, ItemIndex]:
         """Item vectors of length one [V + 1, D], and an index of them."""
         with torch.inference_mode():
-            vectors = functional.normalize(self.model.item_vectors().detach().cpu().float(), dim=1)
+            vectors = functional.normalize(self.model.item_features().detach().cpu().float(), dim=1)
         return vectors, ExactIndex.build(vectors, candidates=self.trained)
 
     def _scored(self, ranking: Ranking) -> list[list[ScoredItem]]:

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from segue.data.batch import Batch, epoch_batches
+from segue.data.batch import Batch, epoch_batches, window_starts
 from segue.data.sequences import Sequences
 from segue.errors import TrainingError
 from segue.layers.dropout import draw_from
 from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
-from segue.train.optimiser import average_into, optimiser, set_step_size
+from segue.train.optimiser import optimiser, set_step_size
 from segue.train.settings import TrainSettings
 from segue.train.state import Progress, TrainingState
 
@@ -48,30 +48,37 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """What each user's training looks at: rows starts[i] .. ends[i], at least two."""
+    """What training looks at: rows starts[i] .. ends[i] of one user, at least two."""
 
     sequences: Sequences
     starts: np.ndarray
     ends: np.ndarray
 
     @property
-    def positions(self) -> int:
-        """Supervised positions of an epoch."""
+    def events(self) -> int:
+        """What an epoch goes through: every event but the first of each window, which follows nothing."""
         return int((self.ends - self.starts - 1).sum())
 
     def batches(self, tokens: int, rng: np.random.Generator) -> Iterator[Batch]:
         return epoch_batches(self.sequences, self.starts, self.ends, tokens=tokens, rng=rng)
 
 
-def training_windows(sequences: Sequences, ends: np.ndarray, *, length: int) -> Windows:
-    """The newest `length` events of each user before `ends`; users with fewer than two have nothing to teach."""
-    starts = np.maximum(np.asarray(sequences.offsets)[:-1], ends - length)
+def training_windows(sequences: Sequences, ends: np.ndarray, *, length: int, stride: int | None = None) -> Windows:
+    """The newest `length` events of each user before `ends`, or with a `stride` also older windows of that length,
+    each starting so many events before the next; what has fewer than two events has nothing to teach."""
+    begins, ends = np.asarray(sequences.offsets)[:-1], np.asarray(ends)
+    if stride is None:
+        starts = np.maximum(begins, ends - length)
+    else:
+        owner, places = window_starts(ends - begins, length, stride)
+        starts = begins[owner] + places
+        ends = np.minimum(ends[owner], starts + length)
     useful = ends - starts >= 2
     if not useful.any():
         raise TrainingError(
             "No user has two events to learn from before the split; give a longer log or lower --min-user."
         )
-    return Windows(sequences, starts[useful], np.asarray(ends)[useful])
+    return Windows(sequences, starts[useful], ends[useful])
 
 
 def fit(
@@ -104,7 +111,7 @@ def fit(
         state.progress.history[-1].update(scores)
         state.save(state_file)
         if progress:
-            progress(_step(state, epochs, windows.positions, windows, scores=scores))
+            progress(_step(state, epochs, windows.events, windows, scores=scores))
     with torch.no_grad():
         for parameter, best in zip(model.parameters(), state.best, strict=True):
             parameter.copy_(best)
@@ -126,11 +133,11 @@ def _epoch(
     progress: Callable[[Step], None] | None,
 ) -> None:
     """Every user once."""
-    model, began, total, done = state.model.train(), time.perf_counter(), 0.0, 0
+    model, began, total, asked, done = state.model.train(), time.perf_counter(), 0.0, 0, 0
     assert isinstance(model, SequenceModel)
-    weights, device = list(model.parameters()), model.item_vectors().device
+    device = model.item_vectors().device
     for batch in windows.batches(settings.tokens, state.rng):
-        examples = objective.examples(batch)
+        examples = objective.examples(batch, state.rng)
         hidden = model.encode(tensors(examples.inputs, device))
         loss = objective.loss(model, hidden, examples, state.generator)
         value = loss.item()
@@ -139,17 +146,17 @@ def _epoch(
         state.adamw.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         set_step_size(state.adamw, settings, state.progress.step)
-        state.adamw.step()
-        average_into(state.average, weights, settings, state.progress.step)
-        state.progress.step += 1
-        total, done = total + value * len(examples.targets), done + len(examples.targets)
+        state.step(settings)
+        total, asked = total + value * len(examples.targets), asked + len(examples.targets)
+        done += len(batch.items) - len(batch.lengths)
         if progress:
-            progress(_step(state, epochs, done, windows, loss=total / done, elapsed=time.perf_counter() - began))
-    if not all(bool(weight.isfinite().all()) for weight in weights):
+            progress(_step(state, epochs, done, windows, loss=total / asked, elapsed=time.perf_counter() - began))
+    state.settle()
+    if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         raise _diverged("The weights became infinite", state)
     state.progress.epoch += 1
     state.progress.seconds.append(time.perf_counter() - began)
-    state.progress.history.append({"epoch": state.progress.epoch, "loss": total / done, "positions": done})
+    state.progress.history.append({"epoch": state.progress.epoch, "loss": total / asked, "positions": asked})
 
 
 def _diverged(what: str, state: TrainingState) -> TrainingError:
@@ -189,12 +196,12 @@ def _step(
     inside = elapsed is not None
     seconds = elapsed if elapsed is not None else known.seconds[-1]
     speed = done / max(seconds, 1e-9)
-    left = (epochs - known.epoch) * windows.positions - (done if inside else 0)
+    left = (epochs - known.epoch) * windows.events - (done if inside else 0)
     return Step(
         epoch=known.epoch + inside,
         epochs=epochs,
         done=done,
-        total=windows.positions,
+        total=windows.events,
         loss=loss if loss is not None else float(known.history[-1]["loss"]),
         tokens_per_second=speed,
         seconds_left=left / speed,

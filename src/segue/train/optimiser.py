@@ -30,8 +30,12 @@ def set_step_size(adamw: torch.optim.AdamW, settings: TrainSettings, step: int) 
         group["lr"] = settings.learning_rate * rise
 
 
+def memory_at(settings: TrainSettings, step: int) -> float:
+    """How much the average keeps of itself. It grows with the steps, so that the first weights fade soon."""
+    return min(settings.averaging, (1 + step) / (10 + step))
+
+
 @torch.no_grad()
 def average_into(average: Sequence[Tensor], weights: Sequence[Tensor], settings: TrainSettings, step: int) -> None:
-    """Move the average towards the weights. Its memory grows with the steps, so that the first weights fade soon."""
-    memory = min(settings.averaging, (1 + step) / (10 + step))
-    torch._foreach_lerp_(list(average), list(weights), 1 - memory)
+    """Move the average towards the weights."""
+    torch._foreach_lerp_(list(average), list(weights), 1 - memory_at(settings, step))

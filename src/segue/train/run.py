@@ -22,6 +22,7 @@ from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.train.loop import SCORE, Judge, Step, exhausted, fit, training_windows
+from segue.train.rows import LEAST_ROWS
 from segue.train.settings import TrainSettings
 from segue.train.state import Progress, TrainingState
 
@@ -98,9 +99,13 @@ def _fit(
     progress: Callable[[Step], None] | None,
 ) -> tuple[SequenceModel, TrainingState]:
     objective = Objective(recipe.objective, counts)
-    windows = training_windows(sequences, ends, length=recipe.model.length + objective.extra)
     first = torch.Generator().manual_seed(recipe.train.seed)
     model = build_model(recipe.model, len(counts) - 1, generator=first).to(device_of(recipe.train))
+    windows = training_windows(
+        sequences, ends, length=model.length + objective.extra, stride=recipe.train.stride or None
+    )
+    # Where every item is looked at, every row is used.
+    model.items.sparse_gradients = objective.sampler is not None and len(counts) >= LEAST_ROWS
     with threads(recipe.train.threads):
         state = fit(
             model,

@@ -9,6 +9,8 @@ import msgspec
 
 from segue.errors import SettingsError
 
+LEAST = {"epochs": 1, "patience": 1, "tokens": 2, "stride": 0, "warmup": 0, "seed": 0, "threads": 0}
+
 
 class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `train` of the settings."""
@@ -19,6 +21,8 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Epochs without a better validation NDCG@10 after which training stops; the best epoch is what is kept."""
     tokens: int = 4000
     """Events of a batch. Smaller batches learn faster an epoch and run slower."""
+    stride: int = 0
+    """Events between the windows that a history longer than the model's length is cut into; 0 is its newest window."""
     learning_rate: float = 1e-3
     """Step size after the warm-up. It does not depend on the number of epochs."""
     warmup: int = 100
@@ -35,7 +39,7 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Where to train. CUDA is untested."""
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("patience", 1), ("tokens", 2), ("warmup", 0), ("seed", 0), ("threads", 0)):
+        for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise SettingsError(f"train.{name} must be at least {least}, got {getattr(self, name)}.")
         if not 0 < self.learning_rate < math.inf:

@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from segue.errors import FolderError
 from segue.folders import explained_writing
+from segue.train.optimiser import average_into, memory_at
+from segue.train.rows import RowSteps, take_sparse_gradients
+from segue.train.settings import TrainSettings
 
 HEADER = "segue"
 
@@ -47,6 +50,27 @@ class TrainingState:
         self.rng = np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.progress = Progress()
+        self._tables: dict[int, RowSteps] = {}
+
+    def step(self, settings: TrainSettings) -> None:
+        """AdamW and then the average: of the rows used where a gradient is sparse, of everything else whole."""
+        weights = list(self.model.parameters())
+        sparse = take_sparse_gradients(weights)
+        assert sparse.keys() >= self._tables.keys(), "a table that is learned by rows is learned so at every step"
+        self.adamw.step()
+        whole = [place for place in range(len(weights)) if place not in sparse]
+        at = self.progress.step
+        average_into([self.average[place] for place in whole], [weights[place] for place in whole], settings, at)
+        for place, gradient in sparse.items():
+            if place not in self._tables:
+                self._tables[place] = RowSteps(weights[place], self.average[place])
+            self._tables[place].step(self.adamw, gradient, memory_at(settings, at))
+        self.progress.step += 1
+
+    def settle(self) -> None:
+        """Bring the average up to date where it waits for rows that are not used. Due before anyone looks at it."""
+        for table in self._tables.values():
+            table.settle()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors that are saved and filled again, the optimiser's moments aside."""

@@ -15,11 +15,15 @@ from segue.data.batch import Batch
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import BUILDERS, build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
+from segue.models.settings import BIDIRECTIONAL, ModelSettings
+from segue.objective.task import MaskedItem, Task, next_item
 
 N_ITEMS = 30
+MASK = N_ITEMS + 1
 
 every_builder = pytest.mark.parametrize("builder", sorted(BUILDERS))
+looking_back = pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - BIDIRECTIONAL))
+looking_both_ways = pytest.mark.parametrize("builder", sorted(BIDIRECTIONAL))
 tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 
 
@@ -65,6 +69,21 @@ def random_users(lengths: Sequence[int], seed: int = 0, n_items: int = N_ITEMS) 
 def states_of(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[Tensor]:
     """Each user's states, encoded together."""
     return list(torch.split(model.encode(packed_of(*users)), [len(user) for user in users]))
+
+
+def questioned(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The tokens that an answer to each user is made from: its events, and a mask where the model asks with one."""
+    return [[*user, MASK] if model.items.mask is not None else [*user] for user in users]
+
+
+def asked(model: SequenceModel, users: Sequence[Sequence[int]]) -> Tensor:
+    """The questions [B, D'] by way of every state."""
+    return model.head(torch.stack([state[-1] for state in states_of(model, questioned(model, users))]))
+
+
+def task_of(builder: str) -> Task:
+    """A task that the builder's encoder can learn."""
+    return MaskedItem(mask=MASK, share=0.3, most=20, last=1.0) if builder in BIDIRECTIONAL else next_item
 
 
 def assert_close(found: Tensor, expected: Tensor, atol: float) -> None:

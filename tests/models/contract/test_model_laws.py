@@ -11,31 +11,37 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_cases import (
+    MASK,
     N_ITEMS,
+    asked,
     assert_close,
     batch_of,
     every_builder,
+    looking_back,
+    looking_both_ways,
     model_of,
     new_model,
     packed_of,
+    questioned,
     random_users,
     states_of,
+    task_of,
     tied_or_not,
 )
 
 from segue.errors import SegueError
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS
-from segue.models.settings import ModelSettings
-from segue.objective.task import next_item
+from segue.models.settings import BIDIRECTIONAL, ModelSettings
+from segue.objective.task import MaskedItem, next_item
 
 
 def test_every_builder_is_held_to_this_contract() -> None:
-    assert len(BUILDERS) == 2
+    assert len(BUILDERS) == 3 and len(BIDIRECTIONAL) == 1 and BUILDERS.keys() >= BIDIRECTIONAL
     assert set(BUILDERS) == set(get_args(get_type_hints(ModelSettings)["builder"]))
 
 
-@every_builder
+@looking_back
 @pytest.mark.parametrize("positions", ["newest", "oldest"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_later_item_changes_no_earlier_state_at_all(builder: str, positions: str, dtype: torch.dtype) -> None:
@@ -48,6 +54,21 @@ def test_a_later_item_changes_no_earlier_state_at_all(builder: str, positions: s
         after = states_of(model, changed)
         assert torch.equal(after[0][:place], before[0][:place])
         assert not torch.equal(after[0][place], before[0][place])
+        assert torch.equal(after[1], before[1]) and torch.equal(after[2], before[2])
+
+
+@looking_both_ways
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_is_hidden_is_sought_before_and_behind(builder: str, depth: int) -> None:
+    """A changed item changes what is said of a hidden one, wherever it stands; never that of another user."""
+    model, users = model_of(builder, depth=depth), random_users([9, 4, 1])
+    users[0][4] = MASK
+    before = states_of(model, users)
+    for place in (*range(4), *range(5, 9)):
+        changed = [[*users[0]], users[1], users[2]]
+        changed[0][place] = users[0][place] % N_ITEMS + 1
+        after = states_of(model, changed)
+        assert (model.head(after[0])[4] - model.head(before[0])[4]).abs().max() > 1e-4
         assert torch.equal(after[1], before[1]) and torch.equal(after[2], before[2])
 
 
@@ -72,7 +93,7 @@ def test_a_longer_user_in_the_batch_changes_nothing(builder: str, more: int, dty
     for found, expected in zip([together[0], *together[2:]], alone, strict=True):
         assert_close(found, expected, atol)
     queries = model.query(packed_of(*users, *long))[:3]
-    assert_close(queries, torch.stack([state[-1] for state in alone]), atol)
+    assert_close(queries, torch.cat([asked(model, [user]) for user in users]), atol)
 
 
 @every_builder
@@ -80,26 +101,28 @@ def test_a_longer_user_in_the_batch_changes_nothing(builder: str, more: int, dty
 def test_states_and_gradients_of_a_batch_are_those_of_its_users(builder: str, tied: bool) -> None:
     """Packed equals padded: a user alone needs no padding, a batch pads all but the longest."""
     model = model_of(builder, tied=tied).double()
-    users = random_users([6, 1, 9, 3])
-    generator = torch.Generator().manual_seed(1)
-    wanted = [torch.randn(len(user), 8, dtype=torch.float64, generator=generator) for user in users]
+    users = questioned(model, random_users([6, 1, 9, 3]))
+    generator, width = torch.Generator().manual_seed(1), model.item_vectors().shape[1]
+    wanted = [torch.randn(len(user), width, dtype=torch.float64, generator=generator) for user in users]
     together = states_of(model, users)
-    torch.autograd.backward([(state * weight).sum() for state, weight in zip(together, wanted, strict=True)])
+    torch.autograd.backward(
+        [(model.head(state) * weight).sum() for state, weight in zip(together, wanted, strict=True)]
+    )
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
     for user, weight, inside in zip(users, wanted, together, strict=True):
         (alone,) = states_of(model, [user])
         assert_close(inside, alone, 1e-10)
-        torch.autograd.backward((alone * weight).sum())
-    reached = 0
+        torch.autograd.backward((model.head(alone) * weight).sum())
+    reached, only_out = 0, {"items.out", "items.bias"} & found.keys()
     for name, parameter in model.named_parameters():
         gradient = found[name]
         if gradient is None or parameter.grad is None:
-            assert name == "items.out" and gradient is None and parameter.grad is None
+            assert name in only_out and gradient is None and parameter.grad is None
             continue
         assert_close(gradient, parameter.grad, 1e-10)
         reached += bool(gradient.abs().max() > 0)
-    assert reached == len(found) - (not tied), "every parameter but the output table has a part in the states"
+    assert reached == len(found) - len(only_out), "every parameter but the items' own has a part in the questions"
 
 
 @every_builder
@@ -111,7 +134,7 @@ def test_users_of_a_batch_are_strangers(builder: str, lengths: list[int], seed: 
     together = states_of(model, users)
     for user, found in zip(users, together, strict=True):
         assert_close(found, states_of(model, [user])[0], 1e-10)
-    assert_close(model.query(packed_of(*users)), torch.stack([state[-1] for state in together]), 1e-10)
+    assert_close(model.query(packed_of(*users)), asked(model, users), 1e-10)
 
 
 @every_builder
@@ -123,7 +146,7 @@ def test_the_order_of_users_is_only_an_order(builder: str) -> None:
         assert_close(one, other, 1e-10)
 
 
-@every_builder
+@looking_back
 def test_counted_from_the_oldest_a_prefix_is_encoded_as_inside_the_whole(builder: str) -> None:
     (user,) = random_users([10])
     for positions, consistent in (("oldest", True), ("newest", False)):
@@ -135,12 +158,12 @@ def test_counted_from_the_oldest_a_prefix_is_encoded_as_inside_the_whole(builder
 
 @every_builder
 @tied_or_not
-def test_a_query_is_the_state_after_the_newest_event_and_scores_are_its_products(builder: str, tied: bool) -> None:
+def test_a_query_is_the_head_of_the_newest_state_and_scores_are_its_products(builder: str, tied: bool) -> None:
     """The query of one block and of many, alone and in company."""
     for depth in (1, 3):
         model, users = model_of(builder, tied=tied, depth=depth).double(), random_users([3, 1, 6])
         query = model.query(packed_of(*users))
-        assert_close(query, torch.stack([state[-1] for state in states_of(model, users)]), 1e-10)
+        assert_close(query, asked(model, users), 1e-10)
         assert_close(query, torch.cat([model.query(packed_of(user)) for user in users]), 1e-10)
     scores = model.score_all(query)
     assert scores.shape == (3, N_ITEMS + 1)
@@ -156,7 +179,7 @@ def test_tied_means_one_vector_an_item(builder: str) -> None:
     for model, moved in ((tied, True), (untied, False)):
         before = model.query(batch)
         with torch.no_grad():
-            model.item_vectors()[4] += 1
+            model.items.output()[4] += 1
         assert torch.equal(model.query(batch), before) != moved
 
 
@@ -177,14 +200,18 @@ def test_users_of_one_event_and_ids_at_the_end_of_the_catalogue(builder: str) ->
     found = model.score_all(model.query(packed_of([1], [N_ITEMS], [N_ITEMS, N_ITEMS])))
     assert torch.isfinite(found).all()
     with pytest.raises(IndexError):
-        model.encode(packed_of([N_ITEMS + 1]))
+        model.encode(packed_of([N_ITEMS + 1 if model.items.mask is None else MASK + 1]))
 
 
 @every_builder
 def test_a_history_beyond_the_length_is_refused(builder: str) -> None:
+    """A mask takes a place of its own."""
     model = model_of(builder, length=4)
-    assert model.length == 4
+    assert model.length == (3 if builder in BIDIRECTIONAL else 4)
+    model.query(packed_of([1, 2, 3, 4][: model.length]))
     model.encode(packed_of([1, 2, 3, 4]))
+    with pytest.raises(AssertionError):
+        model.query(packed_of([1, 2, 3, 4, 5][: model.length + 1]))
     with pytest.raises(AssertionError):
         model.encode(packed_of([1, 2, 3, 4, 5]))
 
@@ -199,13 +226,15 @@ def test_a_user_without_events_is_never_answered_with_anothers_state(builder: st
 @every_builder
 @pytest.mark.parametrize("heads", [1, 4])
 def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
+    """Of the history's tokens and, where the model asks with a mask, of that one after them."""
     model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
-    found = model.attention(packed_of(*users))
-    assert found.shape == (3, 2, heads, 5, 5)
-    for user, length in enumerate((5, 2)):
+    found, tokens = model.attention(packed_of(*users)), [len(user) for user in questioned(model, users)]
+    assert found.shape == (3, 2, heads, tokens[0], tokens[0])
+    for user, length in enumerate(tokens):
         own = found[:, user, :, :length, :length]
         assert_close(own.sum(-1), torch.ones(3, heads, length, dtype=torch.float64), 1e-12)
-        assert (own >= 0).all() and (own.triu(1) == 0).all()
+        assert (own >= 0).all()
+        assert (own.triu(1) > 0).any() == (builder in BIDIRECTIONAL)
         assert_close(model.attention(packed_of(users[user]))[:, 0], own, 1e-10)
     assert not torch.equal(found[0], found[1]), "each layer has its own"
 
@@ -231,15 +260,59 @@ def test_the_padding_row_starts_at_zero(builder: str, tied: bool) -> None:
         assert (table[1:].abs().sum(1) > 0).all()
 
 
-@every_builder
+@looking_back
 def test_targets_never_reach_the_encoder(builder: str) -> None:
     """Other answers, at other times: the states that are questioned stay as they were."""
     model, users = model_of(builder), random_users([6, 2, 4])
-    batch = batch_of(*users)
+    batch, rng = batch_of(*users), np.random.default_rng(0)
     ends = np.cumsum(batch.lengths)
     items, times = batch.items.copy(), batch.times.copy()
     items[ends - 1] = items[ends - 1] % N_ITEMS + 1
     times[ends - 1] += 10**6
-    true, shuffled = next_item(batch), next_item(replace(batch, items=items, times=times))
+    true, shuffled = next_item(batch, rng), next_item(replace(batch, items=items, times=times), rng)
     assert (true.targets != shuffled.targets).sum() == 3
     assert torch.equal(model.encode(tensors(true.inputs)), model.encode(tensors(shuffled.inputs)))
+
+
+@looking_both_ways
+def test_hidden_items_never_reach_the_encoder(builder: str) -> None:
+    """Other items at the places that are hidden: every state stays as it was."""
+    model, batch = model_of(builder), batch_of(*random_users([6, 2, 9]))
+    task = MaskedItem(mask=MASK, share=0.4, most=9, last=0.0)
+    true = task(batch, np.random.default_rng(5))
+    items = batch.items.copy()
+    assert true.positions is not None and len(true.positions) == 2 + 1 + 4
+    items[true.positions] = items[true.positions] % N_ITEMS + 1
+    other = task(replace(batch, items=items), np.random.default_rng(5))
+    assert (true.targets != other.targets).all()
+    assert torch.equal(model.encode(tensors(true.inputs)), model.encode(tensors(other.inputs)))
+
+
+@every_builder
+def test_what_is_asked_in_training_is_what_is_asked_in_service(builder: str) -> None:
+    """The question about a user's last event, which training asks, is that of the history before it."""
+    model, users = model_of(builder).double(), random_users([6, 2, 9])
+    examples = task_of(builder)(batch_of(*users), np.random.default_rng(0))
+    states = model.encode(tensors(examples.inputs))
+    last = torch.from_numpy(np.cumsum(examples.inputs.lengths) - 1)[-3:]
+    expected = model.query(packed_of(*(user[:-1] for user in users)))
+    assert_close(model.head(states[last]), expected, 1e-10)
+
+
+@every_builder
+@tied_or_not
+def test_cosine_scores_are_products_of_directions(builder: str, tied: bool) -> None:
+    model, users = model_of(builder, tied=tied, similarity="cosine").double(), random_users([3, 1, 6])
+    query, items = model.query(packed_of(*users)), model.item_vectors()
+    ones = torch.ones(N_ITEMS, dtype=torch.float64)
+    assert_close(query.norm(dim=1), ones[:3], 1e-12)
+    assert_close(items[1:].norm(dim=1), ones, 1e-12)
+    assert (items[0] == 0).all()
+    some = torch.tensor([7, 1, 7])
+    assert_close(model.item_vectors(some), items[some], 1e-12)
+    plain, same = model.items.output(), asked(model, users)
+    assert_close(query, same, 1e-10)
+    assert_close(model.score_all(query), torch.cosine_similarity(same[:, None], plain[None], dim=2), 1e-10)
+    with torch.no_grad():
+        (model.items.into if model.items.out is None else model.items.out)[4] *= 100
+    assert_close(model.item_vectors(), items, 1e-12)

@@ -77,12 +77,13 @@ function chosenMap(layer, head) {
   );
 }
 
-/** The map with what each of its entries is called and its place in the history. */
+/** The map with what each of its entries is called and its place in the history; null is the question's own token. */
 function named(weights, { attention, contributions }) {
-  const entries = attention.entries.map(index => ({
-    place: index + 1,
-    name: brief(contributions[index].title ?? contributions[index].item),
-  }));
+  const entries = attention.entries.map(index =>
+    index === null
+      ? { place: "?", name: "the question" }
+      : { place: index + 1, name: brief(contributions[index].title ?? contributions[index].item) },
+  );
   return { weights, entries };
 }
 

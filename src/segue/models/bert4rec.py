@@ -1,0 +1,51 @@
+"""BERT4Rec: Sun et al., "BERT4Rec: Sequential Recommendation with Bidirectional Encoder Representations from
+Transformer", CIKM 2019."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from segue.layers.blocks import PostNormBlock
+from segue.layers.positions import LearnedPositions
+from segue.models.items import IdTable
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.models.similarity import Dot
+from segue.models.start import truncated_normal_start
+
+
+class MaskedHead(nn.Module):
+    """What is done to the states that are questioned, and to no others, before they meet the items."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=1e-12)
+
+    def forward(self, states: Tensor) -> Tensor:
+        result: Tensor = self.norm(functional.gelu(self.dense(states)))
+        return result
+
+
+def bert4rec(settings: ModelSettings, n_items: int, generator: torch.Generator) -> SequenceModel:
+    """Post-norm blocks that look both ways; the answer is read from a mask that stands after the history.
+
+    Each item has a bias; not so with the cosine, whose scores are directions alone. The original's vector for the
+    type of a token is left out: there is one type, and the places' vectors can hold it.
+    """
+    width, hidden, cosine = settings.width, settings.feed_forward * settings.width, settings.similarity == "cosine"
+    model = SequenceModel(
+        IdTable(n_items, width, tied=settings.tied, mask=True, bias=not cosine),
+        LearnedPositions(settings.length, width, settings.positions),
+        [PostNormBlock(width, settings.heads, hidden, settings.dropout) for _ in range(settings.depth)],
+        norm_tokens=nn.LayerNorm(width, eps=1e-12),
+        norm=nn.Identity(),
+        at_question=MaskedHead(width),
+        scale=1.0,
+        dropout=settings.dropout,
+        similarity=Dot(normal=cosine),
+    )
+    truncated_normal_start(model, generator)
+    return model

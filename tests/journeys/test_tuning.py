@@ -1,0 +1,62 @@
+"""`segue tune` as its users meet it, up to a run trained with what it found."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+
+from segue.tune import search
+
+
+def test_from_a_search_to_a_run(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
+    said = line("tune", cycle_data, "--out", "tuned", "--recipe", quick_recipe, "--trials", "2")
+    assert said.code == 0
+    assert re.findall(r"^trial +(\d)  ndcg@10 [\d.]+", said.err, re.MULTILINE) == ["1", "2"]
+    assert said.out.startswith("2 trials: 2 finished.")
+    assert f"Next: segue train {cycle_data} --out RUN --recipe tuned/best.toml" in said.out
+
+    body = line.answers("tune", cycle_data, "--out", "tuned", "--resume", "--trials", "3")
+    assert [trial["trial"] for trial in body["trials"]] == [1, 2, 3]
+    assert body["best"]["score"] == max(trial["score"] for trial in body["trials"])
+    assert body["best_recipe"] == "tuned/best.toml"
+
+    run = line.answers("train", cycle_data, "--out", "run", "--recipe", "tuned/best.toml")
+    assert run["training"]["best_score"] == body["best"]["score"]
+    line.refuses("tune", cycle_data, "--out", "tuned", says=("holds a search already", "--resume"))
+    line.refuses("tune", cycle_data, "--out", "run", says=("exists already",))
+    line.refuses("tune", cycle_data, "--out", "new", "--trials", "0", says=("--trials",), code=2)
+    line.refuses("evaluate", "tuned", says=("tuned", "expected a run folder"))
+
+
+def test_ctrl_c_says_how_to_go_on(
+    line: CommandLine, cycle_data: Path, quick_recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "choose_epoch", interrupted)
+    said = line("tune", cycle_data, "--out", "tuned", "--recipe", quick_recipe, "--trials", "1")
+    assert (said.code, said.out) == (130, "")
+    way_on = f"segue tune {cycle_data} --out tuned --trials 1 --resume"
+    assert said.err.endswith(f"Go on with: {way_on}\n")
+    monkeypatch.undo()
+    monkeypatch.chdir(line.folder)
+    assert line.answers(*way_on.split()[1:])["best"]["trial"] == 2
+
+
+def test_without_optuna(line: CommandLine, cycle_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("segue.tune.search", "segue.tune.study"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    line.refuses("tune", cycle_data, "--out", "tuned", says=("needs optuna", "pip install 'segue[tune]'"))
+
+
+def test_optuna_is_imported_only_when_it_is_needed() -> None:
+    code = "import sys, segue.cli, segue.tune\nsys.exit('optuna was imported' if 'optuna' in sys.modules else 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

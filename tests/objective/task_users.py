@@ -1,0 +1,45 @@
+"""Batches whose every event can be told from the others, and a bound for chi-square tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+
+from segue.data.batch import Batch
+
+some_users = st.lists(st.lists(st.integers(1, 50), min_size=2, max_size=9), min_size=1, max_size=6)
+
+
+def batch_of(histories: Sequence[Sequence[int]]) -> Batch:
+    """Every event has its own time and value: ten times its place in the batch, and that place."""
+    lengths = [len(history) for history in histories]
+    total = sum(lengths)
+    return Batch(
+        items=np.array([item for history in histories for item in history], dtype=np.int64),
+        times=np.arange(total) * 10,
+        lengths=np.array(lengths),
+        kinds=np.arange(total) % 3,
+        values=np.arange(total, dtype=np.float32),
+    )
+
+
+def users_of(tokens: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+    return [part.tolist() for part in np.split(tokens, np.cumsum(lengths)[:-1])]
+
+
+def owners(lengths: np.ndarray) -> np.ndarray:
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def chi_square(found: np.ndarray, expected: np.ndarray) -> float:
+    assert found.sum() == round(expected.sum()) and (expected >= 5).all()
+    return float(((found - expected) ** 2 / expected).sum())
+
+
+def most_chi_square(cells: int) -> float:
+    """What a chi-square statistic over this many cells stays below 999 times in 1000 (Wilson and Hilferty)."""
+    freedom = cells - 1
+    return freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import gzip
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from planted_logs import cycle_log
+
+from bench import quality
+from bench.quality import Places, make_row, prepared
+from bench.quality_table import (
+    BEGIN,
+    END,
+    Rows,
+    Training,
+    document_parts,
+    read_results,
+    read_rows,
+    tables,
+)
+from segue import api
+from segue.config import make_settings, read_recipe, recipe_names
+from segue.data.sequences import Sequences
+from segue.errors import InputError
+from segue.evaluate.metrics import ndcg
+from segue.evaluate.report import Report
+from segue.train.loop import Step
+
+ROOT = Path(__file__).parent.parent
+OURS = Places(
+    rows=ROOT / "bench" / "results.toml",
+    measured=ROOT / "bench" / "results.json",
+    document=ROOT / "docs" / "results.md",
+    cache=ROOT / "none",
+)
+
+# --- the rows and the table as they are committed -------------------------------------------------------------------
+
+
+def test_the_document_says_what_was_measured() -> None:
+    rows, results = read_rows(OURS.rows), read_results(OURS.measured)
+    made = document_parts(OURS.document).made
+    assert made == tables(rows, results), "run `make results ROW=table`"
+    names = {one.name for one in rows.trainings}
+    assert set(results.rows) <= names and set(results.differences) <= names
+    assert all(f"| `{name}` |" in made for name in names)
+
+
+def test_every_row_can_be_trained() -> None:
+    rows = read_rows(OURS.rows)
+    assert len(rows.trainings) >= 15
+    for one in rows.trainings:
+        assert make_settings(read_recipe(one.row.recipe), one.overrides).train.seed == one.seed
+
+
+def test_every_recipe_has_a_row_and_the_default_three_seeds() -> None:
+    rows = read_rows(OURS.rows)
+    movielens = {row.recipe: row for row in rows.rows if row.name.startswith("ml-1m/")}
+    assert set(movielens) == set(recipe_names())
+    assert movielens["default"].seeds == (1, 2, 3)
+    assert [one.name for one in rows.named("ml-1m/default")] == [f"ml-1m/default-{seed}" for seed in (1, 2, 3)]
+    assert [one.seed for one in rows.named("ml-1m/default-2")] == [2]
+
+
+def test_an_unknown_row_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"no row 'ml-1m/sasrek'; there are .*ml-1m/sasrec,"):
+        read_rows(OURS.rows).named("ml-1m/sasrek")
+
+
+def test_the_rows_are_listed_and_a_row_without_its_log_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    quality.main([])
+    assert "ml-1m/sasrec-rss " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        quality.main(["--row", "ml-1m/sasrec"])
+    assert "DATA=folder with events.tsv.gz" in capsys.readouterr().err
+
+
+# --- a row from the log to the table --------------------------------------------------------------------------------
+
+LOG = """
+[logs.cycle]
+title = "Cycle"
+url = "https://example.org/log"
+about = "Planted."
+users = 60
+items = 12
+events = 840
+
+[sources.Nobody]
+title = "Nobody, Nowhere"
+url = "https://example.org/paper"
+"""
+# Seen items are all items of a cycle: they must stay answers.
+ROW = """
+[[rows]]
+name = "cycle/{name}"
+log = "cycle"
+recipe = "{recipe}"
+set = ["evaluate.seen=keep", "model.width={width}"]
+{more}
+"""
+
+
+@pytest.fixture
+def places(tmp_path: Path, quick_recipe: Path) -> Places:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "events.tsv.gz").write_bytes(gzip.compress(cycle_log().replace(",", "\t").encode(), mtime=0))
+    published = 'published = [{ model = "Theirs", ndcg = ".5", source = "Nobody" }]\nat_least = 0.25'
+    rows = [
+        ROW.format(name="narrow", recipe=quick_recipe, width=8, more=published),
+        ROW.format(name="wide", recipe=quick_recipe, width=16, more='against = "cycle/narrow"'),
+        ROW.format(name="seeds", recipe=quick_recipe, width=8, more="seeds = [1, 2]"),
+    ]
+    (tmp_path / "rows.toml").write_text(LOG + "".join(rows))
+    (tmp_path / "measured.json").write_text('{"rows": {}, "differences": {}}')
+    (tmp_path / "results.md").write_text(f"Before.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
+    return Places(
+        rows=tmp_path / "rows.toml",
+        measured=tmp_path / "measured.json",
+        document=tmp_path / "results.md",
+        cache=tmp_path / "cache",
+    )
+
+
+def made(name: str, places: Places) -> tuple[Rows, Training]:
+    rows = read_rows(places.rows)
+    (one,) = rows.named(name)
+    return rows, one
+
+
+def make(name: str, places: Places) -> None:
+    rows, one = made(name, places)
+    make_row(one, rows, places.rows.parent / "log", places)
+
+
+def line_of(name: str, places: Places) -> list[str]:
+    (line,) = (line for line in places.document.read_text().splitlines() if line.startswith(f"| `{name}` |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_row_from_the_log_to_the_table(places: Places) -> None:
+    make("cycle/narrow", places)
+    (run,) = (places.cache / "runs" / "cycle").iterdir()
+    ranks = np.load(run / "ranks.npy")
+    entered = read_results(places.measured).rows["cycle/narrow"]
+    assert entered.ndcg == pytest.approx(ndcg(ranks, 10).mean()) and entered.hit == pytest.approx((ranks <= 10).mean())
+    report = msgspec.json.decode((run / "metrics.json").read_bytes(), type=Report)
+    assert entered.ndcg_interval == report.intervals["ndcg@10"] and report.seen == "kept"
+    seconds = msgspec.json.decode((run / "manifest.json").read_bytes())["training"]["seconds"]
+    assert entered.epochs == len(seconds) == 3
+    assert entered.minutes == pytest.approx(sum(seconds) / 60, abs=0.006)
+    cells = line_of("cycle/narrow", places)
+    assert cells[1].endswith("--set evaluate.seen=keep --set model.width=8 --set train.seed=1`")
+    assert cells[6] == f"{entered.ndcg:.4f}".lstrip("0")
+    assert cells[8:] == ["at least .2500", "– / .5 Theirs ([Nobody](https://example.org/paper))"]
+    assert "not measured yet" in line_of("cycle/wide", places)
+    text = places.document.read_text()
+    assert text.startswith("Before.\n") and text.endswith("\n\nAfter.\n") and "old" not in text
+
+
+def test_a_run_that_is_there_is_not_trained_again(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("cycle/narrow", places)
+    before = places.measured.read_bytes()
+    monkeypatch.setattr(api, "train", None)
+    monkeypatch.setattr(api, "prepare", None)
+    monkeypatch.setattr(quality, "_commit", lambda: "another commit")
+    make("cycle/narrow", places)
+    assert places.measured.read_bytes() == before
+
+
+def test_an_interrupted_row_goes_on(places: Places) -> None:
+    rows, one = made("cycle/narrow", places)
+    seen: list[int] = []
+
+    def interrupt(step: Step) -> None:
+        seen.append(step.epoch)
+        if step.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_row(one, rows, places.rows.parent / "log", places, progress=interrupt)
+    assert not read_results(places.measured).rows
+    seen.clear()
+    went_on = make_row(one, rows, places.rows.parent / "log", places, progress=lambda step: seen.append(step.epoch))
+    assert set(seen) == {2, 3}, "the first epoch was there already"
+    assert went_on.epochs == 3
+
+
+def test_the_paired_difference_waits_for_both_and_is_forgotten_with_one(places: Places) -> None:
+    make("cycle/wide", places)
+    assert read_results(places.measured).differences == {}
+    make("cycle/narrow", places)
+    results = read_results(places.measured)
+    change = results.differences["cycle/wide"]
+    assert change.value == pytest.approx(results.rows["cycle/wide"].ndcg - results.rows["cycle/narrow"].ndcg)
+    assert change.low <= change.value <= change.high
+    assert f"`cycle/wide` minus `cycle/narrow`, over the same cases: ndcg@10 {change.value:+.4f}" in (
+        places.document.read_text()
+    )
+    places.rows.write_text(places.rows.read_text().replace("model.width=16", "model.width=4"))
+    make("cycle/narrow", places)
+    assert read_results(places.measured).differences == {}
+    assert "(the recipe has changed since)" in line_of("cycle/wide", places)[6]
+
+
+def test_seeds_have_a_row_each_and_their_mean(places: Places) -> None:
+    for seed in (1, 2):
+        assert "mean" not in places.document.read_text()
+        make(f"cycle/seeds-{seed}", places)
+    scores = [read_results(places.measured).rows[f"cycle/seeds-{seed}"].ndcg for seed in (1, 2)]
+    assert scores[0] != scores[1]
+    (mean,) = (line for line in places.document.read_text().splitlines() if "`cycle/seeds`, mean" in line)
+    assert f"| {sum(scores) / 2:.4f} |".replace("0.", ".") in mean
+
+
+def test_another_log_is_refused(places: Places) -> None:
+    places.rows.write_text(places.rows.read_text().replace("events = 840", "events = 999611"))
+    with pytest.raises(InputError, match="is not the log of cycle/narrow"):
+        make("cycle/narrow", places)
+
+
+def test_shuffled_ties_move_nothing_else(places: Places) -> None:
+    """Times are cut to two hours, so that an event is tied with the one before or after it."""
+    header, *events = cycle_log().splitlines()
+    cut = [f"{user}\t{item}\t{int(time) // 7200}" for user, item, time in (event.split(",") for event in events)]
+    text = "\n".join([header.replace(",", "\t"), *cut, ""])
+    folder = places.rows.parent / "log"
+    (folder / "events.tsv.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    orders = []
+    for shuffle in (None, 1, 2):
+        more = "" if shuffle is None else f"shuffle_ties = {shuffle}"
+        places.rows.write_text(LOG + ROW.format(name="narrow", recipe="sasrec", width=8, more=more))
+        rows, one = made("cycle/narrow", places)
+        orders.append(prepared(one, rows.logs["cycle"], folder, places.cache).sequences)
+    plain, first, second = orders
+    assert not np.array_equal(plain.items, first.items) and not np.array_equal(first.items, second.items)
+    assert np.array_equal(plain.times, first.times) and np.array_equal(plain.offsets, first.offsets)
+    assert _by_moment(plain) == _by_moment(first) == _by_moment(second)
+
+
+def _by_moment(log: Sequences) -> dict[tuple[int, int], list[int]]:
+    """The items of each user at each time, in no order."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    users = np.repeat(np.arange(60), np.diff(log.offsets))
+    for user, time, item in zip(users, log.times, log.items, strict=True):
+        found[int(user), int(time)].append(int(item))
+    return {moment: sorted(each) for moment, each in found.items()}
