@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from segue.config import read_recipe
+from segue.config import make_settings, read_recipe
 from segue.errors import InputError
 from segue.evaluate.metrics import Difference
 from segue.folders import write_json
@@ -101,8 +101,9 @@ class Training:
     @property
     def digest(self) -> str:
         """Of all that the row asks for. What a recipe says of itself is left out: its score is written there later."""
-        recipe = {name: table for name, table in read_recipe(self.row.recipe).items() if name != "about"}
-        asked = {"recipe": recipe, "overrides": self.overrides, "shuffle_ties": self.row.shuffle_ties}
+        settings = msgspec.to_builtins(make_settings(read_recipe(self.row.recipe), self.overrides))
+        del settings["about"]
+        asked = {"settings": settings, "shuffle_ties": self.row.shuffle_ties}
         return hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()[:12]
 
 

@@ -21,7 +21,8 @@ from segue.index.exact import ExactIndex
 from segue.models.build import build_model
 from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender, Seen
-from segue.serve.app import MOST_BYTES, create_app
+from segue.serve.app import create_app
+from segue.serve.bodies import MOST_BYTES
 from segue.serve.engine import Engine
 from segue.serve.guard import App, Guard
 from segue.serve.keys import Keys

@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     index: IndexSettings = IndexSettings()
 
     def __post_init__(self) -> None:
-        """Refuse an encoder that does not fit the task."""
+        """Refuse an encoder that does not fit the task, and windows with gaps between them."""
         both_ways, masked = self.model.builder in BIDIRECTIONAL, self.objective.task == "masked-item"
         if both_ways and not masked:
             raise SettingsError(
@@ -55,6 +55,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise SettingsError(
                 f"objective.task = 'masked-item' hides events between others, and model.builder = "
                 f"{self.model.builder!r} looks back only: choose model.builder = 'bert4rec', or another task."
+            )
+        window = self.model.length - both_ways
+        if self.train.stride > window:
+            raise SettingsError(
+                f"train.stride must be at most {window}, the events that the model looks at, or those between two "
+                f"windows would never be learned from; got {self.train.stride}."
             )
 
 

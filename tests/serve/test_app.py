@@ -29,8 +29,8 @@ from small_service import (
 from segue.errors import InputError
 from segue.recommend.recommender import Recommender
 from segue.serve import service as service_module
-from segue.serve.app import MOST_BYTES, create_app
-from segue.serve.bodies import MOST_ANSWERS
+from segue.serve.app import create_app
+from segue.serve.bodies import MOST_ANSWERS, MOST_BYTES
 from segue.serve.guard import ROLES
 from segue.serve.server import listening_socket
 from segue.serve.service import Service

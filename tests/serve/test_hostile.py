@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from small_service import assert_problem, guarded, on_a_socket, post_events, small_service, tiny_recommender
 
-from segue.serve.app import MOST_BYTES
+from segue.serve.bodies import MOST_BYTES
 from segue.serve.guard import MOST_PATH
 
 HOSTILE = [

@@ -119,7 +119,7 @@ class Objective:
         assert examples.positions is not None, "settings allow it only with a task that asks some of the states"
         asked, rows = np.unique(examples.positions, return_inverse=True)
         states = model.head(hidden[_tensor(asked, hidden)])
-        scores = states @ model.item_vectors()[1:].T
+        scores = states @ model.item_vectors()[1:].T / self.settings.temperature
         return lambdarank(scores, _tensor(rows, hidden), _tensor(examples.targets - 1, hidden))
 
 

@@ -50,8 +50,10 @@ class PopularitySampler:
 
     def __init__(self, counts: np.ndarray, power: float) -> None:
         """`counts` [V + 1] int64, by item number; counts[0] is padding's."""
-        weight = np.where(counts > 0, counts.astype(np.float64) ** power, 0.0)
-        weight[0] = 0
+        trained = counts > 0
+        trained[0] = False
+        logs = power * np.log(np.where(trained, counts, 1).astype(np.float64))
+        weight = np.where(trained, np.exp(logs - logs[trained].max()), 0.0)  # none overflows, whatever the power
         self._cumulative = torch.from_numpy(np.cumsum(weight / weight.sum()))
         with np.errstate(divide="ignore"):
             self._log_q = torch.from_numpy(np.log(weight / weight.sum()).astype(np.float32))

@@ -135,8 +135,6 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
                 f"objective.log_q changes nothing where objective.sampler is {self.sampler!r}, which draws all alike: "
                 "leave it out."
             )
-        if self.temperature != 1 and self.loss == "lambdarank":
-            raise SettingsError("objective.temperature changes no order, so not 'lambdarank' either: leave it out.")
         if self.alpha != DEFAULTS["alpha"] and self.importance == "linear":
             raise SettingsError("objective.alpha belongs to objective.importance = 'exponential': leave it out.")
 

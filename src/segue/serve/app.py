@@ -15,15 +15,13 @@ from litestar.openapi.spec import Example, Parameter, RequestBody
 from litestar.types import Receive, Scope, Send
 
 from segue.errors import FolderError, SegueError, StoreError
+from segue.serve.bodies import MOST_BYTES
 from segue.serve.pages import PAGE_ROUTES, SchemaPage
 from segue.serve.plain import plain_request
 from segue.serve.problems import JsonRequest, http_problem, not_found, overloaded, refused, unavailable, unexpected
 from segue.serve.refusals import OverloadedError, UnknownModelError
 from segue.serve.routes import ROUTES
 from segue.serve.service import Service
-
-MOST_BYTES = 1_000_000  # of a request's body
-
 
 PROBLEMS: dict[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]] = {
     HTTPException: http_problem,

@@ -12,6 +12,7 @@ from segue.recommend.answers import Recommendation
 from segue.recommend.history import Entry
 
 MOST_ANSWERS = 1000
+MOST_BYTES = 1_000_000  # of a request's body
 MOST_ENTRIES = 10_000
 MOST_EVENTS = 1000
 LONGEST_ID = 1024  # characters of a user, item, event id or kind that is kept

@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
+from litestar.exceptions import HTTPException
 
-from segue.serve.bodies import MOST_ANSWERS, EventsBody
+from segue.serve.bodies import MOST_ANSWERS, MOST_BYTES, EventsBody
 from segue.serve.problems import read_json
 from segue.serve.questions import Question
 from segue.serve.service import Service
@@ -30,8 +31,9 @@ def plain_request(service: Service, scope: Any, receive: Receive) -> tuple[str, 
         question = plain_question(scope)
         return None if question is None else (RECOMMENDATIONS, service.answer(question))
     if scope["method"] == "POST" and scope.get("raw_path") == b"/events" and not scope["query_string"]:
-        length = dict(scope["headers"]).get(b"content-length")
-        return None if length is None or length == b"0" else (EVENTS, _kept(service, receive))
+        headers = dict(scope["headers"])
+        if headers.get(b"content-length", b"0") != b"0" and b"transfer-encoding" not in headers:
+            return EVENTS, _kept(service, receive)
     return None
 
 
@@ -51,7 +53,9 @@ def plain_question(scope: Any) -> Question | None:
 async def _kept(service: Service, receive: Receive) -> bytes:
     message = await receive()
     body = message.get("body", b"")
-    while message.get("more_body"):  # as long as its Content-Length, which the guard has looked at
+    while message.get("more_body"):
         message = await receive()
         body += message.get("body", b"")
+        if len(body) > MOST_BYTES:
+            raise HTTPException(status_code=413)
     return msgspec.json.encode(await service.keep(read_json(body, EventsBody).listed()))

@@ -19,6 +19,7 @@ from uvicorn.supervisors import Multiprocess
 from segue.data.dataset import Data
 from segue.errors import InputError
 from segue.folders import read_manifest
+from segue.serve.bodies import MOST_BYTES
 from segue.serve.fill import FillReport, fill_store
 from segue.serve.guard import Guard
 from segue.serve.keys import Keys, check_binding
@@ -93,7 +94,7 @@ def make_app(settings: ServiceSettings) -> Guard:
     keys = Keys.load(settings.keys, os.environ)
     logs = configure_logs(settings.log_level)
     engine = EngineProcess(settings)
-    from segue.serve.app import MOST_BYTES, create_app  # the web framework is loaded while the engine loads torch
+    from segue.serve.app import create_app  # the web framework is loaded while the engine loads torch
 
     metrics = Metrics()
     engine.wait_until_ready()

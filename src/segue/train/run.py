@@ -105,7 +105,7 @@ def _fit(
         sequences, ends, length=model.length + objective.extra, stride=recipe.train.stride or None
     )
     # Where every item is looked at, every row is used.
-    model.items.sparse_gradients = objective.sampler is not None and len(counts) >= LEAST_ROWS
+    model.items.sparse_gradients = objective.sampler is not None and len(counts) > LEAST_ROWS
     with threads(recipe.train.threads):
         state = fit(
             model,

@@ -28,7 +28,7 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     warmup: int = 100
     """Steps over which the step size rises from nothing."""
     weight_decay: float = 0.0
-    """AdamW's pull of all weights towards zero."""
+    """AdamW's pull of weights towards zero; where an item table is learned by rows, of the rows that a step used."""
     averaging: float = 0.999
     """Memory of the running average of the weights, which is what is validated and kept; 0 keeps the last weights."""
     seed: int = 1

@@ -119,7 +119,11 @@ class _Trainer:
             score = self._train(trial, _proposed(trial, self.job))
         except optuna.TrialPruned:
             study.tell(trial, state=TrialState.PRUNED)
-        except TrainingError:  # the loss is no longer finite: an answer, too
+        except (TrainingError, MemoryError, RuntimeError) as error:
+            if not (isinstance(error, TrainingError) or _out_of_memory(error)):
+                study.tell(trial, state=TrialState.FAIL)
+                raise
+            # The loss is no longer finite, or the model does not fit: an answer, too.
             trial.set_user_attr(OUTCOME, "failed")
             study.tell(trial, state=TrialState.FAIL)
         except _OutOfTime:
@@ -203,6 +207,11 @@ def _epochs_before(folder: Path, settings: Settings) -> list[dict[str, Any]]:
         folder.mkdir()
         (folder / SETTINGS).write_text(text, encoding="utf-8")
     return []
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Torch has no kind of its own for it on a CPU."""
+    return isinstance(error, MemoryError) or "not enough memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def _is_last(step: Step, settings: Settings) -> bool:

@@ -45,8 +45,11 @@ SPACE: Space = {
     "train.tokens": Knob(choices=(1000, 2000, 4000, 8000)),
     "train.learning_rate": Knob(low=3e-4, high=5e-3, log=True),
 }
-LOSS_KEYS = ("sampler", "negatives", "shared", "power", "in_batch", "log_q", "calibration", "regularisation")
-"""Keys of [objective] that mean something to one loss and its sampler only: another choice starts from defaults."""
+OWNED_KEYS = {
+    LOSS: ("sampler", "negatives", "shared", "power", "in_batch", "log_q", "calibration", "regularisation"),
+    "objective.sampler": ("power", "in_batch", "log_q"),
+}
+"""Keys of [objective] that mean something to one loss or one sampler only: another choice starts from defaults."""
 
 MOST_ITEMS_OF_SOFTMAX = 200_000  # beyond, one step over the whole catalogue takes seconds: a trial would be a day
 LEAST_STEPS = 10  # an epoch of fewer steps learns too little for epochs to be compared
@@ -166,9 +169,10 @@ def laid_over(recipe: Settings, values: Values) -> Settings:
     """The recipe with these values, checked as any settings are."""
     tables = msgspec.to_builtins(recipe)
     own = _table(recipe)
-    if any(name in values and values[name] != own[name] for name in (LOSS, "objective.sampler")):
-        for key in LOSS_KEYS:
-            del tables["objective"][key]
+    for name, keys in OWNED_KEYS.items():
+        if name in values and values[name] != own[name]:
+            for key in keys:
+                tables["objective"].pop(key, None)
     for name, value in values.items():
         section, _, key = name.partition(".")
         tables[section][key] = value
