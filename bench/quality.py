@@ -156,6 +156,8 @@ def run_folder(one: Training, data: api.Data, cache: Path) -> Path:
 
 def _train(one: Training, data: api.Data, run: Path, progress: Callable[[Step], None] | None) -> None:
     unfinished = run.with_name(run.name + ".partial").exists()
+    if not unfinished:
+        _commit_file(run).write_text(_commit() or "", encoding="utf-8")
     say(f"{one.name}: {'going on with' if unfinished else 'training into'} {run}")
     with MeasureDisplay() as measuring:
         api.train(
@@ -177,7 +179,7 @@ def measured_run(one: Training, run: Path) -> Measured:
     ended = datetime.datetime.fromtimestamp((run / "manifest.json").stat().st_mtime, datetime.UTC)
     return Measured(
         recipe_digest=one.digest,
-        commit=_commit(),
+        commit=_commit_file(run).read_text(encoding="utf-8") if _commit_file(run).exists() else None,
         run=_run_digest(run),
         data=manifest["data"]["digest"][:12],
         seed=one.seed,
@@ -201,6 +203,11 @@ def measured_run(one: Training, run: Path) -> Measured:
 
 def _run_digest(run: Path) -> str:
     return digest(run / "manifest.json")[:12]
+
+
+def _commit_file(run: Path) -> Path:
+    """Beside a run: the commit that its training began with, which need not be the one that enters it."""
+    return run.with_name(run.name + ".commit")
 
 
 def _commit() -> str | None:

@@ -143,7 +143,7 @@ def line_of(name: str, places: Places) -> list[str]:
 
 def test_a_row_from_the_log_to_the_table(places: Places) -> None:
     make("cycle/narrow", places)
-    (run,) = (places.cache / "runs" / "cycle").iterdir()
+    (run,) = (path for path in (places.cache / "runs" / "cycle").iterdir() if path.is_dir())
     ranks = np.load(run / "ranks.npy")
     entered = read_results(places.measured).rows["cycle/narrow"]
     assert entered.ndcg == pytest.approx(ndcg(ranks, 10).mean()) and entered.hit == pytest.approx((ranks <= 10).mean())
@@ -169,6 +169,15 @@ def test_a_run_that_is_there_is_not_trained_again(places: Places, monkeypatch: p
     monkeypatch.setattr(quality, "_commit", lambda: "another commit")
     make("cycle/narrow", places)
     assert places.measured.read_bytes() == before
+
+
+def test_a_row_has_the_commit_that_its_training_began_with(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "_commit", lambda: "first")
+    make("cycle/narrow", places)
+    places.measured.write_text('{"rows": {}, "differences": {}}')
+    monkeypatch.setattr(quality, "_commit", lambda: "second")
+    make("cycle/narrow", places)
+    assert read_results(places.measured).rows["cycle/narrow"].commit == "first"
 
 
 def test_an_interrupted_row_goes_on(places: Places) -> None:
