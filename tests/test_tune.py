@@ -267,6 +267,21 @@ def test_a_loss_that_is_not_finite_is_a_failed_trial(cycle_data: Path, quick_rec
     assert not (tmp_path / "search" / "best.toml").exists()
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_settings_that_do_not_fit_into_memory_are_a_failed_trial(
+    cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Were they an interruption, every resume would run them again first."""
+
+    def too_large(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("segue.tune.search.choose_epoch", too_large)
+    with pytest.raises(TrainingError, match="nothing to choose from"):
+        tune(cycle_data, out=tmp_path / "search", recipe=quick_recipe, trials=1)
+    assert (tmp_path / "search" / "trials.csv").read_text().splitlines()[1].startswith("1,failed,,0,")
+
+
 def test_the_test_part_is_not_looked_at(quick_recipe: Path, tmp_path: Path) -> None:
     """The last items change places among the users: no proposal and no score may notice."""
     log = pl.read_csv(cycle_log(users=40).encode()).sort("user", "timestamp")

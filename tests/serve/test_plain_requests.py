@@ -13,6 +13,7 @@ from small_service import Client, asked_in_process, small_service, tiny_recommen
 from segue.errors import InputError, StoreError
 from segue.serve import app as app_module
 from segue.serve.app import create_app
+from segue.serve.bodies import MOST_BYTES
 from segue.serve.plain import plain_request
 from segue.serve.refusals import OverloadedError
 from segue.serve.service import Service
@@ -77,6 +78,7 @@ def test_an_unknown_user(client: Client, monkeypatch: pytest.MonkeyPatch) -> Non
         (b'{"user": "bob", "item": "1"', 400),
         (b"\xff", 400),
         (b"[" * 100_000, 400),
+        (b"x" * (MOST_BYTES + 1), 413),
     ],
 )
 def test_events(client: Client, monkeypatch: pytest.MonkeyPatch, body: bytes, status: int) -> None:

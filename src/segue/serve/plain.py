@@ -51,11 +51,10 @@ def plain_question(scope: Any) -> Question | None:
 
 
 async def _kept(service: Service, receive: Receive) -> bytes:
-    message = await receive()
-    body = message.get("body", b"")
-    while message.get("more_body"):
+    body, more = b"", True
+    while more:
         message = await receive()
-        body += message.get("body", b"")
+        body, more = body + message.get("body", b""), message.get("more_body", False)
         if len(body) > MOST_BYTES:
             raise HTTPException(status_code=413)
     return msgspec.json.encode(await service.keep(read_json(body, EventsBody).listed()))

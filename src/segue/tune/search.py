@@ -119,11 +119,7 @@ class _Trainer:
             score = self._train(trial, _proposed(trial, self.job))
         except optuna.TrialPruned:
             study.tell(trial, state=TrialState.PRUNED)
-        except (TrainingError, MemoryError, RuntimeError) as error:
-            if not (isinstance(error, TrainingError) or _out_of_memory(error)):
-                study.tell(trial, state=TrialState.FAIL)
-                raise
-            # The loss is no longer finite, or the model does not fit: an answer, too.
+        except TrainingError:  # the loss is no longer finite, or the model does not fit: an answer, too
             trial.set_user_attr(OUTCOME, "failed")
             study.tell(trial, state=TrialState.FAIL)
         except _OutOfTime:
@@ -157,9 +153,14 @@ class _Trainer:
         recipe = Recipe(
             model=settings.model, objective=settings.objective, train=settings.train, evaluate=settings.evaluate
         )
-        _, chosen = choose_epoch(
-            recipe, self.data.sequences, self.data.split, self.counts, seen=self.seen, folder=folder, progress=watch
-        )
+        try:
+            _, chosen = choose_epoch(
+                recipe, self.data.sequences, self.data.split, self.counts, seen=self.seen, folder=folder, progress=watch
+            )
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            raise TrainingError("There was not enough memory for these settings.") from error
         return chosen.best_score
 
 
