@@ -1,6 +1,7 @@
-"""Seconds of a training epoch: RecTools' SASRec against segue's recipes with the like loss, in turns, in one run.
+"""Seconds of a training epoch: RecTools' models against segue's recipes with the like loss, in turns, in one run.
 
-The full softmax against `sasrec` and `esasrec`, the sampled softmax against `sasrec-sampled`. The same events,
+SASRec with the full softmax against `sasrec` and `esasrec`, with the sampled softmax against `sasrec-sampled`; HSTU
+against `hstu`, and beside it a `sasrec` of the same width, depth, loss, negatives and batches. The same events,
 positions, width, depth, heads, length, dropout, number type and threads on both sides. Batching is timed on both sides;
 building of data sets, each process's first epoch, validation and saving are not. Each measurement is a process of its
 own, and all take turns, so that a drift of the machine meets all of them.
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +30,63 @@ from segue.objective.settings import ObjectiveSettings
 
 ROOT = Path(__file__).parent.parent
 PEER_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
-PEERS = {"softmax": "rectools-softmax", "sampled-softmax": "rectools-sampled"}  # by segue's name of the loss
-RECIPES = {"sasrec": "softmax", "esasrec": "softmax", "sasrec-sampled": "sampled-softmax"}  # and the loss of each
-PEER_OPTIONS = {
-    "rectools-softmax": ["--loss", "softmax"],
-    "rectools-sampled": ["--loss", "sampled_softmax", "--negatives", "256"],
+SASREC_SHAPE = {"width": 64, "depth": 2, "heads": 1, "dropout": 0.2}
+HSTU_SHAPE = {"width": 50, "depth": 2, "heads": 1, "dropout": 0.2}
+HSTU_LOSS = (
+    "objective.loss=sampled-softmax",
+    "objective.sampler=uniform",
+    "objective.negatives=1024",
+    "objective.temperature=0.05",
+    "model.similarity=cosine",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Another library's trainer, and ours that are held against it: a name, the recipe and what is changed in it."""
+
+    peer: str
+    options: tuple[str, ...]
+    shape: dict[str, float]
+    ours: dict[str, tuple[str, tuple[str, ...]]]
+
+
+CONTESTS = {
+    "softmax": Contest(
+        "rectools-softmax",
+        ("--loss", "softmax"),
+        SASREC_SHAPE,
+        {
+            "sasrec": ("sasrec", ("model.feed_forward=1",)),
+            "esasrec": ("esasrec", ("model.feed_forward=4",)),  # as the papers have it
+        },
+    ),
+    "sampled-softmax": Contest(
+        "rectools-sampled",
+        ("--loss", "sampled_softmax", "--negatives", "256"),
+        SASREC_SHAPE,
+        {"sasrec-sampled": ("sasrec-sampled", ("model.feed_forward=1",))},
+    ),
+    "hstu": Contest(
+        "rectools-hstu",
+        ("--model", "hstu", "--loss", "sampled_softmax", "--negatives", "128"),
+        HSTU_SHAPE,
+        {
+            "hstu": ("hstu", HSTU_LOSS),
+            "sasrec-like-hstu": ("sasrec", ("model.feed_forward=1", "model.positions=oldest", *HSTU_LOSS)),
+        },
+    ),
 }
-FEED_FORWARD = {"sasrec": 1, "esasrec": 4, "sasrec-sampled": 1}  # multiples of the width, as the papers have it
+OURS = {name: contest for contest in CONTESTS.values() for name in contest.ours}
 TOKENS = 13_700  # what RecTools' 128 users have on average at this length, so that both sides make as many steps
-SHAPE = {"width": 64, "depth": 2, "heads": 1, "length": 200, "dropout": 0.2}
+LENGTH = 200
 NOTES = (
     "RecTools also drops attention weights (its MultiheadAttention takes the same rate), segue does not: that path has "
     "no fused kernel on a CPU.",
     "RecTools: 128 users a batch, padded to the length. segue: batches of as many packed tokens as 128 users have on "
     "average.",
     "sasrec has a feed-forward part as wide as the model, like RecTools; esasrec's is gated and four times as wide.",
+    "HSTU: both know the times; RecTools draws 128 negatives for each position, segue 1,024 once a batch.",
     "Sampled softmax: RecTools draws 256 negatives for each position, padding included; sasrec-sampled draws the "
     "recipe's number once a batch and shares them, so an answer is set against more. Their losses cannot be compared.",
 )
@@ -54,9 +98,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2, help="of each run; the first is not counted")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--length", type=int, default=SHAPE["length"])
-    parser.add_argument("--loss", nargs="+", choices=list(PEERS), default=list(PEERS), help="which to measure")
-    parser.add_argument("--child", choices=list(RECIPES), help=argparse.SUPPRESS)
+    parser.add_argument("--length", type=int, default=LENGTH)
+    parser.add_argument("--contest", nargs="+", choices=list(CONTESTS), default=list(CONTESTS), help="which to measure")
+    parser.add_argument("--child", choices=list(OURS), help=argparse.SUPPRESS)
     chosen = parser.parse_args(argv)
     if chosen.epochs < 2 or chosen.runs < 1:
         parser.error("--epochs must be at least 2 (the first is not counted) and --runs at least 1")
@@ -77,22 +121,19 @@ def prepared(data: Path, folder: Path) -> Path:
     lengths = ends - offsets[:-1]
     rows = np.arange(lengths.sum()) + np.repeat(offsets[:-1] - (np.cumsum(lengths) - lengths), lengths)
     users = np.repeat(np.arange(len(lengths)), lengths)
-    np.savez(folder / "train.npz", users=users, items=np.asarray(made.sequences.items)[rows].astype(np.int64))
+    items, times = (np.asarray(array)[rows].astype(np.int64) for array in (made.sequences.items, made.sequences.times))
+    np.savez(folder / "train.npz", users=users, items=items, times=times)
     return folder
 
 
-def runners(losses: list[str]) -> list[str]:
-    """The other side of each loss, and after it the recipes that are held against it."""
-    return [
-        name
-        for loss in losses
-        for name in (PEERS[loss], *(recipe for recipe, theirs in RECIPES.items() if theirs == loss))
-    ]
+def runners(contests: list[str]) -> list[str]:
+    """The other side of each contest, and after it ours."""
+    return [name for contest in contests for name in (CONTESTS[contest].peer, *CONTESTS[contest].ours)]
 
 
 def measure(folder: Path, chosen: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Each runner's results, `runs` of them, taken in turns."""
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in runners(chosen.loss)}
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in runners(chosen.contest)}
     environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads), "MKL_NUM_THREADS": str(chosen.threads)}
     for run in range(chosen.runs):
         for name in results:
@@ -109,14 +150,15 @@ def measure(folder: Path, chosen: argparse.Namespace) -> dict[str, list[dict[str
 
 def _command(name: str, folder: Path, chosen: argparse.Namespace) -> list[str]:
     numbers = ["--epochs", str(chosen.epochs), "--threads", str(chosen.threads), "--length", str(chosen.length)]
-    if name in RECIPES:
+    if name in OURS:
         return [sys.executable, "-m", "bench.epoch", "--data", str(folder / "data"), "--child", name, *numbers]
     script = str(ROOT / "bench" / "peers" / "rectools_epoch.py")
-    shape = [part for key in ("width", "depth", "heads", "dropout") for part in (f"--{key}", str(SHAPE[key]))]
-    return [str(PEER_PYTHON), script, str(folder / "train.npz"), *PEER_OPTIONS[name], *shape, *numbers]
+    (contest,) = (contest for contest in CONTESTS.values() if contest.peer == name)
+    shape = [part for key, value in contest.shape.items() for part in (f"--{key}", str(value))]
+    return [str(PEER_PYTHON), script, str(folder / "train.npz"), *contest.options, *shape, *numbers]
 
 
-def train_ours(recipe: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
+def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
     """Train with segue's own loop, unjudged, and say what the other side says."""
     import torch
 
@@ -128,14 +170,13 @@ def train_ours(recipe: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any
     from segue.train.loop import fit, training_windows
 
     torch.set_num_threads(chosen["threads"])
-    shape = {**SHAPE, "length": chosen["length"], "feed_forward": FEED_FORWARD[recipe]}
-    changes = [f"model.{key}={value}" for key, value in shape.items()]
-    settings = make_settings(read_recipe(recipe), [*changes, f"train.tokens={TOKENS}"])
-    if settings.objective.loss != RECIPES[recipe]:
-        raise InputError(f"The recipe {recipe} no longer has the loss {RECIPES[recipe]}: its epoch cannot be compared.")
+    recipe, changes = OURS[name].ours[name]
+    shape = {**OURS[name].shape, "length": chosen["length"]}
+    shaped = [f"model.{key}={value}" for key, value in shape.items()]
+    settings = make_settings(read_recipe(recipe), [*shaped, *changes, f"train.tokens={TOKENS}"])
     log = Data.open(data)
     objective = Objective(settings.objective, training_counts(log.sequences, log.split, len(log.vocabulary)))
-    windows = training_windows(log.sequences, log.split.train_end, length=shape["length"] + objective.extra)
+    windows = training_windows(log.sequences, log.split.train_end, length=chosen["length"] + objective.extra)
     model = build_model(settings.model, len(log.vocabulary), generator=torch.Generator().manual_seed(1))
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
         state = fit(
@@ -148,7 +189,7 @@ def train_ours(recipe: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any
             state_file=Path(folder) / "state.safetensors",
         )
     return {
-        "trainer": f"segue {recipe}",
+        "trainer": f"segue {name}",
         "loss": _loss_text(settings.objective),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "threads": torch.get_num_threads(),
@@ -177,7 +218,7 @@ def show(results: dict[str, list[dict[str, Any]]]) -> None:
             "trainer": runs[0]["trainer"],
             "loss": runs[0]["loss"],
             "s/epoch": middle[name],
-            "times faster": middle[PEERS[RECIPES[name]]] / middle[name] if name in RECIPES else 1.0,
+            "times faster": middle[OURS[name].peer] / middle[name] if name in OURS else 1.0,
             "positions": runs[0]["positions"],
             "final loss": statistics.median(run["losses"][-1] for run in runs),
             "parameters": runs[0]["parameters"],

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from segue.config import make_settings, read_recipe
+from segue.config import Settings, make_settings, read_recipe
 from segue.errors import InputError
 from segue.evaluate.metrics import Difference
 from segue.folders import write_json
@@ -100,10 +100,20 @@ class Training:
 
     @property
     def digest(self) -> str:
-        """Of all that the row asks for. What a recipe says of itself is left out: its score is written there later."""
+        """Of all that the row asks for. What a recipe says of itself is left out: its score is written there later.
+
+        So is what is left at its default, so that a setting which did not exist then makes no row another one. Who
+        changes a default has to measure again.
+        """
         settings = msgspec.to_builtins(make_settings(read_recipe(self.row.recipe), self.overrides))
-        del settings["about"]
-        asked = {"settings": settings, "shuffle_ties": self.row.shuffle_ties}
+        defaults = msgspec.to_builtins(Settings())
+        chosen = {
+            f"{section}.{key}": value
+            for section, table in settings.items()
+            for key, value in table.items()
+            if section != "about" and value != defaults[section][key]
+        }
+        asked = {"settings": chosen, "shuffle_ties": self.row.shuffle_ties}
         return hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()[:12]
 
 

@@ -1,4 +1,4 @@
-"""Time RecTools' SASRec: training events (npz: users, items, in order) → seconds, loss and positions an epoch, as JSON.
+"""Time RecTools' models: training events (npz: users, items, times, in order) → what an epoch took, as JSON.
 
 Runs in the peers' own environment (`.venv-peers`), so it imports nothing of segue:
 
@@ -22,7 +22,9 @@ import rectools
 import torch
 from rectools import Columns
 from rectools.dataset import Dataset
-from rectools.models import SASRecModel
+from rectools.models import HSTUModel, SASRecModel
+
+MODELS = {"sasrec": SASRecModel, "hstu": HSTUModel}
 
 
 class EpochClock(pytorch_lightning.Callback):
@@ -62,15 +64,16 @@ def make_trainer(epochs: int) -> pytorch_lightning.Trainer:
 
 
 def training_dataset(path: Path) -> Dataset:
-    """The events in their order: the time given to RecTools is the row, so ties cannot move."""
+    """The events in their order: a row later is a nanosecond later, so ties cannot move."""
     with np.load(path, allow_pickle=False) as arrays:
-        users, items = arrays["users"], arrays["items"]
+        users, items, microseconds = arrays["users"], arrays["items"], arrays["times"]
+    moments = microseconds * 1000 + np.arange(len(users))
     table = pd.DataFrame(
         {
             Columns.User: users,
             Columns.Item: items,
             Columns.Weight: 1.0,
-            Columns.Datetime: pd.to_datetime(np.arange(len(users)), unit="s"),
+            Columns.Datetime: pd.to_datetime(moments, unit="ns"),
         }
     )
     return Dataset.construct(table)
@@ -79,6 +82,7 @@ def training_dataset(path: Path) -> Dataset:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("events", type=Path)
+    parser.add_argument("--model", choices=("sasrec", "hstu"), default="sasrec")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--depth", type=int, default=2)
@@ -100,7 +104,7 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(chosen.threads)
     pytorch_lightning.seed_everything(chosen.seed, verbose=False)
-    model = SASRecModel(
+    model = MODELS[chosen.model](
         n_factors=chosen.width,
         n_blocks=chosen.depth,
         n_heads=chosen.heads,
@@ -118,7 +122,7 @@ def main() -> None:
     clock = model.fit_trainer.callbacks[0]  # fit works on a copy of the trainer
     assert isinstance(clock, EpochClock)
     result = {
-        "trainer": "RecTools SASRec",
+        "trainer": f"RecTools {chosen.model}",
         "loss": "softmax" if chosen.loss == "softmax" else f"sampled, {chosen.negatives} each",
         "versions": {
             "python": platform.python_version(),

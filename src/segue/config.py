@@ -13,9 +13,9 @@ import msgspec
 
 from segue.errors import SettingsError
 from segue.evaluate.settings import EvaluateSettings
-from segue.index.settings import IndexSettings
+from segue.index.settings import IndexSettings, refuse_misfit
 from segue.models.settings import BIDIRECTIONAL, ModelSettings
-from segue.objective.settings import ObjectiveSettings
+from segue.objective.settings import SAMPLED, ObjectiveSettings
 from segue.train.settings import TrainSettings
 
 DEFAULT_RECIPE = "default"
@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     index: IndexSettings = IndexSettings()
 
     def __post_init__(self) -> None:
-        """Refuse an encoder that does not fit the task, and windows with gaps between them."""
+        """Refuse what does not fit together: an encoder and its task, an index or a loss and the similarity."""
         both_ways, masked = self.model.builder in BIDIRECTIONAL, self.objective.task == "masked-item"
         if both_ways and not masked:
             raise SettingsError(
@@ -56,12 +56,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"objective.task = 'masked-item' hides events between others, and model.builder = "
                 f"{self.model.builder!r} looks back only: choose model.builder = 'bert4rec', or another task."
             )
-        window = self.model.length - both_ways
-        if self.train.stride > window:
+        if self.model.similarity == "mol" and self.objective.loss in ("softmax", "sce"):
             raise SettingsError(
-                f"train.stride must be at most {window}, the events that the model looks at, or those between two "
-                f"windows would never be learned from; got {self.train.stride}."
+                f"objective.loss = {self.objective.loss!r} needs scores that are inner products, and model.similarity "
+                f"= 'mol' mixes several: choose one of the losses {', '.join(SAMPLED)}, or model.similarity = 'dot'."
             )
+        refuse_misfit(self.index.kind, similarity=self.model.similarity)
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {

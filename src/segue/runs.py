@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from segue.evaluate.evaluate import Evaluation, evaluate
 from segue.evaluate.ruler import ModelScorer
 from segue.evaluate.settings import SeenRule, seen_rule
 from segue.evaluate.trained import training_counts
-from segue.index.exact import ExactIndex
+from segue.index.build import build_index, index_facts, sample_questions
 from segue.models.checkpoint import save_model
 from segue.models.sequence import SequenceModel
 from segue.recommend.recommender import Recommender
@@ -72,12 +73,28 @@ def make_run(
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
-    model, chosen = choose_epoch(job.recipe, sequences, split, counts, seen=seen, folder=job.partial, progress=progress)
+    categories = data.vocabulary.categories(job.settings.model.category)
+    model, chosen = choose_epoch(
+        job.recipe,
+        sequences,
+        split,
+        counts,
+        seen=seen,
+        folder=job.partial,
+        progress=progress,
+        categories=categories,
+    )
     note = ALL_NOTE.format(epochs=chosen.best_epoch) if all_events else None
     evaluation = measure(model, data, job.settings, note=note, progress=measured)
     if all_events:
         model, counts = train_everything(
-            job.recipe, sequences, n_items, epochs=chosen.best_epoch, folder=job.partial, progress=progress
+            job.recipe,
+            sequences,
+            n_items,
+            epochs=chosen.best_epoch,
+            folder=job.partial,
+            progress=progress,
+            categories=categories,
         )
     _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, all_events=all_events)
     shutil.rmtree(job.partial)
@@ -204,14 +221,16 @@ def _write_run(
         save_model(model, job.settings.model, staging)
         table = data.vocabulary.table.with_columns(pl.Series("count", counts[1:].astype(np.int64)))
         table.write_parquet(staging / "items.parquet")
-        index = ExactIndex.build(model.item_vectors(), candidates=counts > 0, settings=job.settings.index)
+        questions = partial(sample_questions, model, data.sequences, data.split.cases("valid", "last"))
+        index = build_index(model, counts > 0, job.settings.index, questions=questions)
         index.save(staging / "index.safetensors")
         folders.write_json(staging / "metrics.json", evaluation.report)
         np.save(staging / "ranks.npy", evaluation.ranks)
         lines = [msgspec.json.encode(line) for line in chosen.history]
         (staging / "history.jsonl").write_bytes(b"\n".join(lines) + b"\n")
         shutil.copyfile(job.partial / CHOOSING, staging / CHOOSING)
-        folders.write_manifest(staging, "run", _facts(job, data, chosen, seen=seen, all_events=all_events))
+        facts = _facts(job, data, chosen, seen=seen, all_events=all_events)
+        folders.write_manifest(staging, "run", {**facts, "index": index_facts(index, questions)})
 
 
 def _facts(job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, all_events: bool) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from segue.data.batch import (
     gather,
     newest,
     ragged_rows,
+    take,
+    window_begins,
     window_starts,
 )
 from segue.data.sequences import Sequences
@@ -119,6 +121,44 @@ def test_the_newest_events_are_kept() -> None:
     assert cut.kinds is not None and cut.kinds.tolist() == [3, 4, 0, 6, 0]
     assert cut.values is not None and cut.values[0] == pytest.approx(1.5)
     assert newest(batch, 4) is batch
+
+
+def test_a_window_moves_on_by_steps() -> None:
+    """Of eight events at most, by two: a ninth event puts the two oldest out, and makes room for a tenth."""
+    lengths = np.array([0, 1, 8, 9, 10, 11, 12, 13, 100])
+    assert window_begins(lengths, 8, 2).tolist() == [0, 0, 0, 2, 2, 4, 4, 6, 92]
+    assert window_begins(lengths, 8, 1).tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 92]
+    log = sequences([9, 3, 10])
+    batch = gather(log, log.offsets[:-1], log.offsets[1:])
+    assert [user[0] for user in users_of(newest(batch, 8, 2))] == [3, 1001, 2003]
+    assert [user[-1] for user in users_of(newest(batch, 8, 2))] == [9, 1003, 2010]
+
+
+@given(st.integers(1, 40), st.data())
+def test_a_window_begins_where_the_events_before_it_would_have_it(length: int, data: st.DataObject) -> None:
+    step = data.draw(st.integers(1, length))
+    lengths = np.arange(200)
+    begins = window_begins(lengths, length, step)
+    assert (begins % step == 0).all() and (np.diff(begins) >= 0).all()
+    kept = lengths - begins
+    assert kept.max() <= length
+    assert (kept[lengths > length] > length - step).all(), "no more is left out than a step"
+    assert not begins[lengths <= length].any()
+
+
+def test_some_users_of_a_batch() -> None:
+    log = sequences([4, 1, 3])
+    batch = gather(log, log.offsets[:-1], log.offsets[1:], asked=np.array([7_000_000, 8_000_000, 9_000_000]))
+    taken = take(batch, np.array([2, 0]))
+    assert users_of(taken) == [[2001, 2002, 2003], [1, 2, 3, 4]]
+    assert taken.asked is not None and taken.asked.tolist() == [9, 7]
+    assert users_of(take(batch, np.array([2, 0]), 3, 2)) == [[2001, 2002, 2003], [3, 4]]
+    assert take(batch, np.arange(3)) is batch
+    assert (
+        users_of(take(batch, np.arange(3), 3, 2))
+        == users_of(newest(batch, 3, 2))
+        == [[3, 4], [1001], [2001, 2002, 2003]]
+    )
 
 
 def test_windows_of_g27() -> None:

@@ -123,6 +123,18 @@ def test_the_filter_covers_more_than_the_model_looks_at() -> None:
     assert found[1] == MISS  # item 7 is in nobody's training part
 
 
+@pytest.mark.parametrize(("positions", "begin"), [("oldest", 2), ("newest", 1)])
+def test_a_model_is_measured_on_the_window_that_it_answers_from(positions: str, begin: int) -> None:
+    """Nine events, room for eight: where a new one can be encoded alone, the window has moved on by a quarter."""
+    settings = ModelSettings(width=8, depth=1, length=8, positions=positions)  # type: ignore[arg-type]
+    model = build_model(settings, 9, generator=torch.Generator().manual_seed(0)).eval()
+    history = histories_of([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    window = history.tokens(np.arange(begin, 9), np.array([9 - begin]))
+    with torch.inference_mode():
+        expected = model.score_all(model.query(tensors(window)))
+    torch.testing.assert_close(ModelScorer(model).scores(history), expected)
+
+
 def test_unknown_comes_before_unreachable() -> None:
     """Item 9 is only ever held out: as validation it enters the history, as test it is unknown, not unreachable."""
     report = report_of(HistoryFirst(N_ITEMS), sequences_of([1, 2, 9, 9], [1, 2, 3, 1])).report

@@ -39,7 +39,7 @@ OPTIONS = {
     "similar": "-k --json",
     "explain": "--history --user --item --data --keep-seen --no-keep-seen --html --json",
     "tune": "--out --recipe --trials --minutes --resume --json",
-    "serve": "--data --store --runs --host --port --workers --keys --rate-limit --cors --log-level --json",
+    "serve": "--data --store --runs --host --port --workers --memory-mb --keys --rate-limit --cors --log-level --json",
 }
 
 
@@ -300,7 +300,8 @@ def test_recipes(line: CommandLine) -> None:
     body = line.answers("recipes")
     assert list(body) == ["recipes"]
     named = "default esasrec sasrec sasrec-bce sasrec-sampled gsasrec bert4rec sasrec-rss"
-    assert set(body["recipes"]) == set(named.split())
+    timed = "hstu hstu-large hstu-mol sasrec-meta"
+    assert set(body["recipes"]) == {*named.split(), *timed.split()}
     printed = line.does("recipes")
     assert all(name in printed and about["summary"] in printed for name, about in body["recipes"].items())
 

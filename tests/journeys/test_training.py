@@ -205,13 +205,19 @@ TINY = (
     "train.threads=1",
 )
 FEW_NEGATIVES = ("objective.negatives=5",)
+UNTOLD = ("model.feed_forward=4", "model.target_time=false")
+SMALL_MIXTURE = ("model.mol_part_width=4", "model.mol_query_hidden=8", "model.mol_gate_hidden=8")
 NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "bert4rec": ("bert4rec", ()),
     "default": ("default", ()),
     "esasrec": ("esasrec", ()),
     "gsasrec": ("gsasrec", FEW_NEGATIVES),
+    "hstu": ("hstu", UNTOLD),
+    "hstu-large": ("hstu-large", (*UNTOLD, "model.depth=3")),
+    "hstu-mol": ("hstu-mol", (*UNTOLD, *FEW_NEGATIVES, *SMALL_MIXTURE)),
     "sasrec": ("sasrec", ()),
     "sasrec-bce": ("sasrec-bce", ()),
+    "sasrec-meta": ("sasrec-meta", FEW_NEGATIVES),
     "sasrec-rss": ("sasrec-rss", ()),
     "sasrec-sampled": ("sasrec-sampled", FEW_NEGATIVES),
     "popularity": ("sasrec-sampled", (*FEW_NEGATIVES, "objective.sampler=popularity")),

@@ -52,6 +52,7 @@ class Next(nn.Module):
     """After item n come n + 1, n + 2, … round and round."""
 
     length = 2
+    window_step = 1
 
     def query(self, batch: PackedBatch) -> Tensor:
         return nn.functional.one_hot(batch.items[batch.last], len(ITEMS) + 1).float()

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from segue.api import train
+from segue.data.batch import window_begins
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.index.exact import ExactIndex
@@ -40,6 +41,7 @@ class Votes(nn.Module):
     """Every event votes for every item, (item's number * event's item) % 7 of it, and the score is the sum."""
 
     length = 3
+    window_step = 1
 
     def __init__(self, n_items: int) -> None:
         super().__init__()
@@ -161,26 +163,30 @@ REAL_IDS = [f"i{number}" for number in range(9)]
 
 
 @cache
-def half_known(builder: str, positions: str) -> Recommender:
+def half_known(builder: str, positions: str, length: int = 5) -> Recommender:
     """Real models that never saw i2."""
-    return real(REAL_IDS, counts=[1, 1, 0, 1, 1, 1, 1, 1, 1], builder=builder, positions=positions)
+    counts = [1, 1, 0, 1, 1, 1, 1, 1, 1]
+    return real(REAL_IDS, counts=counts, builder=builder, positions=positions, length=length)
 
 
-@pytest.mark.parametrize("positions", ["newest", "oldest"])
+@pytest.mark.parametrize(
+    ("positions", "length"), [("newest", 5), ("oldest", 5), ("oldest", 8)], ids=["newest", "oldest", "moving by two"]
+)
 @pytest.mark.parametrize("builder", ["sasrec", "esasrec", "bert4rec"])
 @settings(max_examples=15, deadline=None)
 @given(
-    history=st.lists(st.sampled_from([*REAL_IDS, "ghost"]), min_size=1, max_size=9),
+    history=st.lists(st.sampled_from([*REAL_IDS, "ghost"]), min_size=1, max_size=14),
     item=st.sampled_from([name for name in REAL_IDS if name != "i2"]),
     keep_seen=st.booleans(),
 )
 def test_what_is_told_is_what_recommend_answers(
-    builder: str, positions: str, history: list[str], item: str, keep_seen: bool
+    builder: str, positions: str, length: int, history: list[str], item: str, keep_seen: bool
 ) -> None:
     """A contribution is the score now less the score that `recommend` gives when the entry is deleted."""
-    recommender = half_known(builder, positions)
-    room = recommender.model.length
+    recommender = half_known(builder, positions, length)
+    model = recommender.model
     known = [place for place, name in enumerate(history) if name not in ("i2", "ghost")]
+    (begin,) = window_begins(np.array([len(known)]), model.length, model.window_step)
 
     def score(entries: list[str]) -> float:
         return recommender.recommend(entries, only=[item], keep_seen=True).items[0].score
@@ -193,7 +199,7 @@ def test_what_is_told_is_what_recommend_answers(
     told = values(explanation)
     assert [entry.item for entry in explanation.contributions] == history
     for place in range(len(history)):
-        if place in known[-room:] and len(known) > 1:
+        if place in known[begin:] and len(known) > 1:
             expected = score(history) - score(history[:place] + history[place + 1 :])
             assert told[place] == pytest.approx(expected, abs=1e-5)
         else:
@@ -397,7 +403,7 @@ def test_the_text() -> None:
         "  4  down     -1.0000        ██████│",
         "",
         "Where the newest known entry looks, head by head:",
-        "  layer 1, head 1: 75% at 4 down, 25% at 2 up",
+        "  layer 1, head 1: 0.75 at 4 down, 0.25 at 2 up",
     ]
 
 
@@ -407,7 +413,7 @@ def test_the_text_and_the_page_where_a_question_has_its_own_token() -> None:
     told = made(entries, attention=Attention([0, 1, None], [[weights]]))
     assert list(lines(told))[-2:] == [
         "Where the question looks, head by head:",
-        "  layer 1, head 1: 60% at itself, 30% at 2 down, 10% at 1 up",
+        "  layer 1, head 1: 0.6 at itself, 0.3 at 2 down, 0.1 at 1 up",
     ]
     text = html(told)
     assert "the last row is the question itself (?), from which" in text

@@ -40,6 +40,8 @@ class Cycle(nn.Module):
     Scores are exact: item vectors are the rows of a table of -distance, a question picks a column of it.
     """
 
+    window_step = 1
+
     def __init__(self, n_items: int, length: int = 3) -> None:
         super().__init__()
         self.length = length
@@ -294,6 +296,7 @@ def test_answers_are_those_of_the_model(tiny: Recommender) -> None:
 def test_similar_by_hand() -> None:
     class Plane(nn.Module):
         length = 5
+        window_step = 1
 
         def query(self, batch: PackedBatch) -> Tensor:
             raise AssertionError(f"similar asks the model nothing, but it got {batch}")

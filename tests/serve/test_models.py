@@ -285,10 +285,10 @@ def test_of_two_switches_at_once_one_wins_and_the_other_is_told(
     first, second = models(store, runs, "one"), models(store, runs, "one")
     load = ServedModel.open
 
-    def slow(folder: Path) -> ServedModel:
+    def slow(folder: Path, *, memory_bytes: int) -> ServedModel:
         monkeypatch.undo()
         second.switch("two")  # while the first is still loading
-        return load(folder)
+        return load(folder, memory_bytes=memory_bytes)
 
     shutil.copytree(runs / "one", runs / "three", dirs_exist_ok=True)
     monkeypatch.setattr(ServedModel, "open", slow)

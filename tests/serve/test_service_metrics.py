@@ -63,6 +63,8 @@ def test_everything_else() -> None:
     metrics.queue("answers", 4)
     metrics.unavailable("deadline")
     metrics.store_error()
+    metrics.encodings(40, 3, 900)
+    metrics.encodings(2, 0, 800)
     found = rendered(metrics)
     expected = {
         "segue_events_total['accepted']": 6,
@@ -75,6 +77,9 @@ def test_everything_else() -> None:
         "segue_queue_length['answers']": 4,
         "segue_unavailable_total['deadline']": 1,
         "segue_store_errors_total": 1,
+        "segue_encodings_total['new']": 42,
+        "segue_encodings_total['whole']": 3,
+        "segue_memory_bytes": 800,
         "segue_model_switches_total": 0,
     }
     assert {name: found[name] for name in expected} == expected

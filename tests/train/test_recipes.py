@@ -30,8 +30,12 @@ RECIPES = (
     "default",
     "esasrec",
     "gsasrec",
+    "hstu",
+    "hstu-large",
+    "hstu-mol",
     "sasrec",
     "sasrec-bce",
+    "sasrec-meta",
     "sasrec-rss",
     "sasrec-sampled",
 )
@@ -80,6 +84,10 @@ def test_the_settings_of_a_run_are_read_as_they_were_written(name: str) -> None:
         ("esasrec", "esasrec", "next-item", "softmax", 0, True),
         ("bert4rec", "bert4rec", "masked-item", "softmax", 0, True),
         ("sasrec-rss", "sasrec", "recency", "softmax", 0, True),
+        ("sasrec-meta", "sasrec-meta", "next-item", "sampled-softmax", 128, False),
+        ("hstu", "hstu", "next-item", "softmax", 0, True),
+        ("hstu-large", "hstu", "next-item", "softmax", 0, True),
+        ("hstu-mol", "hstu", "next-item", "sampled-softmax", 32, True),
     ],
 )
 def test_a_recipe_is_what_its_paper_is_known_for(
@@ -95,7 +103,7 @@ def test_a_recipe_is_what_its_paper_is_known_for(
 
 @pytest.mark.parametrize(("builder", "task"), list(product(BUILDERS, ("next-item", "masked-item", "recency"))))
 def test_an_encoder_that_does_not_fit_the_task_is_refused(builder: str, task: str) -> None:
-    overrides = (f"model.builder={builder}", f"objective.task={task}")
+    overrides = (f"model.builder={builder}", f"objective.task={task}", "model.feed_forward=4")
     if (builder in BIDIRECTIONAL) == (task == "masked-item"):
         assert shipped("sasrec", *overrides).objective.task == task
         return
@@ -128,12 +136,24 @@ IMPOSSIBLE: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
         ("leave objective.negatives out", "sampled-softmax"),
         ("objective.loss=bpr", "objective.sampler=uniform"),
     ),
+    *(
+        (
+            "hstu-mol",
+            (f"objective.loss={loss}", "objective.sampler=none", *more),
+            (f"'{loss}'", "'mol'", "choose"),
+            cure,
+        )
+        for loss, more, cure in (
+            ("softmax", ("objective.negatives=0",), ("model.similarity=dot",)),
+            ("sce", (), ("model.similarity=dot",)),
+        )
+    ),
+    ("sasrec", ("index.kind=two-stage",), ("'two-stage'", "'dot'", "choose"), ("index.kind=auto",)),
+    ("hstu-mol", ("index.kind=approximate",), ("'approximate'", "'mol'", "choose"), ("index.kind=two-stage",)),
     ("sasrec", ("objective.loss=sce",), ("'sce' needs objective.negatives", "bucket"), ("objective.negatives=9",)),
     ("gsasrec", ("objective.loss=sce",), ("leave objective.sampler out",), ("objective.sampler=none",)),
     ("sasrec", ("objective.loss=lambdarank",), ("'lambdarank'", "'recency'"), ("objective.task=recency",)),
     ("bert4rec", ("objective.loss=lambdarank",), ("'recency'", "'masked-item'"), ("objective.loss=softmax",)),
-    ("sasrec", ("train.stride=201",), ("train.stride", "at most 200", "201"), ("train.stride=200",)),
-    ("bert4rec", ("train.stride=200",), ("train.stride", "at most 199"), ("train.stride=199",)),
     ("sasrec", ("objective.calibration=0.5",), ("objective.calibration", "'gbce'"), ("objective.loss=gbce", *DRAWN)),
     ("sasrec", ("objective.regularisation=1",), ("'bpr-max'",), ("objective.loss=bpr-max", *DRAWN)),
     ("sasrec-bce", ("objective.log_q=false",), ("objective.log_q", "'sampled-softmax'"), ("objective.log_q=true",)),
@@ -203,18 +223,28 @@ def test_a_number_out_of_range_is_refused_by_name(key: str, bad: tuple[str, ...]
             shipped("sasrec", f"objective.{key}={value}")
 
 
+@pytest.mark.parametrize("stride", ["-0.1", "1.5", "nan"])
+def test_windows_with_gaps_between_them_are_refused(stride: str) -> None:
+    with pytest.raises(SettingsError, match=rf"train.stride must lie in \[0, 1\], .*; got {stride}"):
+        shipped("sasrec", f"train.stride={stride}")
+
+
 # --- what is in sight ---------------------------------------------------------------------------------------------
 
 LENGTH, MANY_ITEMS = 16, 48
-SMALL = ("model.width=8", "model.depth=2", f"model.length={LENGTH}", "model.dropout=0", "model.feed_forward=1")
+SMALL = ("model.width=8", "model.depth=2", f"model.length={LENGTH}", "model.dropout=0")
 
 
 def fewer_negatives(name: str) -> tuple[str, ...]:
     return ("objective.negatives=8",) if shipped(name).objective.negatives > 8 else ()
 
 
+def narrow(name: str) -> tuple[str, ...]:
+    return () if shipped(name).model.builder == "hstu" else ("model.feed_forward=1",)
+
+
 def built(name: str) -> tuple[SequenceModel, Objective]:
-    settings = shipped(name, *SMALL, *fewer_negatives(name))
+    settings = shipped(name, *SMALL, *narrow(name), *fewer_negatives(name))
     model = build_model(settings.model, MANY_ITEMS, generator=torch.Generator().manual_seed(1)).eval()
     return model, Objective(settings.objective, np.r_[0, np.ones(MANY_ITEMS, dtype=np.int64)])
 

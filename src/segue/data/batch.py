@@ -114,10 +114,26 @@ def case_batches(
             )
 
 
-def newest(batch: Batch, length: int) -> Batch:
-    """The same users with at most `length` newest events each."""
+def window_begins(lengths: np.ndarray, length: int, step: int) -> np.ndarray:
+    """Where the window that a model looks at begins in histories of `lengths` events, so that it holds at most
+    `length`: at 0, then at multiples of `step`. It depends on nothing else, and stays for `step` events."""
+    return np.asarray(-(-np.maximum(0, lengths - length) // step) * step)
+
+
+def newest(batch: Batch, length: int, step: int = 1) -> Batch:
+    """The same users with at most `length` newest events each, from where their windows begin."""
     if not len(batch.lengths) or int(batch.lengths.max()) <= length:
         return batch
     ends = np.cumsum(batch.lengths)
-    kept = np.minimum(batch.lengths, length)
+    kept = batch.lengths - window_begins(batch.lengths, length, step)
     return batch.tokens(ragged_rows(ends - kept, kept), kept, asked=batch.asked)
+
+
+def take(batch: Batch, rows: np.ndarray, length: int | None = None, step: int = 1) -> Batch:
+    """These users of a batch, in this order; whole, or as `newest` has them."""
+    if np.array_equal(rows, np.arange(len(batch.lengths))):
+        return batch if length is None else newest(batch, length, step)
+    lengths = batch.lengths[rows]
+    kept = lengths if length is None else lengths - window_begins(lengths, length, step)
+    chosen = ragged_rows(np.cumsum(batch.lengths)[rows] - kept, kept)
+    return batch.tokens(chosen, kept, asked=None if batch.asked is None else batch.asked[rows])

@@ -49,6 +49,18 @@ class Vocabulary:
         titles = self._titles
         return [titles[number] for number in np.asarray(numbers).tolist()]
 
+    def categories(self, column: str) -> np.ndarray | None:
+        """The number 1 … C of each item's value in a column of the catalogue [V + 1] int64; 0 for number 0, and one
+        number for all items without a value. None without a column's name."""
+        if not column:
+            return None
+        if column not in self.table.columns:
+            others = [name for name in self.table.columns if name not in ("id", "count", "title")]
+            has = f"it has {', '.join(others)}" if others else "it has none: give one with `segue prepare --items`"
+            raise InputError(f"The catalogue has no column {column!r} to take categories from; {has}.")
+        _, numbers = np.unique(self.table[column].cast(pl.String).fill_null("").to_numpy(), return_inverse=True)
+        return np.concatenate(([PADDING], numbers + 1)).astype(np.int64)
+
     # Lists, because an answer's few items are looked up many times a second; their texts are those of `_numbers`.
     # Number 0 is no item.
     @cached_property

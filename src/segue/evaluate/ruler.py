@@ -52,7 +52,8 @@ class ModelScorer:
         self.model.eval()
         device = next(self.model.parameters()).device
         with torch.inference_mode():
-            queries = self.model.query(tensors(newest(histories, self.model.length), device))
+            windows = newest(histories, self.model.length, self.model.window_step)
+            queries = self.model.query(tensors(windows, device))
             scores = self.model.score_all(queries)
         self.model.train(training)
         return scores

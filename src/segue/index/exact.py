@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -13,23 +15,31 @@ import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
 
 from segue.errors import FolderError
 from segue.index.search import Ragged
 from segue.index.settings import IndexSettings
 
+F = TypeVar("F", bound=msgspec.Struct)
+
 HEADER = "segue"
 MOST_SCORES = 4_000_000  # scores in memory at a time
+# Rows are multiplied in whole groups of this many. A product sums those beyond the last group, or of a smaller matrix,
+# in another order: equal vectors would differ in the last bit of their scores, and the tie between them would be lost.
+GROUP = 16
 
 
 class ExactIndex:
     """The vectors of the items that may be answered, in the order of their numbers."""
 
     def __init__(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int, settings: IndexSettings) -> None:
-        self.vectors = vectors  # [n, D] float32
+        self._groups = _whole_groups(vectors)
+        self.vectors = self._groups[: len(vectors)]  # [n, D] float32
         self.numbers = numbers  # [n] int64, ascending: the items of these rows
         self.settings = settings
         self._n_items = n_items
+        self._chunk = -(-settings.chunk // GROUP) * GROUP
 
     @staticmethod
     def build(
@@ -58,21 +68,18 @@ class ExactIndex:
     ) -> tuple[Tensor, Tensor]:
         """See `ItemIndex.search`. Memory is bounded by `MOST_SCORES`, whatever the questions and the items."""
         assert k >= 1
-        assert queries.dim() == 2
-        queries = queries.detach().to(device="cpu", dtype=torch.float32)
-        if not math.isfinite(float(queries.sum())) and not bool(torch.isfinite(queries).all()):
-            raise FolderError("The model's answer is not a finite number: the model is damaged; train it again.")
+        queries = finite(queries)
         pool = self._pool(only)
         numbers = self.numbers if pool is None else self.numbers[pool]
         width = min(k, len(numbers))
         if not width or not len(queries):
             return torch.zeros(len(queries), width, dtype=torch.int64), torch.zeros(len(queries), width)
-        block = max(1, MOST_SCORES // min(self.settings.chunk, len(numbers)))
+        block = max(1, MOST_SCORES // min(self._chunk, len(numbers)))
         found = []
         for begin in range(0, len(queries), block):
             rows = slice(begin, min(begin + block, len(queries)))
-            banned = None if exclude is None else _Pairs.of(exclude.rows(rows), numbers)
-            allowed = _Pairs.of(only.rows(rows), numbers) if isinstance(only, Ragged) else None
+            banned = None if exclude is None else Pairs.of(exclude.rows(rows), numbers)
+            allowed = Pairs.of(only.rows(rows), numbers) if isinstance(only, Ragged) else None
             columns, scores = self._best(queries[rows], pool, width, banned, allowed)
             items = torch.from_numpy(numbers)[columns]
             found.append((items.masked_fill_(scores == -torch.inf, 0), scores))
@@ -88,19 +95,19 @@ class ExactIndex:
         return np.flatnonzero(np.isin(self.numbers, wanted))
 
     def _best(
-        self, queries: Tensor, pool: np.ndarray | None, k: int, banned: _Pairs | None, allowed: _Pairs | None
+        self, queries: Tensor, pool: np.ndarray | None, k: int, banned: Pairs | None, allowed: Pairs | None
     ) -> tuple[Tensor, Tensor]:
         """The best k columns of the pool for each question, and their scores, chunk by chunk."""
         columns, scores = torch.empty(0), torch.empty(0)
-        for first, vectors in self._chunks(pool):
-            found = queries @ vectors.T  # [b, c]
+        for first, size, vectors in self._chunks(pool):
+            found = (queries @ vectors.T)[:, :size]  # [b, c]
             if allowed is not None:
-                row, column = allowed.chunk(first, len(vectors))
+                row, column = allowed.chunk(first, size)
                 forbidden = torch.ones(found.shape, dtype=torch.bool)
                 forbidden[row, column] = False
                 found.masked_fill_(forbidden, -torch.inf)
             if banned is not None:
-                found[banned.chunk(first, len(vectors))] = -torch.inf
+                found[banned.chunk(first, size)] = -torch.inf
             here, values = best_columns(found, k)
             if first == 0:
                 columns, scores = here, values
@@ -111,56 +118,94 @@ class ExactIndex:
             scores = merged[:, :k]
         return columns, scores
 
-    def _chunks(self, pool: np.ndarray | None) -> Iterator[tuple[int, Tensor]]:
-        """(the first column, the vectors) of each chunk of the pool."""
-        for first in range(0, len(self.numbers) if pool is None else len(pool), self.settings.chunk):
-            rows = slice(first, first + self.settings.chunk)
-            yield first, self.vectors[rows] if pool is None else self.vectors[torch.from_numpy(pool[rows])]
+    def _chunks(self, pool: np.ndarray | None) -> Iterator[tuple[int, int, Tensor]]:
+        """(the first column, how many, the vectors in whole groups) of each chunk of the pool."""
+        columns = len(self.numbers) if pool is None else len(pool)
+        for first in range(0, columns, self._chunk):
+            rows = slice(first, first + self._chunk)
+            size = min(self._chunk, columns - first)
+            if pool is None:
+                yield first, size, self._groups[rows]
+            else:
+                yield first, size, _whole_groups(self.vectors[torch.from_numpy(pool[rows])])
 
     def save(self, path: Path) -> None:
         """Write vectors, numbers and the chunk size to one safetensors file."""
-        save_file(
-            {"vectors": self.vectors, "numbers": torch.from_numpy(self.numbers)},
+        write_file(
             path,
-            # one entry: safetensors writes several in any order, and equal indexes should be equal files
-            metadata={HEADER: msgspec.json.encode({"n_items": self.n_items, "settings": self.settings}).decode()},
+            {"vectors": self.vectors, "numbers": torch.from_numpy(self.numbers)},
+            _Facts(n_items=self.n_items, settings=self.settings),
         )
 
     @staticmethod
     def load(path: Path) -> ExactIndex:
         """Read what `save` wrote."""
-        try:
-            arrays = load_file(path)
-            with safetensors.safe_open(path, framework="pt") as file:
-                facts = msgspec.json.decode((file.metadata() or {})[HEADER], type=_Facts)
+        with reading(path):
+            arrays, facts = read_file(path, _Facts)
             return ExactIndex(
                 arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, settings=facts.settings
             )
-        except (OSError, KeyError, msgspec.MsgspecError, safetensors.SafetensorError) as error:
-            raise FolderError(f"{path} is not an index that can be read ({error}); train again.") from error
 
 
-class _Facts(msgspec.Struct, forbid_unknown_fields=True):
+class _Facts(msgspec.Struct, tag_field="kind", tag="exact", forbid_unknown_fields=True):
     """What the file's header says."""
 
     n_items: int
     settings: IndexSettings
 
 
+def _whole_groups(vectors: Tensor) -> Tensor:
+    """With rows of zeros at the end, where they are missing to whole groups."""
+    return functional.pad(vectors, (0, 0, 0, -len(vectors) % GROUP)) if len(vectors) % GROUP else vectors
+
+
+def finite(queries: Tensor) -> Tensor:
+    """Questions [B, D] as they are looked up with; what is no number is refused."""
+    assert queries.dim() == 2
+    queries = queries.detach().to(device="cpu", dtype=torch.float32)
+    if not math.isfinite(float(queries.sum())) and not bool(torch.isfinite(queries).all()):
+        raise FolderError("The model's answer is not a finite number: the model is damaged; train it again.")
+    return queries
+
+
+def write_file(path: Path, arrays: dict[str, Tensor], facts: msgspec.Struct) -> None:
+    """One safetensors file; the tag of `facts` says what kind of index it holds."""
+    # one entry: safetensors writes several in any order, and equal indexes should be equal files
+    save_file(arrays, path, metadata={HEADER: msgspec.json.encode(facts).decode()})
+
+
+def read_file(path: Path, facts: type[F]) -> tuple[dict[str, Tensor], F]:
+    return load_file(path), read_header(path, facts)
+
+
+def read_header(path: Path, facts: type[F]) -> F:
+    with safetensors.safe_open(path, framework="pt") as file:
+        return msgspec.json.decode((file.metadata() or {})[HEADER], type=facts)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What goes wrong inside is a sentence about the file."""
+    try:
+        yield
+    except (OSError, KeyError, RuntimeError, msgspec.MsgspecError, safetensors.SafetensorError) as error:
+        raise FolderError(f"{path} is not an index that can be read ({error}); train again.") from error
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pairs:
+class Pairs:
     """(question, column of the pool) pairs."""
 
     rows: np.ndarray
     columns: np.ndarray
 
     @staticmethod
-    def of(ragged: Ragged, numbers: np.ndarray) -> _Pairs:
+    def of(ragged: Ragged, numbers: np.ndarray) -> Pairs:
         """Item numbers become columns of the pool, whose items are `numbers`; items outside it are dropped."""
         columns = np.searchsorted(numbers, ragged.numbers)
         found = numbers[np.minimum(columns, len(numbers) - 1)] == ragged.numbers
         rows = ragged.owners
-        return _Pairs(rows, columns) if found.all() else _Pairs(rows[found], columns[found])
+        return Pairs(rows, columns) if found.all() else Pairs(rows[found], columns[found])
 
     def chunk(self, first: int, size: int) -> tuple[Tensor, Tensor]:
         """The pairs whose columns lie in a chunk, the columns counted from its first."""

@@ -1,4 +1,5 @@
-"""What every index does: questions' vectors → best items. And the ragged lists of items it is told to leave out."""
+"""What every index does: questions' vectors → best items. The ragged lists of items it is told to leave out; and how
+much of the best an index finds that does not look at everything."""
 
 from __future__ import annotations
 
@@ -7,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from torch import Tensor
+
+RECALL_AT = 100  # answers that recall is reported for
+SAME_SCORE = 1e-5  # scores that differ by less than this share of them may differ by rounding alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +40,12 @@ class Ragged:
         """Those of consecutive questions, counted from the first of them."""
         offsets = self.offsets[rows.start : rows.stop + 1]
         return Ragged(offsets=offsets - offsets[0], numbers=self.numbers[offsets[0] : offsets[-1]])
+
+    def take(self, questions: np.ndarray) -> Ragged:
+        """Those of some questions, in the order given."""
+        lengths = np.diff(self.offsets)[questions]
+        chosen = np.arange(lengths.sum()) + np.repeat(self.offsets[questions] - np.cumsum(lengths) + lengths, lengths)
+        return Ragged.of_lengths(lengths, self.numbers[chosen])
 
     @staticmethod
     def of_lengths(lengths: np.ndarray, numbers: np.ndarray) -> Ragged:
@@ -72,3 +83,27 @@ class ItemIndex(Protocol):
     def save(self, path: Path) -> None:
         """Write everything to one file."""
         ...
+
+
+class Recall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an approximation finds of the best, measured when it was made."""
+
+    k: int
+    share: float
+    questions: int
+
+
+def recall(index: ItemIndex, exact: ItemIndex, queries: Tensor, k: int) -> float:
+    """The share of the best k that an index finds; `exact` is one of the same items that finds them all.
+
+    An answer counts when it is as good as the k-th best: which of many equal items is answered costs nobody anything.
+    """
+    return share_found(index.search(queries, k)[1], exact.search(queries, k)[1])
+
+
+def share_found(scores: Tensor, best: Tensor) -> float:
+    """`recall` of scores [B, k], given the best there are [B, k], best first; 1 where nothing was asked."""
+    if not best.numel():
+        return 1.0
+    border = best[:, -1:]
+    return float((scores >= border - SAME_SCORE * border.abs()).double().mean())

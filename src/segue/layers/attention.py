@@ -8,11 +8,14 @@ dropout: it would force the slow kernel on a CPU.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from segue.layers.one_token import mapped
 from segue.layers.packed import PackedBatch, pack, pad
 
 
@@ -46,6 +49,34 @@ class SelfAttention(nn.Module):
         mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=batch.may_look)
         result: Tensor = self.output(mixed.reshape(batch.size, -1))
         return result
+
+    def kept(self, keys: Tensor) -> Tensor:
+        """What tokens that come later need of these [T, 2, H, d]."""
+        result: Tensor = self.key_value(keys).view(len(keys), 2, self.heads, -1)
+        return result
+
+    def one_token(self) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
+        """What a token gets whose query's stream [D] is given, and the stream [D] that its keys and values, the last
+        of those kept [2, H, n, d], are made from."""
+        assert self.causal, "what a token gets must not depend on those that come after it"
+        heads, query, key_value, output = self.heads, mapped(self.query), mapped(self.key_value), mapped(self.output)
+        scale = np.float32(1 / math.sqrt(self.query.out_features // heads))
+
+        def attend(asking: np.ndarray, stream: np.ndarray, kept: np.ndarray) -> np.ndarray:
+            kept[:, :, -1] = key_value(stream).reshape(2, heads, -1)
+            queries = query(asking)
+            queries *= scale
+            mixed = np.empty_like(queries)
+            # Heads are few, mostly one: a loop over them begins sooner than products of all of them.
+            for q, k, v, m in zip(queries.reshape(heads, -1), *kept, mixed.reshape(heads, -1), strict=True):
+                weights = k.dot(q)
+                weights -= weights.max()
+                np.exp(weights, out=weights)
+                weights /= weights.sum()
+                weights.dot(v, out=m)
+            return output(mixed)
+
+        return attend
 
     def weights(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         """The softmax weights [B, H, N, N]: row = who looks, column = at whom; rows of padding are meaningless."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.layers.attention import SelfAttention
 from segue.layers.dropout import Dropout
+from segue.layers.one_token import Map, OneToken, mapped, opened, silu
 from segue.layers.packed import PackedBatch
 
 
@@ -43,6 +45,11 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.outer(self.drop(self.activation(self.inner(x))))
         return result
+
+    def one_token(self) -> Map:
+        assert self.activation is functional.relu
+        inner, outer = mapped(self.inner), mapped(self.outer)
+        return lambda x: outer(np.maximum(inner(x), 0))
 
 
 class _SiluGate(torch.autograd.Function):
@@ -88,16 +95,39 @@ class SwiGLU(nn.Module):
         result: Tensor = self.outer(self.drop(silu_gate(self.inner(x))))
         return result
 
+    def one_token(self) -> Map:
+        inner, outer, hidden = mapped(self.inner), mapped(self.outer), self.outer.in_features
+
+        def forward(x: np.ndarray) -> np.ndarray:
+            joined = inner(x)
+            return outer(silu(joined[:hidden]) * joined[hidden:])
+
+        return forward
+
 
 class SASRecBlock(nn.Module):
     """The block of the original SASRec: the query is normalised, keys and values are not, and the residuals
-    are the normalised streams. Attention has no output projection."""
+    are the normalised streams.
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+    In the original, attention has no output projection and the norms have weights of their own.
+    """
+
+    timed = False
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        dropout: float,
+        *,
+        output: bool = False,
+        weighted_norms: bool = True,
+    ) -> None:
         super().__init__()
-        self.norm_query = nn.LayerNorm(width, eps=1e-8)
-        self.attention = SelfAttention(width, heads, output=False, causal=True)
-        self.norm_forward = nn.LayerNorm(width, eps=1e-8)
+        self.norm_query = nn.LayerNorm(width, eps=1e-8, elementwise_affine=weighted_norms)
+        self.attention = SelfAttention(width, heads, output=output, causal=True)
+        self.norm_forward = nn.LayerNorm(width, eps=1e-8, elementwise_affine=weighted_norms)
         self.feed_forward = FeedForward(width, hidden, dropout)
         self.drop = Dropout(dropout)
 
@@ -113,6 +143,20 @@ class SASRecBlock(nn.Module):
         middle = self.norm_forward(attended)
         result: Tensor = middle + self.drop(self.feed_forward(middle))
         return result
+
+    def kept(self, x: Tensor) -> Tensor:
+        return self.attention.kept(x)
+
+    def one_token(self) -> OneToken:
+        norm_query, attend = mapped(self.norm_query), self.attention.one_token()
+        norm_forward, forward = mapped(self.norm_forward), self.feed_forward.one_token()
+
+        def step(x: np.ndarray, kept: np.ndarray, _: np.ndarray | None) -> np.ndarray:
+            query = norm_query(x)
+            middle = norm_forward(query + attend(query, x, kept))
+            return middle + forward(middle)
+
+        return step
 
     def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
         return self.attention.weights(self.norm_query(x), x, batch)
@@ -145,6 +189,8 @@ def gated(stream: Tensor, gate: Tensor, update: Tensor) -> Tensor:
 class GatedBlock(nn.Module):
     """The gated pre-norm block (LiGR): each update passes a sigmoid gate that reads the un-normalised stream."""
 
+    timed = False
+
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(width, eps=1e-5)
@@ -166,6 +212,22 @@ class GatedBlock(nn.Module):
     def _updated(self, x: Tensor, attended: Tensor) -> Tensor:
         x = gated(x, self.gate_attention(x), self.drop(attended))
         return gated(x, self.gate_forward(x), self.drop(self.feed_forward(self.norm_forward(x))))
+
+    def kept(self, x: Tensor) -> Tensor:
+        return self.attention.kept(self.norm_attention(x))
+
+    def one_token(self) -> OneToken:
+        norm_attention, attend = mapped(self.norm_attention), self.attention.one_token()
+        norm_forward, forward = mapped(self.norm_forward), self.feed_forward.one_token()
+        gate_attention, gate_forward = mapped(self.gate_attention), mapped(self.gate_forward)
+
+        def step(x: np.ndarray, kept: np.ndarray, _: np.ndarray | None) -> np.ndarray:
+            normal = norm_attention(x)
+            x = x + opened(gate_attention(x)) * attend(normal, normal, kept)
+            result: np.ndarray = x + opened(gate_forward(x)) * forward(norm_forward(x))
+            return result
+
+        return step
 
     def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
         normal = self.norm_attention(x)

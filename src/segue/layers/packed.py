@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import Batch
+from segue.layers.time_buckets import time_buckets
 
 MOST_ROOM = 1.5  # times its tokens: a batch of questions is laid out with room for its longest up to this size
 
@@ -78,6 +79,35 @@ class PackedBatch:
             return self._tensor(np.arange(self.size) * self.longest + self._counts - 1)
         return self._tensor(np.cumsum(self._counts) - 1)  # [B]
 
+    @cached_property
+    def next_times(self) -> Tensor:
+        """When each user's next event was, of the newest when the question is asked: its own time where that is not
+        known [T]."""
+        after = self.times.roll(-1)
+        after[self.last] = self.times[self.last] if self.asked is None else self.asked
+        return after
+
+    @cached_property
+    def buckets_at_next(self) -> Tensor:
+        """How much time lies between a user's tokens and the moment after each [B, N, N] int32: row i, column j is
+        from j to the event after i. Of columns later than the row it means nothing."""
+        return self._buckets(self._padded(self.next_times)[:, :, None])
+
+    @cached_property
+    def buckets_at_own(self) -> Tensor:
+        """The same from token j to token i itself."""
+        return self._buckets(self._padded(self.times)[:, :, None])
+
+    @cached_property
+    def newest_buckets_at_next(self) -> Tensor:
+        """The row of each user's newest token in `buckets_at_next` [B, N]."""
+        return self._buckets(self.next_times[self.last][:, None])
+
+    @cached_property
+    def newest_buckets_at_own(self) -> Tensor:
+        """The row of each user's newest token in `buckets_at_own` [B, N]."""
+        return self._buckets(self.times[self.last][:, None])
+
     def with_room(self) -> PackedBatch:
         """The same users with zeros after each one's tokens, so that no block moves tokens to the padded view and
         back; as it is where that would be much more to encode. Only each user's newest state is of use then."""
@@ -92,6 +122,15 @@ class PackedBatch:
             values=None if self.values is None else self._spread(self.values),
             roomy=True,
         )
+
+    def _buckets(self, moments: Tensor) -> Tensor:
+        """Of the gaps between a user's tokens and its moments [B, 1] or [B, N, 1]."""
+        times = self._padded(self.times)
+        return time_buckets(moments - (times if moments.dim() == 2 else times[:, None]))
+
+    def _padded(self, tokens: Tensor) -> Tensor:
+        """[T] → [B, N], zeros after each user's last token."""
+        return (tokens if self.rectangular else self._spread(tokens)).view(self.size, self.longest)
 
     def _spread(self, tokens: Tensor) -> Tensor:
         return tokens.new_zeros(self.size * self.longest).index_copy_(0, self.slot, tokens)

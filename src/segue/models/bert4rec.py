@@ -9,10 +9,12 @@ from torch.nn import functional
 
 from segue.layers.blocks import PostNormBlock
 from segue.layers.positions import LearnedPositions
+from segue.models.inputs import make_inputs
 from segue.models.items import IdTable
+from segue.models.mol import make_similarity
+from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.models.similarity import Dot
 from segue.models.start import truncated_normal_start
 
 
@@ -29,23 +31,25 @@ class MaskedHead(nn.Module):
         return result
 
 
-def bert4rec(settings: ModelSettings, n_items: int, generator: torch.Generator) -> SequenceModel:
+def bert4rec(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
     """Post-norm blocks that look both ways; the answer is read from a mask that stands after the history.
 
-    Each item has a bias; not so with the cosine, whose scores are directions alone. The original's vector for the
-    type of a token is left out: there is one type, and the places' vectors can hold it.
+    The original's vector for the type of a token is left out: there is one type, and the places' vectors can hold it.
     """
-    width, hidden, cosine = settings.width, settings.feed_forward * settings.width, settings.similarity == "cosine"
+    inputs = make_inputs(settings)
+    width, hidden = inputs.width, settings.feed_forward * inputs.width
     model = SequenceModel(
-        IdTable(n_items, width, tied=settings.tied, mask=True, bias=not cosine),
-        LearnedPositions(settings.length, width, settings.positions),
+        items,
+        inputs,
+        LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.positions),
         [PostNormBlock(width, settings.heads, hidden, settings.dropout) for _ in range(settings.depth)],
         norm_tokens=nn.LayerNorm(width, eps=1e-12),
         norm=nn.Identity(),
         at_question=MaskedHead(width),
         scale=1.0,
         dropout=settings.dropout,
-        similarity=Dot(normal=cosine),
+        similarity=make_similarity(settings),
+        output=make_output(settings),
     )
     truncated_normal_start(model, generator)
     return model

@@ -36,9 +36,12 @@ def load_model(folder: Path) -> SequenceModel:
     try:
         description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
         weights = load_file(folder / WEIGHTS)
-        model = build_model(description.settings, description.n_items, generator=torch.Generator())
+        categories = weights["items.categories"].numpy() if description.settings.category else None
+        model = build_model(
+            description.settings, description.n_items, generator=torch.Generator(), categories=categories
+        )
         model.load_state_dict(weights)
-    except (OSError, msgspec.MsgspecError, SafetensorError, RuntimeError) as error:
+    except (OSError, KeyError, msgspec.MsgspecError, SafetensorError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(":.")
         raise FolderError(f"The model in {folder} cannot be read ({reason}); train it again.") from error
     return _settled(model.eval().requires_grad_(requires_grad=False))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.data.vocabulary import PADDING
+from segue.models.settings import BIDIRECTIONAL, ModelSettings
 
 
 class IdTable(nn.Module):
@@ -41,14 +43,19 @@ class IdTable(nn.Module):
     def output(self, numbers: Tensor | None = None) -> Tensor:
         """Vectors of these items, or of all of them [V + 1, D]."""
         table = self.into if self.out is None else self.out
-        return table if numbers is None else self._rows(table, numbers)
+        return self._all(table) if numbers is None else self._rows(table, numbers)
 
     def biases(self, numbers: Tensor | None = None) -> Tensor:
         """What is added to the scores of these items, or of all of them [V + 1]."""
         assert self.bias is not None
-        return self.bias if numbers is None else self.bias[numbers]
+        return self._all(self.bias) if numbers is None else self.bias[numbers]
+
+    def _all(self, table: Tensor) -> Tensor:
+        """The vectors, or numbers, of every item."""
+        return table
 
     def _rows(self, table: Tensor, numbers: Tensor) -> Tensor:
+        """The vectors of some items."""
         return functional.embedding(numbers, table, padding_idx=PADDING, sparse=self.sparse_gradients)
 
     def clear_padding(self) -> None:
@@ -57,3 +64,39 @@ class IdTable(nn.Module):
             for table in (self.out, self.bias):
                 if table is not None:
                     table[PADDING] = 0
+
+
+class CategoryTable(IdTable):
+    """A learned vector for every category, which its items share: they cannot be told apart, and a new one is known
+    as well as its category is."""
+
+    categories: Tensor
+
+    def __init__(self, categories: np.ndarray, width: int, *, tied: bool, mask: bool = False) -> None:
+        """`categories` [V + 1] int64: the number 1 … C of each item's category; padding's is 0."""
+        super().__init__(int(categories.max()), width, tied=tied, mask=mask)
+        self.register_buffer("categories", torch.from_numpy(categories))  # saved: it says whose vector is whose
+
+    @property
+    def n_items(self) -> int:
+        return len(self.categories) - 1
+
+    def _rows(self, table: Tensor, numbers: Tensor) -> Tensor:
+        return super()._rows(table, self.categories[numbers])
+
+    def _all(self, table: Tensor) -> Tensor:
+        return super()._rows(table, self.categories)
+
+
+def make_items(settings: ModelSettings, n_items: int, categories: np.ndarray | None) -> IdTable:
+    """A vector for each item, or for each category where `categories` [V + 1] are given.
+
+    Models that look both ways have a mask and, as BERT4Rec does, a bias for each item. Not so where scores are no
+    inner products of a bias's kind: of a cosine or a mixture; nor where items share their vector.
+    """
+    mask = settings.builder in BIDIRECTIONAL
+    if categories is not None:
+        assert len(categories) == n_items + 1
+        return CategoryTable(categories, settings.width, tied=settings.tied, mask=mask)
+    bias = mask and settings.similarity == "dot"
+    return IdTable(n_items, settings.width, tied=settings.tied, mask=mask, bias=bias)

@@ -9,24 +9,29 @@ from torch import nn
 
 from segue.layers.blocks import SASRecBlock
 from segue.layers.positions import LearnedPositions
+from segue.models.inputs import make_inputs
 from segue.models.items import IdTable
+from segue.models.mol import make_similarity
+from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.models.similarity import Dot
 from segue.models.start import xavier_start
 
 
-def sasrec(settings: ModelSettings, n_items: int, generator: torch.Generator) -> SequenceModel:
+def sasrec(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
     """The original blocks, item vectors scaled by sqrt(width), a layer norm at the end."""
-    width, hidden = settings.width, settings.feed_forward * settings.width
+    inputs = make_inputs(settings)
+    width, hidden = inputs.width, settings.feed_forward * inputs.width
     model = SequenceModel(
-        IdTable(n_items, width, tied=settings.tied),
-        LearnedPositions(settings.length, width, settings.positions),
+        items,
+        inputs,
+        LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.positions),
         [SASRecBlock(width, settings.heads, hidden, settings.dropout) for _ in range(settings.depth)],
         norm=nn.LayerNorm(width, eps=1e-8),
         scale=math.sqrt(width),
         dropout=settings.dropout,
-        similarity=Dot(normal=settings.similarity == "cosine"),
+        similarity=make_similarity(settings),
+        output=make_output(settings),
     )
     xavier_start(model, generator)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 
 from segue.layers.blocks import Block
 from segue.layers.dropout import Dropout
+from segue.layers.one_token import Continuable
 from segue.layers.packed import PackedBatch, with_question
 from segue.layers.positions import LearnedPositions
+from segue.models.inputs import CombinedInputs, ItemInputs
 from segue.models.items import IdTable
-from segue.models.similarity import Dot
+from segue.models.similarity import Similarity
 
 
 class SequenceModel(nn.Module):
@@ -23,27 +26,32 @@ class SequenceModel(nn.Module):
     item table has a mask, and the state at a mask asks for the item that it hides.
     """
 
-    target_time = False
-    """Whether answers depend on the moment of the question."""
-
     def __init__(
         self,
         items: IdTable,
+        inputs: ItemInputs | CombinedInputs,
         positions: LearnedPositions,
         blocks: Sequence[nn.Module],
         *,
         norm: nn.Module,
         scale: float,
         dropout: float,
-        similarity: Dot,
+        similarity: Similarity,
         norm_tokens: nn.Module | None = None,
         at_question: nn.Module | None = None,
+        output: nn.Module | None = None,
+        target_time: bool = False,
     ) -> None:
-        """`norm_tokens` stands before the blocks and `norm` after them; `at_question` only where a state is asked."""
-        assert items.bias is None or not similarity.normal, "a bias is no direction"
+        """`norm_tokens` stands before the blocks and `norm` after them; `at_question` and then `output` only where a
+        state is asked: `output` gets the features that are compared with items.
+
+        `target_time` says whether answers depend on the moment of the question.
+        """
         super().__init__()
         self.items = items
+        self.inputs = inputs
         self.positions = positions
+        self.target_time = target_time
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
         self.scale = scale
@@ -51,27 +59,41 @@ class SequenceModel(nn.Module):
         self.similarity = similarity
         self.norm_tokens = norm_tokens or nn.Identity()
         self.at_question = at_question or nn.Identity()
+        self.output = output or nn.Identity()
 
     @property
     def length(self) -> int:
         """Newest events the model can look at; the caller cuts histories to it. A mask needs a place of its own."""
-        return len(self.positions.table) - (self.items.mask is not None)
+        return len(self.positions.table) // self.inputs.tokens_an_event - (self.items.mask is not None)
+
+    @cached_property
+    def continuable(self) -> bool:
+        """Whether a new event leaves the tokens before it as they are, so that it can be encoded alone."""
+        looking_back = all(isinstance(block, Continuable) for block in self.blocks)
+        return looking_back and self.positions.counted_from == "oldest"
+
+    @property
+    def window_step(self) -> int:
+        """Events by which the start of the window moves on where a history outgrows `length`: while it stays, new
+        events can be encoded alone; where they cannot be, it need not stay."""
+        return max(1, self.length // 4) if self.continuable else 1
 
     @property
     def width(self) -> int:
+        """Features of an item."""
         return self.items.into.shape[1]
 
     def encode(self, batch: PackedBatch) -> Tensor:
-        """The state after each token [T, D]. Those that are questioned go through `head` next."""
+        """The state after each event [T, D]. Those that are questioned go through `head` next."""
+        batch = self.inputs.expanded(batch)
         x = self._tokens(batch)
         for block in self.blocks:
             x = block(x, batch)
-        result: Tensor = self.norm(x)
-        return result
+        return self.inputs.at_events(self.norm(x))
 
     def head(self, states: Tensor) -> Tensor:
         """States [M, D] → what is compared with `item_vectors` [M, D']; a last feature of 1 meets the items' biases."""
-        query = self.similarity.side(self.at_question(states))
+        query = self.similarity.question(self.output(self.at_question(states)[:, : self.width]))
         return query if self.items.bias is None else torch.cat((query, query.new_ones(len(query), 1)), dim=1)
 
     def query(self, batch: PackedBatch) -> Tensor:
@@ -80,15 +102,31 @@ class SequenceModel(nn.Module):
         The newest token is a mask, put after the history, where the model has one.
         """
         *before, last = self.blocks  # a slice of a ModuleList would be built anew, as slow as a block
-        batch = self._asked(batch).with_room()
+        batch = self.inputs.expanded(self._asked(batch)).with_room()
         x = self._tokens(batch)
         for block in before:
             x = block(x, batch)
         return self.head(self.norm(cast(Block, last).newest(x, batch)))
 
+    def query_keeping(self, batch: PackedBatch, users: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """`query`, and for some users what tokens that come after theirs need of every block
+        [blocks, tokens, 2, H, d]."""
+        assert self.continuable
+        batch = self.inputs.expanded(batch).with_room()
+        lengths, ends = batch.lengths[users].tolist(), (batch.last[users] + 1).tolist()
+        rows = torch.cat([torch.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)])
+        x, kept = self._tokens(batch), []
+        *before, last = self.blocks
+        for block in before:
+            kept.append(cast(Continuable, block).kept(x[rows]))
+            x = block(x, batch)
+        kept.append(cast(Continuable, last).kept(x[rows]))
+        questions = self.head(self.norm(cast(Block, last).newest(x, batch)))
+        return questions, list(torch.split(torch.stack(kept), lengths, dim=1))
+
     def item_vectors(self, numbers: Tensor | None = None) -> Tensor:
         """What questions are compared with, of these items or of all of them [V + 1, D']; row 0 is padding."""
-        vectors = self.similarity.side(self.items.output(numbers))
+        vectors = self.similarity.item(self.items.output(numbers))
         if self.items.bias is None:
             return vectors
         return torch.cat((vectors, self.items.biases(numbers)[:, None]), dim=1)
@@ -106,17 +144,17 @@ class SequenceModel(nn.Module):
 
         Where the model asks with a mask, that is each user's last token, after its events.
         """
-        batch = self._asked(batch)
+        batch = self.inputs.expanded(self._asked(batch))
         x, weights = self._tokens(batch), []
         for block in self.blocks:
             weights.append(cast(Block, block).attention_weights(x, batch))
             x = block(x, batch)
-        return torch.stack(weights)
+        return self.inputs.between_events(torch.stack(weights))
 
     def _asked(self, batch: PackedBatch) -> PackedBatch:
         return batch if self.items.mask is None else with_question(batch, self.items.mask_number)
 
     def _tokens(self, batch: PackedBatch) -> Tensor:
-        placed = self.positions(self.items.input(batch.items) * self.scale, batch)
+        placed = self.positions(self.inputs(self.items, batch) * self.scale, batch)
         tokens: Tensor = self.drop(self.norm_tokens(placed))
         return tokens

@@ -1,11 +1,37 @@
-"""Similarity: a question's vector against items' vectors → scores."""
+"""Similarity: a question against items → scores. What all kinds of it do, and the inner product."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 LEAST_LENGTH = 1e-6  # a vector shorter than this is not made longer than one: gradients stay finite
+
+
+class Similarity(Protocol):
+    """How well an item answers a question. Each side is one flat vector, so that an index can keep the items'."""
+
+    def question(self, states: Tensor) -> Tensor:
+        """States [M, D] → questions [M, Q]."""
+        ...
+
+    def item(self, vectors: Tensor) -> Tensor:
+        """Vectors of items [X, D] → what questions are compared with [X, I]."""
+        ...
+
+    def score(self, queries: Tensor, items: Tensor) -> Tensor:
+        """Every question [B, Q] against every item [X, I] → [B, X]."""
+        ...
+
+    def own(self, queries: Tensor, items: Tensor) -> Tensor:
+        """Each question [M, Q] against items of its own [M, K, I] → [M, K]."""
+        ...
+
+    def extra_loss(self, queries: Tensor, answers: Tensor) -> Tensor | None:
+        """What learning adds to the loss of questions [M, Q] and their answers [M, I]; None: nothing."""
+        ...
 
 
 class Dot(nn.Module):
@@ -15,10 +41,20 @@ class Dot(nn.Module):
         super().__init__()
         self.normal = normal
 
-    def side(self, vectors: Tensor) -> Tensor:
-        """Questions' or items' vectors [X, D] as they go into the product."""
-        return functional.normalize(vectors, dim=-1, eps=LEAST_LENGTH) if self.normal else vectors
+    def question(self, states: Tensor) -> Tensor:
+        return self._side(states)
+
+    def item(self, vectors: Tensor) -> Tensor:
+        return self._side(vectors)
 
     def score(self, queries: Tensor, items: Tensor) -> Tensor:
-        """[B, D] and [X, D] → [B, X]."""
         return queries @ items.T
+
+    def own(self, queries: Tensor, items: Tensor) -> Tensor:
+        return (items @ queries[:, :, None])[:, :, 0]
+
+    def extra_loss(self, queries: Tensor, answers: Tensor) -> Tensor | None:  # noqa: ARG002  # a product has no parts
+        return None
+
+    def _side(self, vectors: Tensor) -> Tensor:
+        return functional.normalize(vectors, dim=-1, eps=LEAST_LENGTH) if self.normal else vectors

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from segue.layers.hstu import HSTUBlock
 from segue.layers.positions import LearnedPositions
+from segue.models.inputs import ValueTable
 from segue.models.items import IdTable
 
 POSITION_SPREAD = 0.02  # about that of the item vectors of a catalogue of thousands: at Xavier's own, the places
 # drown the items in every normalised input, and the first epochs go into unlearning them
-BERT_SPREAD = 0.02
+SPREAD = 0.02  # of BERT and HSTU
 
 
 def xavier_start(model: nn.Module, generator: torch.Generator) -> None:
@@ -36,7 +38,34 @@ def truncated_normal_start(model: nn.Module, generator: torch.Generator) -> None
         if isinstance(part, IdTable) and part.mask is not None:
             drawn.append(part.mask)
     for parameter in drawn:
-        nn.init.trunc_normal_(parameter, std=BERT_SPREAD, a=-2 * BERT_SPREAD, b=2 * BERT_SPREAD, generator=generator)
+        _truncated(parameter, SPREAD, generator)
     for part in model.modules():
         if isinstance(part, IdTable):
             part.clear_padding()
+
+
+def hstu_start(model: nn.Module, generator: torch.Generator) -> None:
+    """Item and value tables small, places of the spread of a scaled item, Xavier-normal matrices elsewhere.
+
+    The blocks of HSTU begin with small products and biases, so that each is close to doing nothing at first.
+    """
+    xavier_start(model, generator)
+    for part in model.modules():
+        if isinstance(part, LearnedPositions):
+            _truncated(part.table, part.table.shape[1] ** -0.5, generator)
+        if isinstance(part, ValueTable):
+            _truncated(part.table, SPREAD, generator)
+        if isinstance(part, IdTable):
+            for table in (part.into, part.out):
+                if table is not None:
+                    _truncated(table, SPREAD, generator)
+            part.clear_padding()
+        if isinstance(part, HSTUBlock):
+            nn.init.normal_(part.inner.weight, std=SPREAD, generator=generator)
+            nn.init.xavier_uniform_(part.outer.weight, generator=generator)
+            for bias in (part.bias.places, part.bias.times):
+                nn.init.normal_(bias, std=SPREAD, generator=generator)
+
+
+def _truncated(parameter: Tensor, spread: float, generator: torch.Generator) -> None:
+    nn.init.trunc_normal_(parameter, std=spread, a=-2 * spread, b=2 * spread, generator=generator)

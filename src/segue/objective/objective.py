@@ -8,6 +8,7 @@ from torch import Tensor
 
 from segue.data.batch import Batch
 from segue.models.sequence import SequenceModel
+from segue.models.similarity import Dot
 from segue.objective.binary import bce, gbce, gbce_beta
 from segue.objective.lambdarank import lambdarank
 from segue.objective.pairwise import bpr, bpr_max, top1_max
@@ -39,7 +40,7 @@ class Objective:
         return self._task(batch, rng)
 
     def loss(self, model: SequenceModel, hidden: Tensor, examples: Examples, generator: torch.Generator) -> Tensor:
-        """The mean loss of the supervised states among `hidden` [T, D]."""
+        """The mean loss of the supervised states among `hidden` [T, D], and what the model's similarity adds to it."""
         if self.settings.loss == "lambdarank":
             return self._listwise(model, hidden, examples)
         if examples.positions is not None:
@@ -49,6 +50,7 @@ class Objective:
         weights = None if examples.weights is None else _tensor(examples.weights, states)
         if self.sampler is not None:
             return self._sampled(model, states, targets, weights, examples, generator)
+        assert isinstance(model.similarity, Dot), "settings allow these losses only with scores that are inner products"
         if self.settings.temperature != 1:
             states = states / self.settings.temperature
         vectors = model.item_vectors()[1:]
@@ -87,9 +89,11 @@ class Objective:
             rows = len(targets), settings.negatives
             items, vectors, scores = items.view(rows), vectors.view(*rows, -1), own_scores
             log_q = None if log_q is None else (log_q[0], log_q[1].view(rows))
+        answers = model.item_vectors(targets)
         positive, negatives = scores(
+            model.similarity,
             states,
-            model.item_vectors(targets),
+            answers,
             vectors,
             targets,
             items,
@@ -97,7 +101,7 @@ class Objective:
             log_q=log_q,
             groups=groups,
         )
-        return self._compared(positive, negatives, weights)
+        return _with_extra(self._compared(positive, negatives, weights), model, states, answers)
 
     def _compared(self, positive: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
         match self.settings.loss:
@@ -119,8 +123,15 @@ class Objective:
         assert examples.positions is not None, "settings allow it only with a task that asks some of the states"
         asked, rows = np.unique(examples.positions, return_inverse=True)
         states = model.head(hidden[_tensor(asked, hidden)])
-        scores = states @ model.item_vectors()[1:].T / self.settings.temperature
-        return lambdarank(scores, _tensor(rows, hidden), _tensor(examples.targets - 1, hidden))
+        owners, targets = _tensor(rows, hidden), _tensor(examples.targets, hidden)
+        scores = model.similarity.score(states, model.item_vectors()[1:]) / self.settings.temperature
+        loss = lambdarank(scores, owners, targets - 1)
+        return _with_extra(loss, model, states[owners], model.item_vectors(targets))
+
+
+def _with_extra(loss: Tensor, model: SequenceModel, states: Tensor, answers: Tensor) -> Tensor:
+    extra = model.similarity.extra_loss(states, answers)
+    return loss if extra is None else loss + extra
 
 
 def _tensor(array: np.ndarray, like: Tensor) -> Tensor:

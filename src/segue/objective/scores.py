@@ -1,4 +1,4 @@
-"""Vectors of states, answers and drawn items → the scores a sampled loss takes, temperature, log q and collisions done.
+"""Questions, answers and drawn items → the scores a sampled loss takes, temperature, log q and collisions done.
 
 Some losses want several answers of one state. They are rows with the same number in `groups`, and a drawn item that
 is any of them is no negative for any of them. Without groups each row has its own answer alone.
@@ -11,9 +11,12 @@ import math
 import torch
 from torch import Tensor
 
+from segue.models.similarity import Dot, Similarity
+
 
 def shared_scores(
-    hidden: Tensor,
+    similarity: Similarity,
+    queries: Tensor,
     answers: Tensor,
     drawn: Tensor,
     targets: Tensor,
@@ -25,23 +28,28 @@ def shared_scores(
 ) -> tuple[Tensor, Tensor]:
     """Scores for negatives that are shared by the batch: the answers' [M] and the negatives' [M, K].
 
-    `answers` [M, D] and `drawn` [K, D] are the vectors of `targets` [M] and `items` [K]. The scores are inner products
-    with `hidden` [M, D], divided by the temperature; `log_q`, of the targets [M] and of the items [K], is what the
-    sampler's preference is worth and is subtracted. A negative that is an answer is no negative: its score is -inf.
+    `answers` [M, I] and `drawn` [K, I] are what `queries` [M, Q] are compared with, of `targets` [M] and `items` [K].
+    The scores are divided by the temperature; `log_q`, of the targets [M] and of the items [K], is what the sampler's
+    preference is worth and is subtracted. A negative that is an answer is no negative: its score is -inf.
     """
-    hidden = hidden / temperature  # the narrow side: over the scores it would be a pass more
-    positive = (hidden * answers).sum(1)
-    if log_q is None:
-        negatives = hidden @ drawn.T
+    if isinstance(similarity, Dot):
+        queries = queries / temperature  # the narrow side: over the scores it would be a pass more
+        positive = (queries * answers).sum(1)
+        negatives = queries @ drawn.T if log_q is None else torch.addmm(-log_q[1].to(queries.dtype), queries, drawn.T)
     else:
+        positive = similarity.own(queries, answers[:, None])[:, 0] / temperature
+        negatives = similarity.score(queries, drawn) / temperature
+        if log_q is not None:
+            negatives = negatives - log_q[1]
+    if log_q is not None:
         positive = positive - log_q[0]
-        negatives = torch.addmm(-log_q[1].to(hidden.dtype), hidden, drawn.T)
     negatives[_shared_collisions(targets, items, groups)] = -math.inf
     return positive, negatives
 
 
 def own_scores(
-    hidden: Tensor,
+    similarity: Similarity,
+    queries: Tensor,
     answers: Tensor,
     drawn: Tensor,
     targets: Tensor,
@@ -51,13 +59,16 @@ def own_scores(
     log_q: tuple[Tensor, Tensor] | None = None,
     groups: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scores for negatives that each row has for itself: as `shared_scores`, with `drawn` [M, K, D], `items` [M, K].
+    """Scores for negatives that each row has for itself: as `shared_scores`, with `drawn` [M, K, I], `items` [M, K].
 
     `log_q` is that of the targets [M] and of the items [M, K].
     """
-    hidden = hidden / temperature
-    positive = (hidden * answers).sum(1)
-    negatives = torch.bmm(drawn, hidden[:, :, None])[:, :, 0]
+    if isinstance(similarity, Dot):
+        queries = queries / temperature
+        positive, negatives = (queries * answers).sum(1), similarity.own(queries, drawn)
+    else:
+        positive = similarity.own(queries, answers[:, None])[:, 0] / temperature
+        negatives = similarity.own(queries, drawn) / temperature
     if log_q is not None:
         positive = positive - log_q[0]
         negatives = negatives - log_q[1]

@@ -57,7 +57,8 @@ class Attention(msgspec.Struct, frozen=True):
     token of its own after the history. The answer is made from the last row."""
     weights: list[list[list[list[float]]]]
     """[layer][head][who looks][at whom], to six decimals; zero above the diagonal where nobody looks ahead. A row adds
-    up to one, or to less where it also looks at entries older than these."""
+    up to one, or to less where it also looks at entries older than these. HSTU's weights stand each for itself: they
+    add up to nothing in particular and may be below zero."""
 
 
 class Explanation(msgspec.Struct, frozen=True):

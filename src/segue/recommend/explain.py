@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from segue.data.batch import Batch, newest
+from segue.data.batch import Batch, newest, window_begins
 from segue.errors import InputError
 from segue.index.search import ItemIndex
 from segue.layers.packed import PackedBatch, tensors
@@ -62,7 +62,7 @@ def explain_history(
     known = recommender.trained[numbers]
     added = np.full(len(numbers), np.nan)
     added[known] = contributions(recommender.model, recommender.index, packed.batch, number, score)
-    window = newest(packed.batch, recommender.model.length)
+    window = newest(packed.batch, recommender.model.length, recommender.model.window_step)
     weights = attention_weights(recommender.model, window) if attention else None
     places = np.flatnonzero(known)[len(packed.batch.items) - len(window.items) :].tolist()
     return Explanation(
@@ -104,21 +104,21 @@ def _place(recommender: Recommender, history: Batch, rules: Rules, item: int) ->
 def contributions(model: SequenceModel, index: ItemIndex, history: Batch, item: int, score: float) -> np.ndarray:
     """`score`, that of the item after the whole history, less its score without each event [n] float64.
 
-    A history without one event is cut to what the model has room for like any other, so that in a long one the next
-    older event takes a place. NaN for events that the model has no room for, and for an only one: without it nothing
-    is left to score by.
+    A history without one event is cut to what the model has room for like any other, so that in a long one older
+    events may take a place. NaN for events that the model has no room for, and for an only one: without it nothing is
+    left to score by.
     """
     events = len(history.items)
     added = np.full(events, np.nan)
     if events < 2:
         return added
-    near = newest(history, model.length + 1)
-    size = len(near.items)
-    inside = np.arange(max(0, size - model.length), size)  # places in `near` that the model looks at
-    step = max(1, TOKENS // (size - 1))
+    shorter, whole = window_begins(np.array([events - 1, events]), model.length, model.window_step).tolist()
+    near = history.tokens(np.arange(shorter, events), history.lengths - shorter, asked=history.asked)
+    inside = np.arange(whole - shorter, events - shorter)  # places in `near` that the model looks at
+    step = max(1, TOKENS // (len(near.items) - 1))
     for begin in range(0, len(inside), step):
         left_out = inside[begin : begin + step]
-        added[left_out + events - size] = score - _scores(model, index, _without_each(near, left_out), item)
+        added[left_out + shorter] = score - _scores(model, index, _without_each(near, left_out), item)
     return added
 
 

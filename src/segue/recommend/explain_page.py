@@ -37,12 +37,13 @@ th { font-weight: 600; } .number { text-align: right; white-space: nowrap; }
 .maps { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); gap: 1.5rem; }
 figure { margin: 0; }
 svg { width: 100%; height: auto; display: block; overflow: visible; } svg rect { fill: var(--up); }
-svg rect.well { fill: var(--well); } svg text { fill: var(--soft); }
+svg rect.well { fill: var(--well); } svg rect.down { fill: var(--down); } svg text { fill: var(--soft); }
 .scale { display: inline-flex; gap: 1rem; flex-wrap: wrap; padding: 0; list-style: none; color: var(--soft); }
 .scale i { display: inline-block; width: 1rem; height: 1rem; vertical-align: -.15rem; background: var(--up); }
 """
 CELL = 8  # units of the drawing
 MOST_LABELS = 16  # numbers along a side
+LEGEND = (0.01, 0.05, 0.2, 0.5, 1.0)  # shares of the largest weight
 QUESTION = "?"  # stands for the question's own token
 
 
@@ -98,29 +99,33 @@ def _bar(value: float, longest: float) -> str:
 
 
 def _attention(explanation: Explanation, attention: Attention) -> str:
+    most = max(abs(weight) for heads in attention.weights for head in heads for row in head for weight in row)
     maps = [
-        f"<figure>{_heat_map(weights, attention.entries)}<figcaption>layer {layer}, head {head}</figcaption></figure>"
+        f"<figure>{_heat_map(weights, attention.entries, most)}"
+        f"<figcaption>layer {layer}, head {head}</figcaption></figure>"
         for layer, heads in enumerate(attention.weights, start=1)
         for head, weights in enumerate(heads, start=1)
     ]
     scale = "".join(
-        f'<li><i style="opacity:{_opacity(share):.3f}"></i> {share:.0%}</li>' for share in (0.01, 0.05, 0.2, 0.5, 1.0)
+        f'<li><i style="opacity:{_opacity(share):.3f}"></i> {share * most:.2g}</li>'
+        for share in (0.01, 0.05, 0.2, 0.5, 1.0)
     )
     last = f"the question itself ({QUESTION})" if attention.entries[-1] is None else "the newest entry"
     return (
         f"<h2>Where the model looked{cut_note(explanation)}</h2>\n"
         '<p class="soft">A row is the entry that looks, a column the one it looks at, by their numbers above; the last '
-        f"row is {last}, from which the answer is made. Point at a cell for its weight.</p>\n"
+        f"row is {last}, from which the answer is made. Point at a cell for its weight. A weight below "
+        f"zero, which only some models have, is drawn in the colour of what lowers a score.</p>\n"
         f'<ul class="scale">{scale}</ul>\n<div class="maps">\n' + "\n".join(maps) + "\n</div>"
     )
 
 
-def _opacity(weight: float) -> float:
-    """The root, so that the small weights of a long history can be seen."""
-    return math.sqrt(min(1.0, max(0.0, weight)))
+def _opacity(share: float) -> float:
+    """Of a weight, as a share of the largest: the root, so that the small weights of a long history can be seen."""
+    return math.sqrt(abs(share))
 
 
-def _heat_map(weights: list[list[float]], places: list[int | None]) -> str:
+def _heat_map(weights: list[list[float]], places: list[int | None], most: float) -> str:
     """One head's weights, numbered as the entries are; above the diagonal only what is looked at."""
     size = len(places) * CELL
     letters = max(5, size // 32)  # a long history's map is drawn smaller, so that its letters must be larger
@@ -134,8 +139,9 @@ def _heat_map(weights: list[list[float]], places: list[int | None]) -> str:
             parts.append(f'<text x="{edge}" y="{middle + 0.35 * letters}" text-anchor="end">{name}</text>')
             parts.append(f'<text x="{middle}" y="{edge}" text-anchor="middle">{name}</text>')
         parts += [
-            f'<rect x="{margin + column * CELL}" y="{margin + row * CELL}" width="{CELL}" height="{CELL}" '
-            f'opacity="{_opacity(weight):.3f}"><title>{name} looks at {names[column]}: {weight:.4f}</title></rect>'
+            f'<rect{" class=down" if weight < 0 else ""} x="{margin + column * CELL}" y="{margin + row * CELL}" '
+            f'width="{CELL}" height="{CELL}" opacity="{_opacity(weight / most if most else 0.0):.3f}">'
+            f"<title>{name} looks at {names[column]}: {weight:.4f}</title></rect>"
             for column, weight in enumerate(weights[row])
             if column <= row or weight
         ]

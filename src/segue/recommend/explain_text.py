@@ -80,7 +80,7 @@ def _looks(explanation: Explanation) -> Iterator[str]:
     for layer, heads in enumerate(explanation.attention.weights, start=1):
         for head, weights in enumerate(heads, start=1):
             looks = sorted(zip(weights[-1], range(len(places)), strict=True), reverse=True)[:MOST_LOOKS]
-            named = ", ".join(f"{weight:.0%} at {_named(explanation, places[column])}" for weight, column in looks)
+            named = ", ".join(f"{weight:.2g} at {_named(explanation, places[column])}" for weight, column in looks)
             yield f"  layer {layer}, head {head}: {named}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from segue import folders
-from segue.data.batch import MICROSECONDS, Batch, cut_by_budget, newest, ragged_rows
+from segue.data.batch import MICROSECONDS, Batch, cut_by_budget, newest, take
 from segue.data.vocabulary import Vocabulary
 from segue.errors import FolderError, InputError
+from segue.index.build import load_index
 from segue.index.exact import ExactIndex
 from segue.index.search import ItemIndex, Ragged
 from segue.layers.packed import tensors
@@ -44,6 +45,8 @@ ITEMS, INDEX = "items.parquet", "index.safetensors"
 NEEDED = (DESCRIPTION, WEIGHTS, ITEMS, INDEX)
 
 Seen = Literal["excluded", "kept"]
+Encode = Callable[[Batch, np.ndarray], Tensor]
+"""Windows, and the rows of the questions that they belong to → what the index is asked [B, Q]."""
 
 
 class Recommender:
@@ -83,7 +86,7 @@ class Recommender:
         # Only what is read here: the state of training beside it is larger than all the rest.
         folders.verify_contents(folder, manifest, "run", names=NEEDED)
         vocabulary = Vocabulary(pl.read_parquet(folder / ITEMS))
-        index = ExactIndex.load(folder / INDEX)
+        index = load_index(folder / INDEX)
         model = load_model(folder)
         sizes = {len(vocabulary), index.n_items, len(model.item_vectors()) - 1}
         if len(sizes) > 1:
@@ -139,11 +142,19 @@ class Recommender:
         return self.answer(read, [rules] * len(read), asked=asked)
 
     def answer(
-        self, histories: Sequence[ReadHistory], rules: Sequence[Rules], *, asked: np.ndarray | None = None
+        self,
+        histories: Sequence[ReadHistory],
+        rules: Sequence[Rules],
+        *,
+        asked: np.ndarray | None = None,
+        encode: Encode | None = None,
     ) -> list[Recommendation]:
-        """The same for histories that were read, each with rules of its own; `asked` [B]: the questions' seconds."""
+        """The same for histories that were read, each with rules of its own; `asked` [B]: the questions' seconds.
+
+        `encode`: another way to the same questions; see `Memories`.
+        """
         packed = pack_histories(histories, self.vocabulary, known=self.trained, asked=asked)
-        ranking = self.rank(packed.batch, rules)
+        ranking = self.rank(packed.batch, rules, encode=encode)
         return [
             Recommendation(items=items, unknown=unknown, fallback="popularity" if fallback else None)
             for items, unknown, fallback in zip(
@@ -226,9 +237,9 @@ class Recommender:
         with, has one row and column more, the last. None where the model has none to show or knows no entry.
         """
         packed = pack_histories([read_history(history)], self.vocabulary, known=self.trained)
-        return attention_weights(self.model, newest(packed.batch, self.model.length))
+        return attention_weights(self.model, newest(packed.batch, self.model.length, self.model.window_step))
 
-    def rank(self, histories: Batch, rules: Sequence[Rules]) -> Ranking:
+    def rank(self, histories: Batch, rules: Sequence[Rules], *, encode: Encode | None = None) -> Ranking:
         """Answers in numbers to whole histories of items that were trained on, some perhaps empty; each has its rules.
 
         Memory is bounded: histories are encoded and answered in groups of similar length.
@@ -247,10 +258,11 @@ class Recommender:
             items[row, : len(best)], scores[row, : len(best)] = best, self.counts[best]
         with torch.inference_mode():
             for rows in self._groups(histories):
-                queries = self.model.query(tensors(_take(histories, rows, self.model.length)))
+                windows = take(histories, rows, self.model.length, self.model.window_step)
+                queries = self.model.query(tensors(windows)) if encode is None else encode(windows, rows)
                 for part, only in _by_only(rules, rows):
                     chosen = rows[part]
-                    found, values = self._search(_take(histories, chosen, None), queries[part], chosen, rules, only)
+                    found, values = self._search(take(histories, chosen), queries[part], chosen, rules, only)
                     items[chosen, : found.shape[1]], scores[chosen, : found.shape[1]] = found, values
         # A question's row is as wide as the largest k of all.
         beyond = np.arange(width) >= np.array([rule.k for rule in rules], dtype=np.int64)[:, None]
@@ -313,16 +325,6 @@ class Recommender:
         scored = list(map(ScoredItem, ids, titles, ranking.scores[answered].tolist()))
         ends = np.cumsum(answered.sum(axis=1)).tolist()
         return [scored[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-def _take(histories: Batch, rows: np.ndarray, length: int | None) -> Batch:
-    """Some histories of a batch, with at most `length` newest events each."""
-    if len(rows) == len(histories.lengths) and np.array_equal(rows, np.arange(len(rows))):
-        return histories if length is None else newest(histories, length)
-    lengths = histories.lengths[rows]
-    kept = lengths if length is None else np.minimum(lengths, length)
-    chosen = ragged_rows(np.cumsum(histories.lengths)[rows] - kept, kept)
-    return histories.tokens(chosen, kept, asked=None if histories.asked is None else histories.asked[rows])
 
 
 def _by_only(rules: Sequence[Rules], rows: np.ndarray) -> Iterator[tuple[np.ndarray | slice, np.ndarray | None]]:

@@ -42,6 +42,7 @@ def _answers(model: ServedModel, store: HistoryStore, questions: Sequence[Questi
         _histories(store, sound),
         [rule for rule in rules if isinstance(rule, Rules)],
         asked=np.array([now if question.now is None else question.now for question in sound], dtype=np.int64),
+        encode=model.memories.encoder([question.user for question in sound]),
     )
     named = (Answer(items=one.items, unknown=one.unknown, fallback=one.fallback, model=model.name) for one in answers)
     return [rule if isinstance(rule, Exception) else next(named) for rule in rules]

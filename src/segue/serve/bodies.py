@@ -174,7 +174,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     seen: Literal["excluded", "kept"]
     items: int
     length: int
-    """The newest events that the model looks at."""
+    """The newest events that the model looks at, at most."""
     attention: bool
     columns: list[str]
     """Columns of the catalogue, to filter by."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -10,6 +11,7 @@ import msgspec
 from segue.errors import InputError
 from segue.recommend.answers import Explanation
 from segue.recommend.history import identifier, read_history
+from segue.recommend.memories import MEGABYTE
 from segue.serve.answering import answer_questions, read_rows, whole_histories
 from segue.serve.bodies import (
     MOST_ENTRIES,
@@ -22,11 +24,12 @@ from segue.serve.bodies import (
     Switched,
 )
 from segue.serve.models import Models, ServedModel
-from segue.serve.questions import Encoded, Question
+from segue.serve.questions import Encoded, Encodings, Question
 from segue.serve.settings import ServiceSettings
 from segue.serve.store import HistoryStore, Row, open_store
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LOOKED_UP = 64  # users that are remembered and looked up in the store at a time
 
 
 class Engine:
@@ -35,15 +38,20 @@ class Engine:
     def __init__(self, models: Models, store: HistoryStore) -> None:
         self.models = models
         self._store = store
+        # Who is forgotten while an answer is under way must not be remembered by it.
+        self._answering = threading.Lock()
+        self._unchecked: list[str] = []  # users remembered who are still to be looked up in the store
         self._encode = msgspec.json.Encoder().encode
 
     @staticmethod
     def open(settings: ServiceSettings) -> Engine:
         """Load what `segue serve` was told to serve."""
-        served = [ServedModel.open(run) for run in settings.runs]
+        memory_bytes = settings.memory_mb * MEGABYTE // len(settings.runs)
+        served = [ServedModel.open(run, memory_bytes=memory_bytes) for run in settings.runs]
         store = open_store(settings.store)
         try:
-            return Engine(Models(served, runs=settings.runs_folder, store=store), store)
+            models = Models(served, runs=settings.runs_folder, store=store, memory_bytes=memory_bytes)
+            return Engine(models, store)
         except BaseException:
             store.close()
             raise
@@ -53,9 +61,10 @@ class Engine:
 
     def answer(self, questions: Sequence[Question]) -> list[Encoded | Exception]:
         """The items that come next, for each question."""
+        with self._answering:
+            results = answer_questions(self.models, self._store, questions)
         return [
-            result if isinstance(result, Exception) else (self._encode(result), result.fallback)
-            for result in answer_questions(self.models, self._store, questions)
+            result if isinstance(result, Exception) else (self._encode(result), result.fallback) for result in results
         ]
 
     def similar(self, item: str, k: int, model: str | None) -> Answer:
@@ -97,6 +106,31 @@ class Engine:
         return served.recommender.explain(
             history, asked.item, exclude=asked.exclude, only=only, keep_seen=asked.keep_seen, attention=asked.attention
         )
+
+    def forget(self, user: str) -> None:
+        """Remember nothing of a user, whom the store does not have any more."""
+        with self._answering:
+            self._unchecked = [other for other in self._unchecked if other != user]
+            for model in self.models.all:
+                model.memories.forget(user)
+
+    def tidy(self) -> Encodings:
+        """Forget whom the store does not have any more, as another process removed them; a few are looked up at a time.
+
+        Gives what was encoded since it was asked last.
+        """
+        with self._answering:
+            memories = [model.memories for model in self.models.all]
+            if not self._unchecked:
+                self._unchecked = [user for kept in memories for user in kept.users]
+            users, self._unchecked = self._unchecked[:LOOKED_UP], self._unchecked[LOOKED_UP:]
+            counted = [kept.counted() for kept in memories]
+        if users:
+            for user, rows in zip(users, self._store.last(users, 1), strict=True):
+                if not rows:
+                    self.forget(user)
+        extended, whole = map(sum, zip(*counted, strict=True))
+        return Encodings(extended=extended, whole=whole, bytes=sum(kept.bytes for kept in memories))
 
     def served(self) -> ModelsServed:
         """What is being served, with its report."""

@@ -50,11 +50,22 @@ class Metrics:
         self._switches = Counter(
             "segue_model_switches", "Times a worker process went over to another run.", registry=registry
         )
+        self._encodings = Counter(
+            "segue_encodings", "Histories encoded, whole or what was new in them.", ["extent"], registry=registry
+        )
+        self._memory = Gauge(
+            "segue_memory_bytes",
+            "Encoded histories that are remembered.",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
         self._store_errors = Counter("segue_store_errors", "Failures of the history store.", registry=registry)
         self._per_request: dict[tuple[str, str, int], tuple[Callable[[], None], Callable[[float], None]]] = {}
         self._model: tuple[str, str] | None = None
         for outcome in ("accepted", "duplicate"):  # a rate needs the zero before the first one
             self._events.labels(outcome)
+        for extent in ("new", "whole"):
+            self._encodings.labels(extent)
 
     def request(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """A request was answered. `route` is a template, never a path."""
@@ -98,6 +109,12 @@ class Metrics:
         self._model = (name, digest)
         self._models.labels(name, digest).set(1)
         return True
+
+    def encodings(self, extended: int, whole: int, remembered: int) -> None:
+        """So many histories were encoded, of which so many bytes are remembered now."""
+        self._encodings.labels("new").inc(extended)
+        self._encodings.labels("whole").inc(whole)
+        self._memory.set(remembered)
 
     def store_error(self) -> None:
         """The history store failed."""

@@ -15,6 +15,7 @@ from segue.errors import FolderError, InputError, SegueError
 from segue.folders import MANIFEST, verify_contents
 from segue.models.checkpoint import WEIGHTS
 from segue.recommend.explain import Attentive
+from segue.recommend.memories import Memories
 from segue.recommend.recommender import Recommender
 from segue.serve.bodies import ModelCard, ModelsServed, Switched
 from segue.serve.catalogue import Catalogue
@@ -22,6 +23,7 @@ from segue.serve.refusals import CannotSwitchError, UnknownModelError
 from segue.serve.store import Active, HistoryStore
 
 METRICS = "metrics.json"
+MEMORY_BYTES = 256_000_000
 LEAST_SHARED = (
     0.5  # of the items being served that another run must know: below it, it was trained on another catalogue
 )
@@ -32,17 +34,19 @@ logger = logging.getLogger(__name__)
 class ServedModel:
     """A run that is loaded and has answered."""
 
-    def __init__(self, name: str, recommender: Recommender) -> None:
+    def __init__(self, name: str, recommender: Recommender, *, memory_bytes: int = MEMORY_BYTES) -> None:
+        """`memory_bytes`: the most that may be remembered of encoded histories."""
         self.name = name
         self.recommender = recommender
+        self.memories = Memories(recommender.model, most_bytes=memory_bytes)
         self.catalogue = Catalogue(recommender.vocabulary)
         self._answer_something()
         self.card = self._card()
 
     @staticmethod
-    def open(folder: Path) -> ServedModel:
+    def open(folder: Path, *, memory_bytes: int = MEMORY_BYTES) -> ServedModel:
         """Load the run of a folder; its name is the folder's."""
-        return ServedModel(folder.resolve().name, Recommender.open(folder))
+        return ServedModel(folder.resolve().name, Recommender.open(folder), memory_bytes=memory_bytes)
 
     @property
     def digest(self) -> str:
@@ -93,8 +97,16 @@ class Models:
     taken up only where the store does not know it yet, so that a restart goes on with what was being served.
     """
 
-    def __init__(self, served: Sequence[ServedModel], *, runs: Path | None, store: HistoryStore) -> None:
-        """`served`: the first is the one to begin with. `runs`: the folder of runs that may be switched to."""
+    def __init__(
+        self,
+        served: Sequence[ServedModel],
+        *,
+        runs: Path | None,
+        store: HistoryStore,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        """`served`: the first is the one to begin with. `runs`: the folder of runs that may be switched to, with so
+        many bytes to remember encoded histories in."""
         assert served
         names = [model.name for model in served]
         if len(set(names)) < len(names):
@@ -102,6 +114,7 @@ class Models:
         self._served = tuple(served)  # the active one first; replaced as a whole, so that no reader sees half a switch
         self._paths = {model.name: model.recommender.folder for model in served}
         self._runs = runs
+        self._memory_bytes = memory_bytes
         self._store = store
         self._switching = threading.Lock()
         self._state: Active
@@ -111,6 +124,11 @@ class Models:
     def active(self) -> ServedModel:
         """The model that answers unless another is asked for."""
         return self._served[0]
+
+    @property
+    def all(self) -> tuple[ServedModel, ...]:
+        """Every model being served, the active one first."""
+        return self._served
 
     def named(self, name: str | None) -> ServedModel:
         """A model being served; None is the active one."""
@@ -201,7 +219,7 @@ class Models:
                 return model
         folder = self._paths.get(name) or self._folder(name)
         try:
-            loaded = ServedModel.open(folder)
+            loaded = ServedModel.open(folder, memory_bytes=self._memory_bytes)
         except SegueError as error:
             raise CannotSwitchError(f"The run {name!r} cannot be served: {error}") from error
         except Exception as error:

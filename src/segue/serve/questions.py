@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from segue.recommend.history import ReadHistory
 
@@ -11,6 +12,17 @@ Value = str | int | float | bool
 
 Encoded = tuple[bytes, str | None]
 """An answer as JSON, and what stood in for the model where it had nothing to go by."""
+
+
+class Encodings(NamedTuple):
+    """How questions were encoded, since this was asked last."""
+
+    extended: int
+    """What was new in the history alone."""
+    whole: int
+    """All of what the model looks at."""
+    bytes: int
+    """What is remembered for the former, now."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

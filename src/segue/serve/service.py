@@ -156,7 +156,11 @@ class Service:
         return [await self._lanes.call("explanations", *calls[0])]
 
     async def _forget_one(self, users: Sequence[str]) -> list[int | Exception]:
-        return [await asyncio.to_thread(self.store.forget, users[0])]
+        """From the store first: what the engine reads there after it has forgotten is nothing."""
+        removed = await asyncio.to_thread(self.store.forget, users[0])
+        with contextlib.suppress(OverloadedError):  # an engine that starts again remembers nobody
+            await self._lanes.call("deletions", "forget", users[0])
+        return [removed]
 
     async def _answer_together(self, questions: Sequence[Question]) -> list[Encoded | Exception]:
         self.metrics.batch("answers", len(questions))
@@ -204,6 +208,7 @@ class Service:
             try:
                 async with self._control:
                     await self._tell_model()
+                    self.metrics.encodings(*await self._lanes.call("control", "tidy"))
             except OverloadedError:
                 pass  # the engine is being started again
             except Exception as error:  # noqa: BLE001  # nothing may end the following

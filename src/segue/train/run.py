@@ -49,10 +49,11 @@ def choose_epoch(
     seen: SeenRule,
     folder: Path,
     progress: Callable[[Step], None] | None,
+    categories: np.ndarray | None = None,
 ) -> tuple[SequenceModel, Progress]:
     """Train on the training part; validation chooses the epoch. The test part is not looked at.
 
-    `counts` [V + 1] are the items' training events.
+    `counts` [V + 1] are the items' training events, `categories` [V + 1] what `model.category` names.
     """
     cases = split.cases("valid", recipe.evaluate.target)
     if not len(cases):
@@ -60,15 +61,14 @@ def choose_epoch(
             "No event is left for validation, which chooses the epoch; users need at least three events under "
             "--split last."
         )
-    ruler = Ruler(sequences=sequences, counts=counts, seen=seen)
 
     def judge(model: SequenceModel) -> dict[str, float]:
+        ruler = Ruler(sequences=sequences, counts=counts, seen=seen, target_time=model.target_time)
         ranks = ruler.ranks(ModelScorer(model), cases)
         return {SCORE: float(metrics.ndcg(ranks, 10).mean()), "hit@10": float(metrics.hit(ranks, 10).mean())}
 
-    model, state = _fit(
-        recipe, sequences, split.train_end, counts, recipe.train.epochs, judge, folder / CHOOSING, progress
-    )
+    ends, epochs = split.train_end, recipe.train.epochs
+    model, state = _fit(recipe, sequences, ends, counts, categories, epochs, judge, folder / CHOOSING, progress)
     return model, state.progress
 
 
@@ -80,11 +80,12 @@ def train_everything(
     epochs: int,
     folder: Path,
     progress: Callable[[Step], None] | None,
+    categories: np.ndarray | None = None,
 ) -> tuple[SequenceModel, np.ndarray]:
     """Train a new model on every event for the chosen number of epochs; give it and the items' counts."""
     counts = np.bincount(np.asarray(sequences.items), minlength=n_items + 1)
     ends = np.asarray(sequences.offsets)[1:]
-    model, _ = _fit(recipe, sequences, ends, counts, epochs, None, folder / EVERYTHING, progress)
+    model, _ = _fit(recipe, sequences, ends, counts, categories, epochs, None, folder / EVERYTHING, progress)
     return model, counts
 
 
@@ -93,6 +94,7 @@ def _fit(
     sequences: Sequences,
     ends: np.ndarray,
     counts: np.ndarray,
+    categories: np.ndarray | None,
     epochs: int,
     judge: Judge | None,
     state_file: Path,
@@ -100,10 +102,10 @@ def _fit(
 ) -> tuple[SequenceModel, TrainingState]:
     objective = Objective(recipe.objective, counts)
     first = torch.Generator().manual_seed(recipe.train.seed)
-    model = build_model(recipe.model, len(counts) - 1, generator=first).to(device_of(recipe.train))
-    windows = training_windows(
-        sequences, ends, length=model.length + objective.extra, stride=recipe.train.stride or None
-    )
+    model = build_model(recipe.model, len(counts) - 1, generator=first, categories=categories)
+    model = model.to(device_of(recipe.train))
+    stride = max(1, round(recipe.train.stride * model.length)) if recipe.train.stride else None
+    windows = training_windows(sequences, ends, length=model.length + objective.extra, stride=stride)
     # Where every item is looked at, every row is used.
     model.items.sparse_gradients = objective.sampler is not None and len(counts) > LEAST_ROWS
     with threads(recipe.train.threads):

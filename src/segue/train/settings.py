@@ -9,7 +9,7 @@ import msgspec
 
 from segue.errors import SettingsError
 
-LEAST = {"epochs": 1, "patience": 1, "tokens": 2, "stride": 0, "warmup": 0, "seed": 0, "threads": 0}
+LEAST = {"epochs": 1, "patience": 1, "tokens": 2, "warmup": 0, "seed": 0, "threads": 0}
 
 
 class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -21,8 +21,9 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Epochs without a better validation NDCG@10 after which training stops; the best epoch is what is kept."""
     tokens: int = 4000
     """Events of a batch. Smaller batches learn faster an epoch and run slower."""
-    stride: int = 0
-    """Events between the windows that a history longer than the model's length is cut into; 0 is its newest window."""
+    stride: float = 0.0
+    """How far apart the windows begin that a history longer than the model's length is cut into, as a share of that
+    length: 1 is one after the other, 0.5 overlaps by half, 0 is the newest window alone."""
     learning_rate: float = 1e-3
     """Step size after the warm-up. It does not depend on the number of epochs."""
     warmup: int = 100
@@ -46,5 +47,10 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise SettingsError(f"train.learning_rate must be a number above 0, got {self.learning_rate}.")
         if not 0 <= self.weight_decay < math.inf:
             raise SettingsError(f"train.weight_decay must be a number of at least 0, got {self.weight_decay}.")
+        if not 0 <= self.stride <= 1:
+            raise SettingsError(
+                f"train.stride must lie in [0, 1], or events between two windows would never be learned from; "
+                f"got {self.stride}."
+            )
         if not 0 <= self.averaging < 1:
             raise SettingsError(f"train.averaging must lie in [0, 1), got {self.averaging}.")

@@ -155,7 +155,14 @@ class _Trainer:
         )
         try:
             _, chosen = choose_epoch(
-                recipe, self.data.sequences, self.data.split, self.counts, seen=self.seen, folder=folder, progress=watch
+                recipe,
+                self.data.sequences,
+                self.data.split,
+                self.counts,
+                seen=self.seen,
+                folder=folder,
+                progress=watch,
+                categories=self.data.vocabulary.categories(settings.model.category),
             )
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):

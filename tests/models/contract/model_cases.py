@@ -28,7 +28,9 @@ tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untie
 
 
 def settings_of(builder: str, **changed: Any) -> ModelSettings:
-    numbers = {"builder": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0, "feed_forward": 2}
+    """HSTU knows the times of the history only, unless it is told otherwise: then all laws of the others hold."""
+    numbers = {"builder": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0}
+    numbers |= {"target_time": False} if builder == "hstu" else {"feed_forward": 2}
     return msgspec.convert({**numbers, **changed}, ModelSettings)
 
 

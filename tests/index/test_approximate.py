@@ -1,0 +1,176 @@
+"""Approximate search finds what it says it finds, filters cost nothing of it, and its file is all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from segue.errors import FolderError
+from segue.index import approximate
+from segue.index.approximate import ApproximateIndex, Lists
+from segue.index.exact import ExactIndex
+from segue.index.search import Ragged, Recall, recall, share_found
+from segue.index.settings import IndexSettings
+
+ITEMS, WIDTH = 20_000, 16
+
+
+def clustered(rows: int, *, seed: int) -> Tensor:
+    """Vectors as trained tables have them: in clusters, of different lengths."""
+    centres = np.random.default_rng(0).standard_normal((100, WIDTH))
+    rng = np.random.default_rng(seed)
+    vectors = centres[rng.integers(0, 100, rows)] + 0.5 * rng.standard_normal((rows, WIDTH))
+    return torch.from_numpy((vectors * np.exp(0.3 * rng.standard_normal((rows, 1)))).astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def index() -> ApproximateIndex:
+    return ApproximateIndex.build(clustered(ITEMS + 1, seed=1), questions=clustered(400, seed=2))
+
+
+def best_numbers(index: ApproximateIndex, queries: Tensor, k: int) -> list[set[int]]:
+    """By a full sort in float64."""
+    scores = queries.double() @ index.exact.vectors.double().T
+    return [set((row + 1).tolist()) for row in scores.argsort(dim=1, descending=True)[:, :k]]
+
+
+def share(items: Tensor, best: list[set[int]]) -> float:
+    return float(
+        np.mean([len(set(row) & wanted) / len(wanted) for row, wanted in zip(items.tolist(), best, strict=True)])
+    )
+
+
+def test_it_finds_what_it_says_and_looks_at_few(index: ApproximateIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = clustered(100, seed=3)  # neither fitted to nor measured on
+    monkeypatch.setattr(index.exact, "search", None)
+    assert index.recall.questions == 200
+    assert index.recall.share >= 0.98
+    assert share(index.search(queries, 100)[0], best_numbers(index, queries, 100)) >= 0.98
+    assert share(index.search(queries, 10)[0], best_numbers(index, queries, 10)) >= 0.98
+    assert share(index.search(queries, 300)[0], best_numbers(index, queries, 300)) >= 0.98
+    assert index.probes < len(index.lists.centres) / 4
+    assert len(index.lists.centres) == round(4 * ITEMS**0.5)
+
+
+def test_the_recall_asked_for_says_how_many_lists_are_looked_into(index: ApproximateIndex) -> None:
+    found = []
+    for goal in (0.5, 0.9, 1.0):
+        settings = IndexSettings(recall=goal)
+        made = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), settings=settings, questions=clustered(100, seed=2))
+        assert made.recall.share >= goal - 0.02
+        found.append(made.probes)
+    assert found[0] < found[1] < index.probes < found[2]
+
+
+def test_scores_are_those_of_exact_search(index: ApproximateIndex) -> None:
+    queries = clustered(50, seed=4)
+    items, scores = index.search(queries, 20)
+    expected = (queries.double() @ index.exact.vectors.double().T).gather(1, items - 1)
+    assert torch.allclose(scores.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_filters_cost_no_recall(index: ApproximateIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best 50 are seen already, and of all items only a half may be answered."""
+    queries = clustered(60, seed=5)
+    seen = Ragged.of_lists([sorted(numbers) for numbers in best_numbers(index, queries, 50)])
+    only = np.random.default_rng(6).permutation(np.arange(1, ITEMS + 1))[: ITEMS // 2]
+    items, best = index.exact.search(queries, 20, exclude=seen, only=only)
+    monkeypatch.setattr(index.exact, "search", None)
+    found, scores = index.search(queries, 20, exclude=seen, only=only)
+    assert share(found, [set(row) for row in items.tolist()]) >= 0.98
+    assert share_found(scores, best) >= 0.98
+    assert set(found.flatten().tolist()) <= set(only.tolist())
+
+
+@pytest.mark.parametrize("allowed", [3, 40, 700])
+def test_a_short_list_is_answered_exactly(index: ApproximateIndex, allowed: int) -> None:
+    queries = clustered(9, seed=7)
+    only = np.random.default_rng(allowed).permutation(np.arange(1, ITEMS + 1))[:allowed]
+    for one, other in zip(
+        index.search(queries, 30, only=only), index.exact.search(queries, 30, only=only), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_where_the_lists_hold_too_few_all_items_are_scored(index: ApproximateIndex) -> None:
+    """A half of the items that a question likes least: none of them is in the lists that it looks into."""
+    query = clustered(1, seed=8)
+    worst = (query @ index.exact.vectors.T)[0].argsort()[: ITEMS // 2].numpy() + 1
+    found, scores = index.search(query, 25, only=worst)
+    expected = index.exact.search(query, 25, only=worst)
+    assert torch.equal(found, expected[0]) and torch.equal(scores, expected[1])
+
+
+def test_only_of_each_question_is_answered_exactly(index: ApproximateIndex) -> None:
+    queries, only = clustered(2, seed=9), Ragged.of_lists([[1, 2, 3], [4, 5]])
+    found, _ = index.search(queries, 3, only=only)
+    assert [set(row) for row in found.tolist()] == [{1, 2, 3}, {4, 5, 0}]
+
+
+def test_memory_is_bounded(index: ApproximateIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    search = Lists.search
+
+    def counted(self: Lists, queries: np.ndarray, depth: int, *, probes: int) -> np.ndarray:
+        asked.append(len(queries) * depth * WIDTH)
+        return search(self, queries, depth, probes=probes)
+
+    monkeypatch.setattr(Lists, "search", counted)
+    monkeypatch.setattr(approximate, "MOST_FLOATS", 10 * 64 * WIDTH)
+    index.search(clustered(95, seed=10), 10)
+    assert len(asked) == 10 and max(asked) == approximate.MOST_FLOATS
+
+
+def test_the_same_vectors_make_the_same_file_and_it_is_all_of_the_index(
+    index: ApproximateIndex, tmp_path: Path
+) -> None:
+    index.save(tmp_path / "one")
+    again = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), questions=clustered(400, seed=2))
+    again.save(tmp_path / "again")
+    loaded = ApproximateIndex.load(tmp_path / "one")
+    loaded.save(tmp_path / "loaded")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "again").read_bytes() == (tmp_path / "loaded").read_bytes()
+    assert (loaded.n_items, loaded.probes, loaded.recall) == (ITEMS, index.probes, index.recall)
+    queries = clustered(20, seed=11)
+    for one, other in zip(index.search(queries, 50), loaded.search(queries, 50), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_lists_that_are_not_those_of_the_items_are_refused(tmp_path: Path) -> None:
+    made = ApproximateIndex.build(clustered(50, seed=1))
+    for owners in (made.lists.owners[:-1].copy(), made.lists.owners + 1000, made.lists.owners.astype(np.int32)):
+        made.lists.owners = owners
+        made.save(tmp_path / "index")
+        with pytest.raises(FolderError, match="not those of its items"):
+            ApproximateIndex.load(tmp_path / "index")
+
+
+def test_recall_by_hand() -> None:
+    """Of the best two, one question finds both, one finds the second best and one worse, one finds copies."""
+    vectors = torch.tensor([[0.0, 0.0], [4.0, 1.0], [3.0, 2.0], [2.0, 4.0], [1.0, 2.0], [0.0, 2.0]])
+    exact = ExactIndex.build(vectors)
+
+    class Fixed:
+        n_items = 5
+
+        def search(
+            self, queries: Tensor, k: int, *, exclude: object = None, only: object = None
+        ) -> tuple[Tensor, Tensor]:
+            assert exclude is None and only is None
+            items = torch.tensor([[1, 2], [1, 4], [3, 5]])[:, :k]
+            return items, (vectors[items] @ queries[:, :, None])[:, :, 0]
+
+        def save(self, path: Path) -> None: ...
+
+    queries = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # best: 1 2, 1 2, 3 and one of 2 4 5
+    assert recall(Fixed(), exact, queries, 2) == pytest.approx(5 / 6)
+    assert recall(exact, exact, queries, 2) == 1.0
+
+
+def test_recall_of_nothing_asked() -> None:
+    made = ApproximateIndex.build(clustered(2, seed=1))
+    assert made.recall == Recall(k=100, share=1.0, questions=0)

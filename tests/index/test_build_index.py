@@ -1,0 +1,204 @@
+"""Which index is built for which model, settings and size; and that a file says what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from segue.api import train
+from segue.data.batch import gather, newest
+from segue.data.dataset import Data
+from segue.data.split import Cases
+from segue.errors import FolderError, SettingsError
+from segue.index import approximate, build, settings
+from segue.index.approximate import ApproximateIndex
+from segue.index.build import build_index, index_facts, load_index, sample_questions
+from segue.index.exact import ExactIndex
+from segue.index.mol import MolIndex
+from segue.index.search import ItemIndex
+from segue.index.settings import IndexSettings, Kind, refuse_misfit
+from segue.layers.packed import tensors
+from segue.models.build import build_model
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.recommend.recommender import Recommender
+
+N_ITEMS = 60
+
+
+def model(similarity: Any = "dot", *, n_items: int = N_ITEMS) -> SequenceModel:
+    shape = ModelSettings(width=8, depth=1, length=10, similarity=similarity)
+    return build_model(shape, n_items, generator=torch.Generator().manual_seed(1))
+
+
+def built(kind: Kind, similarity: str = "dot", **knobs: Any) -> ItemIndex:
+    return build_index(model(similarity), np.arange(N_ITEMS + 1) > 0, IndexSettings(kind=kind, **knobs))
+
+
+def no_questions() -> Tensor | None:
+    raise AssertionError("no approximation is made, so nothing has to be asked")
+
+
+@pytest.fixture
+def without_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "faiss_installed", lambda: False)
+    monkeypatch.setattr(build, "faiss_installed", lambda: False)
+
+
+@pytest.mark.parametrize(("similarity", "large"), [("dot", ApproximateIndex), ("cosine", ApproximateIndex)])
+def test_auto_is_exact_until_the_catalogue_is_large(
+    similarity: str, large: type[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(built("auto", similarity), ExactIndex)
+    monkeypatch.setattr(build, "LEAST_APPROXIMATE", N_ITEMS)
+    assert isinstance(built("auto", similarity), large)
+    assert isinstance(built("exact", similarity), ExactIndex)
+    candidates = np.arange(N_ITEMS + 1) > 1  # one fewer may be answered
+    assert isinstance(build_index(model(similarity), candidates, IndexSettings()), ExactIndex)
+
+
+def test_a_mixture_of_logits_has_an_index_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_of(kind: Kind) -> bool:
+        index = built(kind, "mol")
+        assert isinstance(index, MolIndex)
+        return index.cut is not None
+
+    assert [cut_of(kind) for kind in ("auto", "exact", "two-stage")] == [False, False, True]
+    monkeypatch.setattr(build, "LEAST_TWO_STAGE", N_ITEMS)
+    assert [cut_of(kind) for kind in ("auto", "exact", "two-stage")] == [True, False, True]
+
+
+@pytest.mark.usefixtures("without_faiss")
+def test_without_faiss_auto_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "LEAST_APPROXIMATE", 1)
+    assert isinstance(built("auto"), ExactIndex)
+    with pytest.raises(SettingsError, match=r"needs faiss, which is not installed; run `pip install 'segue\[ann\]'`"):
+        IndexSettings(kind="approximate")
+
+
+@pytest.mark.parametrize(
+    ("kind", "similarity"), [("two-stage", "dot"), ("two-stage", "cosine"), ("approximate", "mol")]
+)
+def test_a_kind_that_does_not_fit_is_refused(kind: Kind, similarity: str) -> None:
+    with pytest.raises(SettingsError, match=rf"index\.kind = '{kind}' .* model\.similarity = '{similarity}'"):
+        refuse_misfit(kind, similarity=similarity)
+    with pytest.raises(SettingsError, match=rf"index\.kind = '{kind}'"):
+        built(kind, similarity)
+
+
+@pytest.mark.parametrize("recall", [0.0, -1.0, 1.5])
+def test_a_recall_that_is_no_share_is_refused(recall: float) -> None:
+    with pytest.raises(SettingsError, match=r"index\.recall must be a share"):
+        IndexSettings(recall=recall)
+
+
+def test_building_leaves_the_model_as_it_was() -> None:
+    for training in (True, False):
+        one = model("mol").train(training)
+        build_index(one, np.arange(N_ITEMS + 1) > 0, IndexSettings(), questions=no_questions)
+        assert one.training is training
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "similarity"), [("exact", "dot"), ("approximate", "dot"), ("exact", "mol"), ("two-stage", "mol")]
+)
+def test_save_and_load(kind: Kind, similarity: str, tmp_path: Path) -> None:
+    one_model, candidates = model(similarity), np.arange(N_ITEMS + 1) % 3 > 0
+    index = build_index(one_model, candidates, IndexSettings(kind=kind, chunk=7))
+    index.save(tmp_path / "index.safetensors")
+    loaded = load_index(tmp_path / "index.safetensors")
+    assert type(loaded) is type(index)
+    assert loaded.n_items == N_ITEMS
+    with torch.no_grad():
+        queries = one_model.head(torch.randn(3, 8, generator=torch.Generator().manual_seed(2)))
+    (items, scores), (others, their_scores) = index.search(queries, 8), loaded.search(queries, 8)
+    assert torch.equal(items, others)
+    assert torch.allclose(scores, their_scores, atol=1e-5)  # where a file's numbers lie in memory may change rounding
+    loaded.save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "index.safetensors").read_bytes()
+
+
+def test_a_damaged_or_missing_file_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "index.safetensors"
+    with pytest.raises(FolderError, match=r"index\.safetensors is not an index"):
+        load_index(path)
+    path.write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}      nonsense")
+    with pytest.raises(FolderError, match="is not an index"):
+        load_index(path)
+    for kind in (ExactIndex, ApproximateIndex):
+        with pytest.raises(FolderError, match="is not an index"):
+            kind.load(path)
+
+
+def test_a_kind_of_a_newer_version_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "index.safetensors"
+    built("exact").save(path)
+    path.write_bytes(path.read_bytes().replace(b'kind\\":\\"exact', b'kind\\":\\"other', 1))
+    with pytest.raises(FolderError, match="a kind 'other' that is not known here"):
+        load_index(path)
+
+
+def test_a_file_for_faiss_without_faiss_is_a_sentence(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    built("approximate").save(tmp_path / "index.safetensors")
+    request.getfixturevalue("without_faiss")
+    with pytest.raises(FolderError, match=r"is an index for faiss, which is not installed; run `pip install 'segue\["):
+        load_index(tmp_path / "index.safetensors")
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_questions_are_what_the_model_asks_in_some_cases(cycle_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Data.open(cycle_data)
+    cases, asking = data.split.cases("valid", "last"), model(n_items=len(data.vocabulary))
+
+    def asked(first: int) -> Tensor | None:
+        some = Cases(users=cases.users[:first], starts=cases.starts[:first], targets=cases.targets[:first])
+        return sample_questions(asking, data.sequences, some)
+
+    every, one = asked(len(cases)), asked(1)
+    assert every is not None and len(every) == len(cases) > 15
+    assert asking.training
+    start, target = int(cases.starts[0]), int(cases.targets[0])
+    history = gather(data.sequences, np.array([start]), np.array([target]))
+    with torch.no_grad():
+        own = asking.eval().query(tensors(newest(history, asking.length, asking.window_step)))
+    assert one is not None and torch.allclose(one, own, atol=1e-6)
+    monkeypatch.setattr(build, "SAMPLE", 15)
+    some = asked(len(cases))
+    assert some is not None and some.shape == (15, 8)
+    assert asked(0) is None
+
+
+def test_what_the_manifest_says() -> None:
+    assert index_facts(built("exact"), no_questions) == {"kind": "exact"}
+    assert index_facts(built("exact", "mol"), no_questions) == {"kind": "exact"}
+    assert index_facts(built("two-stage", "mol"), lambda: None) == {"kind": "two-stage", "recall": None}
+    asked = model("mol").head(torch.randn(130, 8, generator=torch.Generator().manual_seed(3)))
+    said = index_facts(built("two-stage", "mol"), lambda: asked)
+    assert (said["recall"].k, said["recall"].share, said["recall"].questions) == (100, 1.0, 65)
+
+
+def test_a_run_with_an_approximate_index(
+    cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approximate, "LEAST_ITEMS", 0)  # however few items there are
+    overrides = ["index.kind=approximate", "index.recall=0.9", "train.epochs=1"]
+    run = train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=overrides)
+    said = run.manifest["index"]
+    assert said["kind"] == "approximate" and said["recall"]["k"] == 100 and 0.8 < said["recall"]["share"] <= 1
+    assert 1 <= said["probes"] <= said["lists"]
+    opened = Recommender.open(tmp_path / "run")
+    assert isinstance(opened.index, ApproximateIndex)
+    exact = Recommender(opened.model, opened.index.exact, opened.vocabulary, seen=opened.seen)
+    history = opened.vocabulary.table["id"].to_list()[:3]
+    assert set(opened.recommend(history, k=5).ids) <= set(exact.recommend(history, k=10**6).ids)
+    assert len(opened.recommend(history, k=5).ids) == len(exact.recommend(history, k=5).ids)

@@ -1,0 +1,169 @@
+"""The contract of `ItemIndex`, kept by every kind: filters hold, k answers whenever k remain, scores are true, ties go
+to the lower number. What an approximation may miss is another matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from index_laws import PADDED, Case, assert_little_left, cases
+from torch import Tensor
+
+from segue.errors import FolderError
+from segue.index import approximate
+from segue.index.approximate import ApproximateIndex
+from segue.index.exact import ExactIndex
+from segue.index.mol import Cut, MolIndex
+from segue.index.search import ItemIndex, Ragged
+from segue.index.settings import IndexSettings
+from segue.models.mol import Mixture
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Makes an index whose scores are the inner products of the vectors given [V + 1, D] and the questions."""
+
+    build: Callable[[np.ndarray, np.ndarray | None], ItemIndex]
+    questions: Callable[[np.ndarray], Tensor] = torch.from_numpy
+
+
+def approximate_index(recall: float) -> Callable[[np.ndarray, np.ndarray | None], ItemIndex]:
+    def build(vectors: np.ndarray, candidates: np.ndarray | None) -> ItemIndex:
+        chosen = IndexSettings(recall=recall)
+        return ApproximateIndex.build(torch.from_numpy(vectors), candidates=candidates, settings=chosen)
+
+    return build
+
+
+def one_gate(vectors: np.ndarray) -> Tensor:
+    """A mixture of one component is an inner product, whatever its gate."""
+    return torch.from_numpy(np.concatenate((vectors, np.ones((len(vectors), 1), dtype=np.float32)), axis=1))
+
+
+def mol_index(cut: Cut | None) -> Callable[[np.ndarray, np.ndarray | None], ItemIndex]:
+    def build(vectors: np.ndarray, candidates: np.ndarray | None) -> ItemIndex:
+        mixture = Mixture(query_parts=1, item_parts=1, part_width=vectors.shape[1], gate_hidden=0)
+        return MolIndex.build(mixture, one_gate(vectors), candidates=candidates, cut=cut)
+
+    return build
+
+
+KINDS = {
+    "exact": Kind(
+        lambda vectors, candidates: ExactIndex.build(
+            torch.from_numpy(vectors), candidates=candidates, settings=IndexSettings(chunk=64)
+        )
+    ),
+    "approximate": Kind(approximate_index(1.0)),
+    "approximate, one list": Kind(approximate_index(0.001)),
+    "mol": Kind(mol_index(None), one_gate),
+    "mol, two-stage": Kind(mol_index(Cut(averaged=9)), one_gate),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def approximate_however_few() -> Iterator[None]:
+    """Small catalogues are looked up as large ones are, with little to spare, so that too few are found often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(approximate, "LEAST_ITEMS", 0)
+        patch.setattr(approximate, "SPARE", 1.0)
+        patch.setattr(approximate, "STEP", 2)
+        yield
+
+
+def answers(items: Tensor, scores: Tensor) -> list[list[tuple[int, float]]]:
+    """Each row's (item, score) pairs without the padding, which may only stand at the end."""
+    result = []
+    for row in [list(zip(i, s, strict=True)) for i, s in zip(items.tolist(), scores.tolist(), strict=True)]:
+        kept = [pair for pair in row if pair != PADDED]
+        assert row == kept + [PADDED] * (len(row) - len(kept))
+        result.append(kept)
+    return result
+
+
+@every_kind
+@settings(max_examples=40, deadline=None)
+@given(case=cases())
+def test_filters_hold_scores_are_true_and_nothing_is_short(kind: Kind, case: Case) -> None:
+    index, questions = kind.build(case.vectors, case.candidates), kind.questions(case.queries)
+    exclude = None if case.exclude is None else Ragged.of_lists(case.exclude)
+    items, scores = index.search(questions, case.k, exclude=exclude, only=case.only_argument)
+    assert (items.dtype, scores.dtype) == (torch.int64, torch.float32)
+    everything = [replaced.expected(row) for replaced in [whole(case)] for row in range(len(questions))]
+    for found, allowed in zip(answers(items, scores), everything, strict=True):
+        assert len(found) == min(case.k, len(allowed))
+        assert set(found) <= set(allowed)  # so the scores are right, too: whole numbers have no rounding
+        assert found == sorted(found, key=lambda pair: (-pair[1], pair[0]))
+        assert len(dict(found)) == len(found)
+        if len(allowed) <= case.k:
+            assert found == allowed
+
+
+def whole(case: Case) -> Case:
+    """The same, all answers asked for."""
+    return Case(case.vectors, case.queries, 10**6, case.candidates, case.exclude, case.only, case.only_each)
+
+
+@every_kind
+def test_what_else_is_asked_changes_no_answer(kind: Kind) -> None:
+    rng = np.random.default_rng(1)
+    vectors, queries = (rng.integers(-9, 10, (rows, 4)).astype(np.float32) for rows in (301, 20))
+    excluded = [rng.integers(1, 301, size) for size in rng.integers(0, 90, 20)]
+    index, questions = kind.build(vectors, None), kind.questions(queries)
+    items, scores = index.search(questions, 7, exclude=Ragged.of_lists(excluded))
+    for row in range(20):
+        alone = index.search(questions[row : row + 1], 7, exclude=Ragged.of_lists(excluded[row : row + 1]))
+        assert torch.equal(alone[0][0], items[row]) and torch.equal(alone[1][0], scores[row])
+
+
+@every_kind
+def test_by_hand(kind: Kind) -> None:
+    vectors = np.array([[9.0], [1.0], [3.0], [2.0], [3.0]], dtype=np.float32)  # padding, then items 1..4
+    index = kind.build(vectors, None)
+    items, scores = index.search(kind.questions(np.array([[1.0], [-1.0]], dtype=np.float32)), 4)
+    assert items.tolist() == [[2, 4, 3, 1], [1, 3, 2, 4]]
+    assert scores.tolist() == [[3.0, 3.0, 2.0, 1.0], [-1.0, -2.0, -3.0, -3.0]]
+    same = kind.questions(np.ones((2, 1), dtype=np.float32))
+    items, scores = index.search(same, 3, exclude=Ragged.of_lists([[2, 3], [1]]))
+    assert items.tolist() == [[4, 1, 0], [2, 4, 3]]
+    assert scores[0].tolist() == [3.0, 1.0, float("-inf")]
+
+
+@every_kind
+def test_little_left(kind: Kind) -> None:
+    assert_little_left(lambda vectors: (kind.build(vectors, None), kind.questions(vectors[:1])))
+
+
+@every_kind
+def test_no_item_at_all(kind: Kind) -> None:
+    index = kind.build(np.ones((4, 2), dtype=np.float32), np.zeros(4, dtype=bool))
+    assert index.n_items == 3
+    items, scores = index.search(kind.questions(np.ones((2, 2), dtype=np.float32)), 5)
+    assert items.shape == scores.shape == (2, 0)
+
+
+@every_kind
+def test_numbers_that_are_not_finite_are_refused(kind: Kind) -> None:
+    vectors = np.ones((5, 2), dtype=np.float32)
+    with pytest.raises(FolderError, match="not a finite"):
+        kind.build(vectors, None).search(kind.questions(np.array([[1.0, np.inf]], dtype=np.float32)), 1)
+    vectors[3, 1] = np.nan
+    with pytest.raises(FolderError, match="not finite"):
+        kind.build(vectors, None)
+
+
+@pytest.mark.parametrize("kind", [KINDS["exact"], KINDS["approximate"]], ids=["exact", "approximate"])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("copies", [13, 47, 998])
+def test_copies_of_an_item_have_one_score(kind: Kind, rows: int, copies: int) -> None:
+    """Wherever they stand: matrix products round the last rows of an uneven number differently."""
+    rng = np.random.default_rng(copies)
+    vectors = np.repeat(rng.standard_normal((1, 50)).astype(np.float32), copies + 1, axis=0)
+    items, scores = kind.build(vectors, None).search(torch.randn(rows, 50), copies)
+    assert items.tolist() == [list(range(1, copies + 1))] * rows
+    assert bool((scores == scores[:, :1]).all())

@@ -1,0 +1,281 @@
+"""Encoding what is new in a window asks as encoding all of it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_cases import N_ITEMS, model_of
+from torch import Tensor
+
+from segue.data.batch import Batch, newest, ragged_rows, window_begins
+from segue.layers.packed import tensors
+from segue.models.memory import MOST_TOKENS, ROOM, Continuation, Memory, window_of
+from segue.models.sequence import SequenceModel
+
+SMALL_MIXTURE: dict[str, Any] = {
+    "similarity": "mol",
+    "mol_query_parts": 2,
+    "mol_item_parts": 2,
+    "mol_part_width": 4,
+    "mol_query_hidden": 8,
+    "mol_gate_hidden": 8,
+    "mol_temperature": 1.0,  # a low one would make all differences larger
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sasrec": ("sasrec", {}),
+    "sasrec, one head, untied": ("sasrec", {"heads": 1, "tied": False}),
+    "sasrec, mixture of logits": ("sasrec", SMALL_MIXTURE),
+    "esasrec": ("esasrec", {}),
+    "esasrec, combined, layer norm": ("esasrec", {"inputs": "combined", "output": "layer-norm"}),
+    "sasrec-meta, cosine": ("sasrec-meta", {"similarity": "cosine"}),
+    "sasrec-meta, rated": ("sasrec-meta", {"inputs": "rated"}),
+    "hstu": ("hstu", {}),
+    "hstu, now": ("hstu", {"target_time": True, "similarity": "cosine"}),
+    "hstu, now, one head": ("hstu", {"target_time": True, "heads": 1}),
+    "hstu, now, rated": ("hstu", {"target_time": True, "inputs": "rated", "output": "l2"}),
+    "hstu, combined": ("hstu", {"inputs": "combined"}),
+    "hstu, combined, now": ("hstu", {"target_time": True, "inputs": "combined"}),
+}
+
+WITH_FEWER = {name for name in CASES if name.endswith(("untied", "logits", "layer norm", "head", "combined"))}
+
+
+def assert_alike(found: np.ndarray, expected: Tensor) -> None:
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-5)
+
+
+@cache
+def case_of(name: str, length: int = 16) -> tuple[SequenceModel, Continuation]:
+    builder, changed = CASES[name]
+    model = model_of(builder, positions="oldest", length=length, **changed)
+    return model, Continuation(model)
+
+
+def history_of(events: int, seed: int = 0, *, values: bool = True) -> Batch:
+    """One user's; gaps from none to weeks, some events without a value."""
+    rng = np.random.default_rng(seed)
+    stars = rng.integers(1, 6, events).astype(np.float32)
+    times = np.cumsum(np.exp(rng.uniform(0, 14, events)).astype(np.int64) - 1)
+    return Batch(
+        items=rng.integers(1, N_ITEMS + 1, events),
+        times=times,
+        lengths=np.array([events]),
+        asked=times[-1:] + rng.integers(0, 10**6),
+        values=np.where(rng.random(events) < 0.3, np.float32(np.nan), stars) if values else None,
+    )
+
+
+def every_window(model: SequenceModel, history: Batch) -> Batch:
+    """Of the history after each of its events; the question comes a while after it."""
+    lengths = np.arange(1, len(history.items) + 1)
+    begins = window_begins(lengths, model.length, model.window_step)
+    asked = history.times + np.random.default_rng(1).integers(0, 10**6, len(lengths))
+    return history.tokens(ragged_rows(begins, lengths - begins), lengths - begins, asked=asked)
+
+
+def full_pass(model: SequenceModel, windows: Batch) -> Tensor:
+    with torch.inference_mode():
+        return model.query(tensors(windows))
+
+
+def asked_on(continuation: Continuation, memory: Memory | None, window: Batch) -> tuple[np.ndarray, Memory, bool]:
+    """The question, the memory that it leaves, and whether only what is new was encoded."""
+    question = None if memory is None else continuation.extend(memory, window)
+    if question is not None and memory is not None:
+        return question, memory, True
+    questions, (memory,) = continuation.encode(window, [0])
+    return questions[0].numpy(), memory, False
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_thousand_new_events_are_encoded_alone_between_the_steps_of_the_window(name: str) -> None:
+    model, continuation = case_of(name, length=48)
+    events = 200 if name in WITH_FEWER else 1000
+    windows = every_window(model, history_of(events))
+    memory, questions, extended = None, [], []
+    for row in range(events):
+        question, memory, alone = asked_on(continuation, memory, window_of(windows, row))
+        questions.append(question)
+        extended.append(alone)
+    assert_alike(np.stack(questions), full_pass(model, windows))
+    begins = window_begins(np.arange(1, events + 1), model.length, model.window_step)
+    assert model.window_step == 12
+    assert extended == [False, *(begins[1:] == begins[:-1]).tolist()]
+
+
+change = st.one_of(
+    st.tuples(st.just("append"), st.integers(0, MOST_TOKENS + 1)),
+    st.tuples(st.just("late"), st.integers(0, 30)),
+    st.tuples(st.just("delete"), st.integers(0, 30)),
+    st.tuples(st.just("value"), st.integers(0, 30)),
+    st.tuples(st.just("time"), st.integers(0, 30)),
+    st.tuples(st.just("later"), st.integers(0, 10**7)),
+)
+
+
+def changed(history: Batch, what: str, number: int, more: Batch) -> Batch:
+    """The history after something happened to it."""
+    rows = np.arange(len(history.items))
+    asked, place = history.asked, number % len(rows)
+    assert asked is not None and history.values is not None and more.values is not None
+    columns = [history.items, history.times, history.values]
+    if what == "append":
+        new = slice(len(rows), len(rows) + number)
+        columns = [
+            np.concatenate((old, of[new]))
+            for old, of in zip(columns, (more.items, more.times, more.values), strict=True)
+        ]
+    elif what == "late":
+        columns = [
+            np.insert(old, place, value) for old, value in zip(columns, (7, history.times[place], 2.0), strict=True)
+        ]
+    elif what == "delete" and len(rows) > 1:
+        columns = [np.delete(old, place) for old in columns]
+    elif what == "value":
+        columns[2] = np.where(rows == place, np.float32(number % 6), history.values)
+    elif what == "time":
+        columns[1] = np.where(rows == place, history.times // 2, history.times)
+    else:
+        asked = asked + number
+    items, times, values = columns
+    return Batch(items=items, times=times, lengths=np.array([len(items)]), asked=asked, values=values)
+
+
+@pytest.mark.parametrize("name", ["esasrec", "sasrec-meta, rated", "hstu, combined, now", "hstu, now"])
+@settings(max_examples=12)
+@given(first=st.integers(1, 20), changes=st.lists(change, min_size=1, max_size=12))
+def test_whatever_happens_to_a_history_the_question_is_that_of_the_full_pass(
+    name: str, first: int, changes: list[tuple[str, int]]
+) -> None:
+    model, continuation = case_of(name)
+    more = history_of(200, seed=3)
+    history, memory = history_of(first, seed=3), None
+    for what, number in [("later", 0), *changes]:
+        history = changed(history, what, number, more)
+        window = newest(history, model.length, model.window_step)
+        question, memory, _ = asked_on(continuation, memory, window)
+        assert_alike(question[None], full_pass(model, window))
+
+
+def test_a_question_about_the_same_events_costs_nothing_unless_its_moment_counts() -> None:
+    window = history_of(12)
+    later = replace(window, asked=window.times[-1:] + 10**8)
+    for name, counts in (("esasrec", False), ("hstu", False), ("hstu, now", True)):
+        model, continuation = case_of(name)
+        _, (memory,) = continuation.encode(window, [0])
+        question, again = continuation.extend(memory, window), continuation.extend(memory, window)
+        assert question is not None and again is not None
+        assert (again is question) is not counts
+        moved = continuation.extend(memory, later)
+        assert moved is not None
+        assert_alike(moved[None], full_pass(model, later))
+        assert np.allclose(moved, question) is not counts
+
+
+@pytest.mark.parametrize("name", ["sasrec", "hstu, combined, now"])
+def test_users_encoded_together_are_remembered_each_alone(name: str) -> None:
+    """Those chosen, whether there is room for the longest of the batch or not."""
+    model, continuation = case_of(name)
+    for lengths in ([9, 10, 12], [1, 15, 2, 3]):
+        users = [history_of(length + 1, seed=length) for length in lengths]
+        before, after = (
+            Batch(
+                items=np.concatenate([user.items[: len(user.items) - less] for user in users]),
+                times=np.concatenate([user.times[: len(user.items) - less] for user in users]),
+                lengths=np.array(lengths) + 1 - less,
+                asked=np.concatenate([user.times[-1:] + 50 for user in users]),
+                values=np.concatenate([user.values[: len(user.items) - less] for user in users]),  # type: ignore[index]
+            )
+            for less in (1, 0)
+        )
+        questions, memories = continuation.encode(before, [2, 0])
+        assert_alike(questions.numpy(), full_pass(model, before))
+        expected = full_pass(model, after)
+        for row, memory in zip((2, 0), memories, strict=True):
+            question = continuation.extend(memory, window_of(after, row))
+            assert question is not None
+            assert_alike(question, expected[row])
+
+
+def test_a_memory_grows_with_its_history_up_to_the_window() -> None:
+    model, continuation = case_of("sasrec", length=ROOM + 5)
+    windows = every_window(model, history_of(ROOM + 5))
+    _, (memory,) = continuation.encode(window_of(windows, 0), [0])
+    rooms, sizes = [], []
+    for row in range(1, ROOM + 5):
+        assert continuation.extend(memory, window_of(windows, row)) is not None
+        rooms.append(memory.kept.shape[3])
+        sizes.append(memory.size)
+    assert rooms == [ROOM] * (ROOM - 1) + [ROOM + 5] * 5
+    assert sizes[-1] > memory.kept.nbytes == 2 * 2 * 8 * (ROOM + 5) * 4  # blocks, keys and values, width, places
+
+
+def test_too_much_at_once_and_other_beginnings_are_not_extended() -> None:
+    _, continuation = case_of("sasrec", length=64)
+    history = history_of(40)
+
+    def part(first: int, last: int) -> Batch:
+        rows = np.arange(first, last)
+        return history.tokens(rows, np.array([len(rows)]), asked=history.asked)
+
+    _, (memory,) = continuation.encode(part(0, 10), [0])
+    assert continuation.extend(memory, part(0, 11 + MOST_TOKENS)) is None
+    assert continuation.extend(memory, part(1, 12)) is None
+    assert continuation.extend(memory, part(0, 9)) is None
+    assert continuation.extend(memory, part(0, 10 + MOST_TOKENS)) is not None, "refusals leave it as it was"
+
+
+def test_no_values_are_values_that_nobody_gave() -> None:
+    """Whether a batch has values at all depends on the users that a question is answered with."""
+    model, continuation = case_of("sasrec-meta, rated")
+    without = history_of(10, values=False)
+    given_nothing = replace(without, values=np.full(10, np.nan, dtype=np.float32))
+    _, (memory,) = continuation.encode(without.tokens(np.arange(9), np.array([9])), [0])
+    for window in (given_nothing, without):
+        question = continuation.extend(memory, window)
+        assert question is not None
+        assert_alike(question[None], full_pass(model, given_nothing))
+
+
+def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
+    """Products of some hundreds: the exponential of the opposite is infinite."""
+    for builder in ("hstu", "esasrec"):
+        model = model_of(builder, positions="oldest")
+        with torch.no_grad():
+            for block in model.blocks:
+                for parameter in block.parameters():
+                    parameter.mul_(30)
+        continuation, window = Continuation(model), history_of(20)
+        _, (memory,) = continuation.encode(window.tokens(np.arange(19), np.array([19]), asked=window.asked), [0])
+        question = continuation.extend(memory, window)
+        assert question is not None
+        torch.testing.assert_close(torch.from_numpy(question)[None], full_pass(model, window), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("builder", "positions", "continuable"),
+    [
+        ("sasrec", "oldest", True),
+        ("esasrec", "oldest", True),
+        ("hstu", "oldest", True),
+        ("sasrec-meta", "oldest", True),
+        ("sasrec", "newest", False),
+        ("hstu", "newest", False),
+        ("bert4rec", "oldest", False),
+        ("bert4rec", "newest", False),
+    ],
+)
+def test_who_looks_both_ways_or_counts_from_the_newest_cannot_be_continued(
+    builder: str, positions: str, continuable: bool
+) -> None:
+    model = model_of(builder, positions=positions)
+    assert model.continuable is continuable
+    assert model.window_step == (16 if continuable else 1)
+    assert model_of(builder, positions=positions, length=3).window_step == 1
