@@ -30,6 +30,8 @@ from segue.serve import server
 from segue.serve.lanes import End, _serve_lane
 from segue.serve.settings import ServiceSettings
 
+pytestmark = pytest.mark.xdist_group("lives")  # the second life goes on where the first one ended
+
 SECRET_USER = "nobody-may-read-me"
 WAIT = 60  # seconds; a busy machine may take long, but not for ever
 
