@@ -74,9 +74,11 @@ def _evaluated(model: SequenceModel) -> Iterator[None]:
     """In evaluation mode without gradients; it is left in the mode it was in."""
     training = model.training
     model.eval()
-    with torch.no_grad():
-        yield
-    model.train(training)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
 
 
 def sample_questions(model: SequenceModel, sequences: Sequences, cases: Cases) -> Tensor | None:

@@ -49,14 +49,7 @@ class ExactIndex:
 
         `candidates` [V + 1] bool: items that may be answered; the others, as a rule never trained on, are left out.
         """
-        assert vectors.dim() == 2
-        assert candidates is None or len(candidates) == len(vectors)
-        allowed = np.ones(len(vectors), dtype=bool) if candidates is None else np.array(candidates, dtype=bool)
-        allowed[0] = False
-        numbers = np.flatnonzero(allowed).astype(np.int64)
-        kept = vectors.detach().to(device="cpu", dtype=torch.float32)[torch.from_numpy(numbers)].contiguous()
-        if not bool(torch.isfinite(kept).all()):
-            raise FolderError("Some item vectors are not finite numbers: the model is damaged; train it again.")
+        kept, numbers = answerable(vectors, candidates)
         return ExactIndex(kept, numbers, n_items=len(vectors) - 1, settings=settings or IndexSettings())
 
     @property
@@ -69,7 +62,7 @@ class ExactIndex:
         """See `ItemIndex.search`. Memory is bounded by `MOST_SCORES`, whatever the questions and the items."""
         assert k >= 1
         queries = finite(queries)
-        pool = self._pool(only)
+        pool = allowed_rows(self.numbers, only)
         numbers = self.numbers if pool is None else self.numbers[pool]
         width = min(k, len(numbers))
         if not width or not len(queries):
@@ -86,13 +79,6 @@ class ExactIndex:
         if len(found) == 1:
             return found[0]
         return torch.cat([items for items, _ in found]), torch.cat([scores for _, scores in found])
-
-    def _pool(self, only: np.ndarray | Ragged | None) -> np.ndarray | None:
-        """The rows of `vectors` that some question may be answered with, ascending; None is all of them."""
-        if only is None:
-            return None
-        wanted = only.numbers if isinstance(only, Ragged) else np.asarray(only, dtype=np.int64)
-        return np.flatnonzero(np.isin(self.numbers, wanted))
 
     def _best(
         self, queries: Tensor, pool: np.ndarray | None, k: int, banned: Pairs | None, allowed: Pairs | None
@@ -244,3 +230,25 @@ def _first_of_equals(scores: Tensor, border: Tensor, k: int) -> Tensor:
     missing = k - above.sum(dim=1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(dim=1) <= missing))
     return torch.nonzero(chosen)[:, 1].view(len(scores), k)
+
+
+def answerable(vectors: Tensor, candidates: np.ndarray | None) -> tuple[Tensor, np.ndarray]:
+    """The rows of all items' vectors [V + 1, D] that may be answered, and the items' numbers [n]: those among the
+    `candidates` [V + 1] bool, and never padding."""
+    assert vectors.dim() == 2
+    assert candidates is None or len(candidates) == len(vectors)
+    allowed = np.ones(len(vectors), dtype=bool) if candidates is None else np.array(candidates, dtype=bool)
+    allowed[0] = False
+    numbers = np.flatnonzero(allowed).astype(np.int64)
+    kept = vectors.detach().to(device="cpu", dtype=torch.float32)[torch.from_numpy(numbers)].contiguous()
+    if not bool(torch.isfinite(kept).all()):
+        raise FolderError("Some item vectors are not finite numbers: the model is damaged; train it again.")
+    return kept, numbers
+
+
+def allowed_rows(numbers: np.ndarray, only: np.ndarray | Ragged | None) -> np.ndarray | None:
+    """The rows of an index of these items that some question may be answered with, ascending; None is all of them."""
+    if only is None:
+        return None
+    wanted = only.numbers if isinstance(only, Ragged) else np.asarray(only, dtype=np.int64)
+    return np.flatnonzero(np.isin(numbers, wanted))

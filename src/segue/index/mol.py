@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import ragged_rows
-from segue.errors import FolderError
-from segue.index.exact import Pairs, best_columns, finite, read_file, reading, write_file
+from segue.index.exact import Pairs, allowed_rows, answerable, best_columns, finite, read_file, reading, write_file
 from segue.index.search import Ragged
 from segue.models.mol import Mixture, Side
 
@@ -66,14 +65,7 @@ class MolIndex:
 
         `candidates` [V + 1] bool: items that may be answered; the others, as a rule never trained on, are left out.
         """
-        assert vectors.dim() == 2
-        assert candidates is None or len(candidates) == len(vectors)
-        allowed = np.ones(len(vectors), dtype=bool) if candidates is None else np.array(candidates, dtype=bool)
-        allowed[0] = False
-        numbers = np.flatnonzero(allowed).astype(np.int64)
-        kept = vectors.detach().to(device="cpu", dtype=torch.float32)[torch.from_numpy(numbers)]
-        if not bool(torch.isfinite(kept).all()):
-            raise FolderError("Some item vectors are not finite numbers: the model is damaged; train it again.")
+        kept, numbers = answerable(vectors, candidates)
         items = Side(*(part.contiguous() for part in mixture.side(kept)))
         return MolIndex(mixture.settled(), items, numbers, n_items=len(vectors) - 1, cut=cut)
 
@@ -88,7 +80,7 @@ class MolIndex:
         """See `ItemIndex.search`. One question after the other: little is gained by more, and memory is bounded."""
         assert k >= 1
         asked = self.mixture.side(finite(queries))
-        pool = self._pool(only)
+        pool = allowed_rows(self.numbers, only)
         width = min(k, len(self.numbers) if pool is None else len(pool))
         items = torch.zeros(len(queries), width, dtype=torch.int64)
         scores = torch.full((len(queries), width), -math.inf)
@@ -103,13 +95,6 @@ class MolIndex:
             items[row, : columns.shape[1]] = numbers.masked_fill_(values == -math.inf, 0)
             scores[row, : columns.shape[1]] = values
         return items, scores
-
-    def _pool(self, only: np.ndarray | Ragged | None) -> np.ndarray | None:
-        """The rows of `items` that some question may be answered with, ascending; None is all of them."""
-        if only is None:
-            return None
-        wanted = only.numbers if isinstance(only, Ragged) else np.asarray(only, dtype=np.int64)
-        return np.flatnonzero(np.isin(self.numbers, wanted))
 
     def _allowed(
         self, question: slice, pool: np.ndarray | None, exclude: Ragged | None, only: np.ndarray | Ragged | None

@@ -53,7 +53,7 @@ class _SiluAttention(torch.autograd.Function):
             shared = through.sum(1)  # the heads have one bias
             by_pair += shared.sum(0)
             by_bucket += torch.bincount(buckets[users].flatten(), weights=shared.flatten(), minlength=BUCKETS)
-        by_place = q.new_zeros(ctx.places).index_add_(0, distances(q).flatten(), by_pair.flatten())
+        by_place = q.new_zeros(ctx.places).index_add_(0, _distances(q.shape[2], q.device).flatten(), by_pair.flatten())
         return dq, dk, dv, by_place, by_bucket, None, None
 
 
@@ -75,21 +75,20 @@ def causal_mask(like: Tensor, length: int) -> Tensor:
     return like.new_full((like.shape[2], like.shape[2]), 1 / length).tril_()
 
 
-def distances(like: Tensor) -> Tensor:
-    """How far back a column is from its row [N, N]; 0 for those that are ahead."""
-    place = torch.arange(like.shape[2], device=like.device)
-    return (place[:, None] - place).clamp_(min=0)
-
-
 def place_bias(places: Tensor, tokens: int) -> Tensor:
     """The bias of each row and column by their distance [N, N]."""
-    place = torch.arange(tokens, device=places.device)
-    return places[(place[:, None] - place).clamp_(min=0)]
+    return places[_distances(tokens, places.device)]
 
 
 def time_bias(times: Tensor, buckets: Tensor) -> Tensor:
     """The bias of each bucket, in the shape of the buckets."""
     return times.index_select(0, buckets.flatten()).view(buckets.shape)
+
+
+def _distances(tokens: int, device: torch.device) -> Tensor:
+    """How far back a column is from its row [N, N]; 0 for those that are ahead."""
+    place = torch.arange(tokens, device=device)
+    return (place[:, None] - place).clamp_(min=0)
 
 
 def _few(q: Tensor) -> Iterator[slice]:

@@ -12,7 +12,7 @@ from torch import nn
 from segue.layers.blocks import SASRecBlock
 from segue.layers.hstu import HSTUBlock
 from segue.layers.positions import LearnedPositions
-from segue.models.inputs import make_inputs
+from segue.models.inputs import Inputs, make_inputs
 from segue.models.items import IdTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
@@ -29,30 +29,30 @@ def hstu(settings: ModelSettings, items: IdTable, generator: torch.Generator) ->
         HSTUBlock(inputs.width, settings.heads, settings.dropout, length=places, target_time=settings.target_time)
         for _ in range(settings.depth)
     ]
-    return _meta_model(settings, items, blocks, generator, target_time=settings.target_time)
+    return _meta_model(settings, items, inputs, blocks, generator, target_time=settings.target_time)
 
 
 def sasrec_meta(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
     """SASRec's blocks with a projection after the heads and norms without weights; no norm at the end."""
-    width = make_inputs(settings).width
-    hidden = settings.feed_forward * width
+    inputs = make_inputs(settings)
+    width, hidden = inputs.width, settings.feed_forward * inputs.width
     blocks = [
         SASRecBlock(width, settings.heads, hidden, settings.dropout, output=True, weighted_norms=False)
         for _ in range(settings.depth)
     ]
-    return _meta_model(settings, items, blocks, generator, target_time=False)
+    return _meta_model(settings, items, inputs, blocks, generator, target_time=False)
 
 
 def _meta_model(
     settings: ModelSettings,
     items: IdTable,
+    inputs: Inputs,
     blocks: Sequence[nn.Module],
     generator: torch.Generator,
     *,
     target_time: bool,
 ) -> SequenceModel:
     """What both have around their blocks."""
-    inputs = make_inputs(settings)
     model = SequenceModel(
         items,
         inputs,

@@ -126,7 +126,7 @@ class CombinedInputs(nn.Module):
         return asking[..., ::2] + asking[..., 1::2]
 
 
-def make_inputs(settings: ModelSettings) -> ItemInputs | CombinedInputs:
+def make_inputs(settings: ModelSettings) -> Inputs:
     """What `model.inputs` asks for."""
     match settings.inputs:
         case "items":

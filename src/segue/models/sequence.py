@@ -14,7 +14,7 @@ from segue.layers.dropout import Dropout
 from segue.layers.one_token import Continuable
 from segue.layers.packed import PackedBatch, with_question
 from segue.layers.positions import LearnedPositions
-from segue.models.inputs import CombinedInputs, ItemInputs
+from segue.models.inputs import Inputs
 from segue.models.items import IdTable
 from segue.models.similarity import Similarity
 
@@ -29,7 +29,7 @@ class SequenceModel(nn.Module):
     def __init__(
         self,
         items: IdTable,
-        inputs: ItemInputs | CombinedInputs,
+        inputs: Inputs,
         positions: LearnedPositions,
         blocks: Sequence[nn.Module],
         *,

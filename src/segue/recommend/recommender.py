@@ -88,7 +88,7 @@ class Recommender:
         vocabulary = Vocabulary(pl.read_parquet(folder / ITEMS))
         index = load_index(folder / INDEX)
         model = load_model(folder)
-        sizes = {len(vocabulary), index.n_items, len(model.item_vectors()) - 1}
+        sizes = {len(vocabulary), index.n_items, model.items.n_items}
         if len(sizes) > 1:
             raise FolderError(f"{folder} is damaged: its model, index and items.parquet differ in size; train again.")
         return Recommender(model, index, vocabulary, seen=manifest["seen"], manifest=manifest, folder=folder)
