@@ -30,8 +30,6 @@ from segue.serve import server
 from segue.serve.lanes import End, _serve_lane
 from segue.serve.settings import ServiceSettings
 
-pytestmark = pytest.mark.xdist_group("lives")  # the second life goes on where the first one ended
-
 SECRET_USER = "nobody-may-read-me"
 WAIT = 60  # seconds; a busy machine may take long, but not for ever
 
@@ -93,14 +91,6 @@ def serving(*arguments: object, cwd: Path) -> Iterator[Served]:
             process.kill()
 
 
-@pytest.fixture(name="folder", scope="module")
-def folder_of_runs(cycle_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served")
-    for name in ("one", "two"):
-        shutil.copytree(cycle_run, folder / "runs" / name)
-    return folder
-
-
 def in_flight(served: Served, requests: list[tuple[str, dict[str, Any]]]) -> list[socket.socket]:
     """Send requests, each on a connection of its own that the server knows already, and read no answer."""
     host, port = served.url.removeprefix("http://").split(":")
@@ -146,10 +136,17 @@ def check_limit(client: httpx.Client) -> None:
     assert client.get("/health/live").status_code == 200, "a probe is never too much"
 
 
-# --- one process ----------------------------------------------------------------------------------------------------
+# --- two lives over one store: the second goes on where the first ended ---------------------------------------------
 
 
-def test_a_life_of_one_process(folder: Path, cycle_run: Path, cycle_data: Path) -> None:
+def test_two_lives_over_one_store(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(cycle_run, tmp_path / "runs" / name)
+    live_as_one_process(tmp_path, cycle_run, cycle_data)
+    live_as_two_workers(tmp_path, cycle_data)
+
+
+def live_as_one_process(folder: Path, cycle_run: Path, cycle_data: Path) -> None:
     """Filled, asked, told, switched, limited, and stopped while it works."""
     recommender = Recommender.open(cycle_run)
     options = ("--store", "events.sqlite", "--data", cycle_data, "--runs", folder / "runs")
@@ -204,10 +201,7 @@ def test_a_life_of_one_process(folder: Path, cycle_run: Path, cycle_data: Path) 
     assert b"840 events of 60 users" in served.errors
 
 
-# --- several, over the same store -----------------------------------------------------------------------------------
-
-
-def test_a_life_of_two_workers(folder: Path, cycle_data: Path) -> None:
+def live_as_two_workers(folder: Path, cycle_data: Path) -> None:
     """What the first process was told is still so; both workers share events, switches and counts."""
     options = ("--store", "events.sqlite", "--data", cycle_data, "--runs", folder / "runs", "--workers", "2")
     with serving(folder / "runs" / "one", *options, cwd=folder) as served:
