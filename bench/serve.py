@@ -32,6 +32,7 @@ import psutil
 from bench import load
 from bench.results import publish
 from bench.serving import Server, ask, free_port
+from segue.config import read_recipe
 from segue.errors import InputError
 from segue.serve.store import Event, open_store
 
@@ -95,12 +96,13 @@ def main(argv: list[str]) -> None:
 
 
 def trained(data: Path, recipe: str) -> Path:
-    """A run of width 64 and two blocks on this log, made by the commands and kept for the next time."""
+    """A run of width 64 and two blocks on this log, made by the commands and kept until the recipe changes."""
     log = data / "events.tsv.gz"
     with log.open("rb") as file:
-        name = hashlib.file_digest(file, "sha256").hexdigest()[:12]
+        of_log = hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    of_recipe = hashlib.sha256(msgspec.json.encode(read_recipe(recipe), order="sorted")).hexdigest()[:8]
     cache = Path(tempfile.gettempdir()) / "segue-bench-runs"
-    run = cache / f"{name}-{recipe}-64x2"
+    run = cache / f"{of_log}-{recipe}-{of_recipe}-64x2"
     if run.is_dir():
         _say(f"serving the run kept in {run}")
         return run
