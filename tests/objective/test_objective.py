@@ -325,6 +325,7 @@ OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "log_q": (False,),
     "temperature": (0.5,),
     "calibration": (0.1,),
+    "offset": (-1.0,),
     "regularisation": (0.7,),
     "masked": (0.6,),
     "most_masked": (1,),
@@ -569,6 +570,8 @@ def one_state(
         ("bce", {}, 1.2, (-0.5,), 0.737359 / 2),
         ("bce", {}, 1.2, (-0.5, 0.3, 0.0, -1.0, 0.8), 0.628204),
         ("gbce", {}, 1.2, (-0.5, 0.3, 0.0, -1.0, 0.8), 0.611749),
+        ("bce", {"offset": -2.0}, 3.2, (1.5,), 0.737359 / 2),
+        ("gbce", {"offset": 1.0}, 0.2, (-1.5, -0.7, -1.0, -2.0, -0.2), 0.611749),
     ],
 )
 def test_losses_by_hand(

@@ -151,10 +151,16 @@ IMPOSSIBLE: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
     ("sasrec", ("index.kind=two-stage",), ("'two-stage'", "'dot'", "choose"), ("index.kind=auto",)),
     ("hstu-mol", ("index.kind=approximate",), ("'approximate'", "'mol'", "choose"), ("index.kind=two-stage",)),
     ("sasrec", ("objective.loss=sce",), ("'sce' needs objective.negatives", "bucket"), ("objective.negatives=9",)),
-    ("gsasrec", ("objective.loss=sce",), ("leave objective.sampler out",), ("objective.sampler=none",)),
+    (
+        "gsasrec",
+        ("objective.loss=sce",),
+        ("leave objective.sampler out",),
+        ("objective.sampler=none", "objective.offset=0"),
+    ),
     ("sasrec", ("objective.loss=lambdarank",), ("'lambdarank'", "'recency'"), ("objective.task=recency",)),
     ("bert4rec", ("objective.loss=lambdarank",), ("'recency'", "'masked-item'"), ("objective.loss=softmax",)),
     ("sasrec", ("objective.calibration=0.5",), ("objective.calibration", "'gbce'"), ("objective.loss=gbce", *DRAWN)),
+    ("sasrec", ("objective.offset=-1",), ("objective.offset", "'gbce'"), ("objective.loss=gbce", *DRAWN)),
     ("sasrec", ("objective.regularisation=1",), ("'bpr-max'",), ("objective.loss=bpr-max", *DRAWN)),
     ("sasrec-bce", ("objective.log_q=false",), ("objective.log_q", "'sampled-softmax'"), ("objective.log_q=true",)),
     *(

@@ -104,13 +104,14 @@ class Objective:
         return _with_extra(self._compared(positive, negatives, weights), model, states, answers)
 
     def _compared(self, positive: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
+        offset = self.settings.offset
         match self.settings.loss:
             case "sampled-softmax":
                 return sampled_softmax(positive, negatives, weights)
             case "bce":
-                return bce(positive, negatives, weights)
+                return bce(positive + offset, negatives + offset, weights)
             case "gbce":
-                return gbce(positive, negatives, self._beta, weights)
+                return gbce(positive + offset, negatives + offset, self._beta, weights)
             case "bpr":
                 return bpr(positive, negatives, weights)
             case "bpr-max":

@@ -40,6 +40,9 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """What scores are divided by; small (0.05) where model.similarity is `cosine`."""
     calibration: float = 0.75
     """How much of its overconfidence `gbce` gives up: 0 is `bce`, 1 all of it."""
+    offset: float = 0.0
+    """What `bce` and `gbce` add to every score. With many negatives almost every item is to score far below 0: begin
+    there, at the logarithm of 1 / negatives, or a model first learns to refuse everything, and hardly gets over it."""
     regularisation: float = 0.0
     """What `bpr-max` charges for the negatives' squared scores."""
     masked: float = 0.2
@@ -101,6 +104,7 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             ("in_batch", 0 < self.in_batch < 1, "between 0 and 1"),
             ("temperature", 0 < self.temperature < math.inf, "above 0"),
             ("calibration", 0 <= self.calibration <= 1, "in [0, 1]"),
+            ("offset", math.isfinite(self.offset), "a finite number"),
             ("regularisation", 0 <= self.regularisation < math.inf, "at least 0"),
             ("masked", 0 < self.masked < 1, "between 0 and 1"),
             ("most_masked", self.most_masked >= 1, "at least 1"),
@@ -128,6 +132,8 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
                     raise SettingsError(
                         f"objective.{name} belongs to objective.{owner} = {value!r}: leave it out, or choose that."
                     )
+        if self.offset and self.loss not in ("bce", "gbce"):
+            raise SettingsError("objective.offset belongs to objective.loss = 'bce' or 'gbce': leave it out.")
         if not self.shared and not self.samples:
             raise SettingsError(f"objective.shared belongs to the losses {', '.join(SAMPLED)}: leave it out.")
         if not self.log_q and self.sampler in ("uniform", "in-batch"):
