@@ -35,13 +35,18 @@ class _Masked(torch.autograd.Function):
         return (gradients[0] * mask).mul_(ctx.scale), None, None
 
 
-class Dropout(nn.Module):
+class Drawing(nn.Module):
+    """A part that draws while training, from the generator that it is given."""
+
+    generator: torch.Generator | None = None
+
+
+class Dropout(Drawing):
     """Zero a share of the elements while training, scale the rest; the identity otherwise."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
         self.dropped = min(round(share * STEPS), STEPS - 1)  # something is always kept
-        self.generator: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.dropped == 0:
@@ -52,7 +57,7 @@ class Dropout(nn.Module):
 
 
 def draw_from(module: nn.Module, generator: torch.Generator) -> None:
-    """Let every dropout inside `module` draw from `generator`."""
+    """Let every part of `module` that draws draw from `generator`."""
     for part in module.modules():
-        if isinstance(part, Dropout):
+        if isinstance(part, Drawing):
             part.generator = generator

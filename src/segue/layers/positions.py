@@ -17,10 +17,23 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, length: int, width: int, counted_from: CountedFrom) -> None:
         super().__init__()
+        self.places = length
         self.table = nn.Parameter(Tensor(length, width))
         self.counted_from = counted_from
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        assert batch.longest <= len(self.table), "histories are cut to the model's length before they are encoded"
+        assert batch.longest <= self.places, "histories are cut to the model's length before they are encoded"
         place = batch.position_from_newest if self.counted_from == "newest" else batch.position
         return x + functional.embedding(place, self.table)
+
+
+class Unplaced(nn.Module):
+    """For blocks that know the order of tokens by themselves: tokens stay as they are, up to so many of a user."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.places = length
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        assert batch.longest <= self.places, "histories are cut to the model's length before they are encoded"
+        return x

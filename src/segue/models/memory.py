@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from segue.data.batch import Batch
 from segue.layers.one_token import Continuable, Map, array, mapped
 from segue.layers.packed import tensors
+from segue.layers.positions import LearnedPositions
 from segue.layers.time_buckets import time_buckets
 from segue.models.inputs import ItemInputs
 from segue.models.items import IdTable
@@ -50,7 +51,7 @@ class Continuation:
     """
 
     def __init__(self, model: SequenceModel) -> None:
-        assert model.continuable
+        assert model.continuable and isinstance(model.positions, LearnedPositions)
         blocks = [cast(Continuable, block) for block in model.blocks]
         self._model = model
         self._one_token = [block.one_token() for block in blocks]
