@@ -6,7 +6,7 @@ so the expectation is exact. The generator is the trainer's, which saves and res
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +35,13 @@ class _Masked(torch.autograd.Function):
         return (gradients[0] * mask).mul_(ctx.scale), None, None
 
 
-class Drawing(nn.Module):
-    """A part that draws while training, from the generator that it is given."""
-
-    generator: torch.Generator | None = None
-
-
-class Dropout(Drawing):
+class Dropout(nn.Module):
     """Zero a share of the elements while training, scale the rest; the identity otherwise."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
         self.dropped = min(round(share * STEPS), STEPS - 1)  # something is always kept
+        self.generator: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.dropped == 0:
@@ -56,8 +51,15 @@ class Dropout(Drawing):
         return masked
 
 
+@runtime_checkable
+class Drawing(Protocol):
+    """A part that draws while training."""
+
+    generator: torch.Generator | None
+
+
 def draw_from(module: nn.Module, generator: torch.Generator) -> None:
-    """Let every part of `module` that draws draw from `generator`."""
+    """Let every dropout inside `module` draw from `generator`, and all else that draws while training."""
     for part in module.modules():
         if isinstance(part, Drawing):
             part.generator = generator

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from segue.layers.convolution import CaserBlock
-from segue.layers.positions import Unplaced
+from segue.layers.positions import NoPositions
 from segue.models.inputs import make_inputs
 from segue.models.items import IdTable
 from segue.models.mol import make_similarity
@@ -28,7 +28,7 @@ def caser(settings: ModelSettings, items: IdTable, generator: torch.Generator) -
     model = SequenceModel(
         items,
         inputs,
-        Unplaced(settings.length * inputs.tokens_an_event),
+        NoPositions(settings.length * inputs.tokens_an_event),
         [CaserBlock(*shape) for _ in range(settings.depth)],
         norm=nn.Identity(),
         scale=inputs.width**0.5,

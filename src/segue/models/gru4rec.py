@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from segue.layers.positions import Unplaced
+from segue.layers.positions import NoPositions
 from segue.layers.recurrent import GRUBlock
 from segue.models.inputs import make_inputs
 from segue.models.items import IdTable
@@ -28,7 +28,7 @@ def gru4rec(settings: ModelSettings, items: IdTable, generator: torch.Generator)
     model = SequenceModel(
         items,
         inputs,
-        Unplaced(settings.length * inputs.tokens_an_event),
+        NoPositions(settings.length * inputs.tokens_an_event),
         [GRUBlock(inputs.width, settings.dropout) for _ in range(settings.depth)],
         norm=nn.Identity(),
         scale=inputs.width**0.5,

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from segue.data.batch import Batch
 from segue.layers.one_token import Continuable, Map, array, mapped
 from segue.layers.packed import tensors
-from segue.layers.positions import LearnedPositions
 from segue.layers.time_buckets import time_buckets
 from segue.models.inputs import ItemInputs
 from segue.models.items import IdTable
@@ -51,12 +50,13 @@ class Continuation:
     """
 
     def __init__(self, model: SequenceModel) -> None:
-        assert model.continuable and isinstance(model.positions, LearnedPositions)
+        assert model.continuable
         blocks = [cast(Continuable, block) for block in model.blocks]
         self._model = model
         self._one_token = [block.one_token() for block in blocks]
         self._norm_tokens, self._norm, self._head = mapped(model.norm_tokens), mapped(model.norm), _head(model)
-        self._places, self._scale = array(model.positions.table), np.float32(model.scale)
+        places = model.positions.table
+        self._places, self._scale = None if places is None else array(places), np.float32(model.scale)
         self._timed = any(block.timed for block in blocks)
         self._valued = type(model.inputs) is not ItemInputs
         # Where a token is a row of the table, it is not worth a call of torch.
@@ -125,7 +125,8 @@ class Continuation:
                 tokens = self._model.inputs(self._model.items, self._model.inputs.expanded(tensors(new)))
             vectors = tokens[first - event * self._each :].numpy()
         placed: np.ndarray = vectors * self._scale
-        placed += self._places[first : first + len(placed)]
+        if self._places is not None:
+            placed += self._places[first : first + len(placed)]
         return placed
 
     def _buckets(self, window: Batch, first: int) -> np.ndarray | None:
@@ -150,7 +151,7 @@ class Continuation:
     def _roomy(self, kept: np.ndarray, tokens: int = 0) -> np.ndarray:
         """A copy with room for so many tokens, and some more."""
         *before, rows, features = kept.shape
-        capacity = min(-(-max(tokens, rows) // ROOM) * ROOM, len(self._places))
+        capacity = min(-(-max(tokens, rows) // ROOM) * ROOM, self._model.positions.length)
         roomy = np.empty((*before, capacity, features), dtype=np.float32)
         roomy[:, :, :, :rows] = kept
         return roomy

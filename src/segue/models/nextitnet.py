@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from segue.layers.convolution import DilatedBlock
-from segue.layers.positions import Unplaced
+from segue.layers.positions import NoPositions
 from segue.models.inputs import make_inputs
 from segue.models.items import IdTable
 from segue.models.mol import make_similarity
@@ -27,7 +27,7 @@ def nextitnet(settings: ModelSettings, items: IdTable, generator: torch.Generato
     model = SequenceModel(
         items,
         inputs,
-        Unplaced(settings.length * inputs.tokens_an_event),
+        NoPositions(settings.length * inputs.tokens_an_event),
         [
             DilatedBlock(inputs.width, settings.kernel, dilation, settings.dropout)
             for dilation in settings.dilations * settings.depth
