@@ -13,6 +13,7 @@ from segue.models.esasrec import esasrec
 from segue.models.gru4rec import gru4rec
 from segue.models.hstu import hstu, sasrec_meta
 from segue.models.items import IdTable, make_items
+from segue.models.narm import narm
 from segue.models.nextitnet import nextitnet
 from segue.models.sasrec import sasrec
 from segue.models.sequence import SequenceModel
@@ -25,6 +26,7 @@ BUILDERS: dict[str, Callable[[ModelSettings, IdTable, torch.Generator], Sequence
     "hstu": hstu,
     "sasrec-meta": sasrec_meta,
     "gru4rec": gru4rec,
+    "narm": narm,
     "caser": caser,
     "nextitnet": nextitnet,
 }

@@ -13,7 +13,7 @@ from segue.errors import SettingsError
 BIDIRECTIONAL = frozenset({"bert4rec"})
 """Builders whose tokens look both ways: they are asked what a mask hides. At any other token the answer is in sight."""
 
-UNPLACED = frozenset({"gru4rec", "caser", "nextitnet"})
+UNPLACED = frozenset({"gru4rec", "narm", "caser", "nextitnet"})
 """Builders without places and heads: recurrent and convolutional ones."""
 AT_LEAST_ONE = (
     *("width", "depth", "heads", "length", "feed_forward", "value_width"),
@@ -24,12 +24,12 @@ AT_LEAST_ONE = (
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `model` of the settings."""
 
-    builder: Literal["sasrec", "esasrec", "bert4rec", "hstu", "sasrec-meta", "gru4rec", "caser", "nextitnet"] = (
-        "esasrec"
-    )
+    builder: Literal[
+        "sasrec", "esasrec", "bert4rec", "hstu", "sasrec-meta", "gru4rec", "narm", "caser", "nextitnet"
+    ] = "esasrec"
     """Which encoder: the original SASRec, the gated pre-norm one, BERT4Rec, which looks both ways, HSTU, which knows
-    times, or SASRec as HSTU's authors compare with; the recurrent GRU4Rec, and Caser and NextItNet, which are
-    convolutions."""
+    times, or SASRec as HSTU's authors compare with; the recurrent GRU4Rec, NARM, which is recurrent and then looks
+    back, and Caser and NextItNet, which are convolutions."""
     width: int = 64
     """Features of a token and of an item."""
     depth: int = 2
@@ -44,6 +44,16 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Hidden width of a block's feed-forward part, in multiples of `width`."""
     positions: Literal["newest", "oldest"] = "newest"
     """Where places are counted from. From the oldest, a prefix is encoded as it is inside the whole."""
+    scores: Literal["dot", "scaled-dot", "bilinear", "additive"] = "scaled-dot"
+    """How narm scores a state that it may look at: by its inner product with the one that looks, as it is or divided by
+    the root of the width; with a matrix between them; or, as published, by a small network."""
+    choice: Literal["soft", "straight-through", "gumbel", "reinforce"] = "soft"
+    """What narm takes by the scores: a mean of all states, or one state alone. One is learned about as if it had been
+    the mean, the highest or, with 'gumbel', a drawn one; or, drawn, from how well it went."""
+    choice_temperature: float = 1.0
+    """What the scores are divided by where one state is taken: a low one makes draws sure and gradients steep."""
+    entropy_bonus: float = 0.0
+    """What the loss pays for a unit of entropy of what choice = 'reinforce' draws from, so that it goes on trying."""
     kernel: int = 3
     """Events that a convolution of nextitnet sees."""
     dilations: tuple[int, ...] = (1, 2)
@@ -104,6 +114,10 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise SettingsError(f"model.length must be at least 2 for {self.builder}, whose question takes a place.")
         if not 0 <= self.dropout < 1:
             raise SettingsError(f"model.dropout must lie in [0, 1), got {self.dropout}.")
+        if not 0 < self.choice_temperature < math.inf:
+            raise SettingsError(f"model.choice_temperature must be above 0, got {self.choice_temperature}.")
+        if not 0 <= self.entropy_bonus < math.inf:
+            raise SettingsError(f"model.entropy_bonus must be at least 0, got {self.entropy_bonus}.")
         self._check_widths()
         self._check_values()
         self._check_mixture()
@@ -149,6 +163,10 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ("feed_forward", self.builder not in {"hstu"} | UNPLACED, f"{self.builder} has no feed-forward part"),
             ("heads", self.builder not in UNPLACED, f"{self.builder} has no heads"),
             ("positions", self.builder not in UNPLACED, f"{self.builder} knows the order without them"),
+            ("scores", self.builder == "narm", "it is narm's"),
+            ("choice", self.builder == "narm", "it is narm's"),
+            ("choice_temperature", self.choice != "soft", "it belongs to a choice that is not 'soft'"),
+            ("entropy_bonus", self.choice == "reinforce", "it belongs to choice = 'reinforce'"),
             ("kernel", self.builder == "nextitnet", "it is nextitnet's"),
             ("dilations", self.builder == "nextitnet", "they are nextitnet's"),
             ("image_events", self.builder == "caser", "it is caser's"),

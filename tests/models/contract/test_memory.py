@@ -271,6 +271,7 @@ def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
         ("bert4rec", "oldest", False),
         ("bert4rec", "newest", False),
         ("gru4rec", "oldest", False),
+        ("narm", "oldest", False),
         ("caser", "oldest", False),
         ("nextitnet", "oldest", False),
     ],
