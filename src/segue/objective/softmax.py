@@ -20,7 +20,7 @@ class _FullSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         rows = max(LEAST_TILE, TILE_SCORES // len(matrix))
-        with_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        with_gradient = any(ctx.needs_input_grad)
         d_hidden = torch.empty_like(hidden) if with_gradient else None
         d_matrix = torch.zeros_like(matrix) if with_gradient else None
         scores = hidden.new_empty(min(rows, len(hidden)), len(matrix))
