@@ -9,9 +9,12 @@ import torch
 
 from segue.errors import SettingsError
 from segue.models.bert4rec import bert4rec
+from segue.models.caser import caser
 from segue.models.esasrec import esasrec
+from segue.models.gru4rec import gru4rec
 from segue.models.hstu import hstu, sasrec_meta
 from segue.models.items import IdTable, make_items
+from segue.models.nextitnet import nextitnet
 from segue.models.sasrec import sasrec
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -25,6 +28,9 @@ BUILDERS: dict[str, Builder] = {
     "bert4rec": bert4rec,
     "hstu": hstu,
     "sasrec-meta": sasrec_meta,
+    "gru4rec": gru4rec,
+    "caser": caser,
+    "nextitnet": nextitnet,
 }
 
 

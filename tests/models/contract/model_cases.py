@@ -15,7 +15,7 @@ from segue.data.batch import Batch
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import BUILDERS, build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import BIDIRECTIONAL, ModelSettings
+from segue.models.settings import BIDIRECTIONAL, UNPLACED, ModelSettings
 from segue.objective.task import MaskedItem, Task, next_item
 
 N_ITEMS = 30
@@ -28,10 +28,15 @@ tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untie
 
 
 def settings_of(builder: str, **changed: Any) -> ModelSettings:
-    """HSTU knows the times of the history only, unless it is told otherwise: then all laws of the others hold."""
+    """HSTU knows the times of the history only, unless it is told otherwise: then all laws of the others hold.
+
+    Recurrent and convolutional builders have no places, heads or feed-forward parts: where a law speaks of them, it
+    holds for these without.
+    """
     numbers = {"builder": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0}
     numbers |= {"target_time": False} if builder == "hstu" else {"feed_forward": 2}
-    return msgspec.convert({**numbers, **changed}, ModelSettings)
+    left_out = {"heads", "feed_forward", "positions"} if builder in UNPLACED else set()
+    return msgspec.convert({k: v for k, v in {**numbers, **changed}.items() if k not in left_out}, ModelSettings)
 
 
 def new_model(builder: str, *, seed: int = 0, n_items: int = N_ITEMS, **changed: Any) -> SequenceModel:

@@ -32,12 +32,14 @@ from model_cases import (
 from segue.errors import SegueError
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS
-from segue.models.settings import BIDIRECTIONAL, ModelSettings
+from segue.models.settings import BIDIRECTIONAL, UNPLACED, ModelSettings
 from segue.objective.task import MaskedItem, next_item
+
+WITHOUT_ATTENTION = frozenset({"gru4rec", "caser", "nextitnet"})
 
 
 def test_every_builder_is_held_to_this_contract() -> None:
-    assert len(BUILDERS) == 5 and len(BIDIRECTIONAL) == 1 and BUILDERS.keys() >= BIDIRECTIONAL
+    assert len(BUILDERS) == 8 and len(BIDIRECTIONAL) == 1 and BUILDERS.keys() >= BIDIRECTIONAL
     assert set(BUILDERS) == set(get_args(get_type_hints(ModelSettings)["builder"]))
 
 
@@ -159,8 +161,9 @@ def test_the_order_of_users_is_only_an_order(builder: str) -> None:
 
 @looking_back
 def test_counted_from_the_oldest_a_prefix_is_encoded_as_inside_the_whole(builder: str) -> None:
+    """So it is without places, which nothing is counted from."""
     (user,) = random_users([10])
-    for positions, consistent in (("oldest", True), ("newest", False)):
+    for positions, consistent in (("oldest", True), ("newest", builder in UNPLACED)):
         model = model_of(builder, positions=positions).double()
         (whole,) = states_of(model, [user])
         ends = torch.stack([states_of(model, [user[:length]])[0][-1] for length in range(1, 10)])
@@ -234,20 +237,28 @@ def test_a_user_without_events_is_never_answered_with_anothers_state(builder: st
         model.query(packed_of([1, 2], [], [3]))
 
 
-@every_builder
+@pytest.mark.parametrize("builder", sorted(WITHOUT_ATTENTION))
+def test_where_nobody_looks_at_anybody_there_is_no_attention_to_show(builder: str) -> None:
+    model = model_of(builder)
+    assert not model.attentive and model.attention(packed_of([1, 2], [3])) is None
+
+
+@pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - WITHOUT_ATTENTION))
 @pytest.mark.parametrize("heads", [1, 4])
 def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
     """Of the history's tokens and, where the model asks with a mask, of that one after them."""
     model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
     found, tokens = model.attention(packed_of(*users)), [len(user) for user in questioned(model, users)]
-    assert found.shape == (3, 2, heads, tokens[0], tokens[0])
+    assert model.attentive and found is not None and found.shape == (3, 2, heads, tokens[0], tokens[0])
     for user, length in enumerate(tokens):
         own = found[:, user, :, :length, :length]
         if builder != "hstu":  # its weights stand each for itself
             assert_close(own.sum(-1), torch.ones(3, heads, length, dtype=torch.float64), 1e-12)
             assert (own >= 0).all()
         assert (own.triu(1) != 0).any() == (builder in BIDIRECTIONAL)
-        assert_close(model.attention(packed_of(users[user]))[:, 0], own, 1e-10)
+        alone = model.attention(packed_of(users[user]))
+        assert alone is not None
+        assert_close(alone[:, 0], own, 1e-10)
     assert not torch.equal(found[0], found[1]), "each layer has its own"
 
 
