@@ -69,6 +69,9 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """A column of the catalogue: items with the same value share a vector. Empty: each item has its own."""
     tied: bool = True
     """One vector an item, on the way in and on the way out; or one for each."""
+    encoder: str = ""
+    """A builder from outside segue as module:name, which stands in the place of `builder` and gets the item table of
+    its kind. It is given as `segue.train(…, encoder=build)`, which writes this; it cannot be set alone."""
     inputs: Literal["items", "rated", "combined"] = "items"
     """What a token is: an item; an item and its event's value, side by side; or each a token of its own."""
     value_width: int = 8
@@ -176,7 +179,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ("value_width", self.inputs == "rated", "only inputs = 'rated' have it"),
             ("value_edges", self.inputs != "items", "items alone have no values"),
         ):
-            if not used and getattr(self, name) != DEFAULTS[name]:
+            # What a builder from outside makes of its settings is not known here.
+            if not used and not self.encoder and getattr(self, name) != DEFAULTS[name]:
                 raise SettingsError(
                     f"model.{name} would have no effect: {where}. Leave it at {_written(DEFAULTS[name])}."
                 )
