@@ -72,6 +72,11 @@ class Attention(nn.Module):
         gradients are wanted."""
         return self._scale is not None and not (self._learned_bias and torch.is_grad_enabled())
 
+    def extra_repr(self) -> str:
+        """So that a model that is printed says which kernel it uses."""
+        kernel = "never" if self._scale is None else "without gradients" if self._learned_bias else "always"
+        return f"heads={self.heads}, causal={self.causal}, choice={self.choice}, fused={kernel}"
+
     def forward(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         """Of packed tokens [T, D], each among its user's."""
         q, k, v = self._heads(queries, keys, batch)

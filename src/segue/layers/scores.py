@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from segue.layers.one_token import array, mapped
 
@@ -58,8 +59,7 @@ class Bilinear(Product):
         self.query = nn.Linear(query_width, key_width, bias=False)
 
     def asking(self, queries: Tensor) -> Tensor:
-        asked: Tensor = self.query(queries)
-        return asked
+        return _each(self.query, queries)
 
     def one_token(self) -> OneScore:
         asking = mapped(self.query)
@@ -78,14 +78,19 @@ class Additive(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """[..., M, dq] and [..., N, dk] → [..., M, N], by way of [..., M, N, hidden]."""
-        together = self.query(queries).unsqueeze(-2) + self.key(keys).unsqueeze(-3)
-        scores: Tensor = self.vector(ACTIVATIONS[self.activation](together)).squeeze(-1)
-        return scores
+        together = _each(self.query, queries).unsqueeze(-2) + _each(self.key, keys).unsqueeze(-3)
+        return _each(self.vector, ACTIVATIONS[self.activation](together)).squeeze(-1)
 
     def one_token(self) -> OneScore:
         assert self.activation == "tanh"
         asking, key, vector = mapped(self.query), array(self.key.weight), array(self.vector.weight)[0]
         return lambda query, keys: np.tanh(keys.dot(key.T) + asking(query)).dot(vector)
+
+
+def _each(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Of rows, whatever their arrangement: torch would choose another product of the same, with other roundings, where
+    gradients are wanted."""
+    return functional.linear(x.flatten(0, -2), linear.weight).view(*x.shape[:-1], -1)
 
 
 Score = Product | Additive

@@ -14,6 +14,7 @@ from segue.models.items import IdTable, make_items
 from segue.models.sasrec import sasrec
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
+from segue.models.transformer import transformer
 
 BUILDERS: dict[str, Callable[[ModelSettings, IdTable, torch.Generator], SequenceModel]] = {
     "sasrec": sasrec,
@@ -21,6 +22,7 @@ BUILDERS: dict[str, Callable[[ModelSettings, IdTable, torch.Generator], Sequence
     "bert4rec": bert4rec,
     "hstu": hstu,
     "sasrec-meta": sasrec_meta,
+    "transformer": transformer,
 }
 
 

@@ -17,9 +17,9 @@ BIDIRECTIONAL = frozenset({"bert4rec"})
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `model` of the settings."""
 
-    builder: Literal["sasrec", "esasrec", "bert4rec", "hstu", "sasrec-meta"] = "esasrec"
+    builder: Literal["sasrec", "esasrec", "bert4rec", "hstu", "sasrec-meta", "transformer"] = "esasrec"
     """Which encoder: the original SASRec, the gated pre-norm one, BERT4Rec, which looks both ways, HSTU, which knows
-    times, or SASRec as HSTU's authors compare with."""
+    times, SASRec as HSTU's authors compare with, or a Transformer whose parts are chosen."""
     width: int = 64
     """Features of a token and of an item."""
     depth: int = 2
@@ -32,8 +32,15 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Share of features dropped while training, on the input and on each block's updates."""
     feed_forward: int = 4
     """Hidden width of a block's feed-forward part, in multiples of `width`."""
-    positions: Literal["newest", "oldest"] = "newest"
-    """Where places are counted from. From the oldest, a prefix is encoded as it is inside the whole."""
+    positions: Literal["newest", "oldest", "sinusoidal", "rotary", "buckets"] = "newest"
+    """Where learned places are counted from. From the oldest, a prefix is encoded as it is inside the whole. Only
+    transformer has others, with which it is so as well: waves from the oldest on, features turned by their place, and
+    a number for each bucket of distances."""
+    norm: Literal["pre", "post"] = "pre"
+    """Whether transformer's norms stand before each part of a block, or after each sum as in the original."""
+    scores: Literal["dot", "scaled-dot", "bilinear", "additive"] = "scaled-dot"
+    """How transformer's queries and keys make a score: by their product, by that divided by the root of their width,
+    by a product with a matrix between them, or by a small network, which takes much memory."""
     category: str = ""
     """A column of the catalogue: items with the same value share a vector. Empty: each item has its own."""
     tied: bool = True
@@ -73,6 +80,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     mol_balance: float = 0.001
     """What the loss charges for gates that are all alike, or that a few components have to themselves."""
 
+    @property
+    def counted_from(self) -> Literal["newest", "oldest"]:
+        """Where places are counted from; distances are the same from either end."""
+        return "newest" if self.positions == "newest" else "oldest"
+
     def __post_init__(self) -> None:
         for name in ("width", "depth", "heads", "length", "feed_forward", "value_width"):
             if getattr(self, name) < 1:
@@ -82,6 +94,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if not 0 <= self.dropout < 1:
             raise SettingsError(f"model.dropout must lie in [0, 1), got {self.dropout}.")
         self._check_widths()
+        self._check_positions()
         self._check_values()
         self._check_mixture()
         self._refuse_without_effect()
@@ -95,6 +108,26 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if self.inputs != "rated" and self.width % self.heads:
             raise SettingsError(
                 f"model.width must be a multiple of model.heads, got {self.width} and {self.heads}; change one of them."
+            )
+
+    def _check_positions(self) -> None:
+        if self.positions not in ("newest", "oldest") and self.builder != "transformer":
+            raise SettingsError(
+                f"model.positions = {self.positions!r} belongs to model.builder = 'transformer': choose that, or "
+                "'newest' or 'oldest'."
+            )
+        if self.positions != "rotary":
+            return
+        if self.scores not in ("dot", "scaled-dot"):
+            raise SettingsError(
+                f"model.positions = 'rotary' needs scores that are products, got model.scores = {self.scores!r}: "
+                "choose 'dot' or 'scaled-dot', or other positions."
+            )
+        width = self.width + (self.value_width if self.inputs == "rated" else 0)
+        if width // self.heads % 2:
+            raise SettingsError(
+                f"model.positions = 'rotary' turns pairs of features, and each of {self.heads} heads has "
+                f"{width // self.heads}: change model.width or model.heads so that it is even."
             )
 
     def _check_values(self) -> None:
@@ -124,6 +157,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 raise SettingsError(f"model.{name} belongs to model.similarity = 'mol': leave it out, or choose that.")
         for name, used, where in (
             ("feed_forward", self.builder != "hstu", "hstu has no feed-forward part"),
+            ("norm", self.builder == "transformer", f"{self.builder} has its norms where they are"),
+            ("scores", self.builder == "transformer", f"{self.builder} has scores of its own"),
             ("target_time", self.builder == "hstu", f"{self.builder} knows no times"),
             ("value_width", self.inputs == "rated", "only inputs = 'rated' have it"),
             ("value_edges", self.inputs != "items", "items alone have no values"),

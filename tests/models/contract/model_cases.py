@@ -21,17 +21,40 @@ from segue.objective.task import MaskedItem, Task, next_item
 N_ITEMS = 30
 MASK = N_ITEMS + 1
 
-every_builder = pytest.mark.parametrize("builder", sorted(BUILDERS))
-looking_back = pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - BIDIRECTIONAL))
+CHOICES: dict[str, tuple[str, dict[str, str]]] = {
+    "transformer, dot, rotary": ("transformer", {"scores": "dot", "positions": "rotary"}),
+    "transformer, post, bilinear, sinusoidal": (
+        "transformer",
+        {"norm": "post", "scores": "bilinear", "positions": "sinusoidal"},
+    ),
+    "transformer, post, additive, buckets": (
+        "transformer",
+        {"norm": "post", "scores": "additive", "positions": "buckets"},
+    ),
+}
+"""Builders with choices that are held to the laws as well: between them, each choice once."""
+
+every_builder = pytest.mark.parametrize("builder", sorted(BUILDERS.keys() | CHOICES.keys()))
+looking_back = pytest.mark.parametrize("builder", sorted((BUILDERS.keys() | CHOICES.keys()) - BIDIRECTIONAL))
+PLACES = [
+    (builder, positions)
+    for builder in sorted(BUILDERS.keys() | CHOICES.keys())
+    for positions in (("newest", "oldest") if builder in BUILDERS else (CHOICES[builder][1]["positions"],))
+]
+every_builder_and_place = pytest.mark.parametrize(("builder", "positions"), PLACES)
+looking_back_from_every_place = pytest.mark.parametrize(
+    ("builder", "positions"), [case for case in PLACES if case[0] not in BIDIRECTIONAL]
+)
 looking_both_ways = pytest.mark.parametrize("builder", sorted(BIDIRECTIONAL))
 tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 
 
 def settings_of(builder: str, **changed: Any) -> ModelSettings:
     """HSTU knows the times of the history only, unless it is told otherwise: then all laws of the others hold."""
+    builder, chosen = CHOICES.get(builder, (builder, {}))
     numbers = {"builder": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0}
     numbers |= {"target_time": False} if builder == "hstu" else {"feed_forward": 2}
-    return msgspec.convert({**numbers, **changed}, ModelSettings)
+    return msgspec.convert({**numbers, **chosen, **changed}, ModelSettings)
 
 
 def new_model(builder: str, *, seed: int = 0, n_items: int = N_ITEMS, **changed: Any) -> SequenceModel:

@@ -18,6 +18,7 @@ from model_cases import (
     batch_of,
     every_builder,
     looking_back,
+    looking_back_from_every_place,
     looking_both_ways,
     model_of,
     new_model,
@@ -37,12 +38,11 @@ from segue.objective.task import MaskedItem, next_item
 
 
 def test_every_builder_is_held_to_this_contract() -> None:
-    assert len(BUILDERS) == 5 and len(BIDIRECTIONAL) == 1 and BUILDERS.keys() >= BIDIRECTIONAL
+    assert len(BUILDERS) == 6 and len(BIDIRECTIONAL) == 1 and BUILDERS.keys() >= BIDIRECTIONAL
     assert set(BUILDERS) == set(get_args(get_type_hints(ModelSettings)["builder"]))
 
 
-@looking_back
-@pytest.mark.parametrize("positions", ["newest", "oldest"])
+@looking_back_from_every_place
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_later_item_changes_no_earlier_state_at_all(builder: str, positions: str, dtype: torch.dtype) -> None:
     model = model_of(builder, positions=positions).to(dtype)
@@ -157,14 +157,26 @@ def test_the_order_of_users_is_only_an_order(builder: str) -> None:
         assert_close(one, other, 1e-10)
 
 
-@looking_back
-def test_counted_from_the_oldest_a_prefix_is_encoded_as_inside_the_whole(builder: str) -> None:
+@looking_back_from_every_place
+def test_unless_counted_from_the_newest_a_prefix_is_encoded_as_inside_the_whole(builder: str, positions: str) -> None:
+    """From the oldest on, or between each other: what comes later moves no place."""
     (user,) = random_users([10])
-    for positions, consistent in (("oldest", True), ("newest", False)):
-        model = model_of(builder, positions=positions).double()
-        (whole,) = states_of(model, [user])
-        ends = torch.stack([states_of(model, [user[:length]])[0][-1] for length in range(1, 10)])
-        assert ((ends - whole[:9]).abs().max().item() < 1e-10) == consistent, positions
+    model = model_of(builder, positions=positions).double()
+    (whole,) = states_of(model, [user])
+    ends = torch.stack([states_of(model, [user[:length]])[0][-1] for length in range(1, 10)])
+    assert ((ends - whole[:9]).abs().max().item() < 1e-10) == (positions != "newest")
+
+
+@pytest.mark.parametrize(
+    ("positions", "counts"), [("oldest", True), ("sinusoidal", True), ("rotary", False), ("buckets", False)]
+)
+def test_who_knows_distances_alone_cannot_count(positions: str, counts: bool) -> None:
+    """Of items that are all the same the mean is the same, however many they are and whatever their weights."""
+    model = model_of("transformer", positions=positions).double()
+    once, thrice = model.query(packed_of([5], [5, 5, 5]))
+    assert torch.allclose(once, thrice, rtol=0, atol=1e-10) is not counts
+    there, back = model.query(packed_of([5, 6, 7], [6, 5, 7]))
+    assert not torch.allclose(there, back, rtol=0, atol=1e-3), "and yet order counts"
 
 
 @every_builder
