@@ -19,6 +19,7 @@ from model_cases import (
     case_of,
     every_builder,
     looking_back,
+    looking_back_from_every_place,
     looking_both_ways,
     model_of,
     new_model,
@@ -33,7 +34,7 @@ from model_cases import (
 from segue.errors import SegueError
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS
-from segue.models.settings import BIDIRECTIONAL, UNPLACED, ModelSettings
+from segue.models.settings import BIDIRECTIONAL, ModelSettings
 from segue.objective.task import MaskedItem, next_item
 from segue.testing import laws
 
@@ -41,12 +42,11 @@ WITHOUT_ATTENTION = frozenset({"gru4rec", "caser", "nextitnet"})
 
 
 def test_every_builder_is_held_to_this_contract() -> None:
-    assert len(BUILDERS) == 8 and len(BIDIRECTIONAL) == 1 and BUILDERS.keys() >= BIDIRECTIONAL
+    assert len(BUILDERS) == 10 and len(BIDIRECTIONAL) == 1 and BUILDERS.keys() >= BIDIRECTIONAL
     assert set(BUILDERS) == set(get_args(get_type_hints(ModelSettings)["builder"]))
 
 
-@looking_back
-@pytest.mark.parametrize("positions", ["newest", "oldest"])
+@looking_back_from_every_place
 def test_a_later_item_changes_no_earlier_state_at_all(builder: str, positions: str) -> None:
     laws.later_events_change_nothing_earlier(case_of(builder, positions=positions))
 
@@ -115,16 +115,27 @@ def test_users_of_a_batch_are_strangers(builder: str, lengths: list[int], seed: 
     assert_close(model.query(packed_of(*users)), asked(model, users), 1e-10)
 
 
-@looking_back
-def test_counted_from_the_oldest_a_prefix_is_encoded_as_inside_the_whole(builder: str) -> None:
-    """So it is without places, which nothing is counted from."""
-    laws.prefixes_are_encoded_as_inside_the_whole(case_of(builder, positions="oldest"))
-    newest = case_of(builder, positions="newest")
-    if builder in UNPLACED:
-        laws.prefixes_are_encoded_as_inside_the_whole(newest)
-    else:
-        with pytest.raises(AssertionError, match="where more events follow"):
-            laws.prefixes_are_encoded_as_inside_the_whole(newest)
+@looking_back_from_every_place
+def test_unless_counted_from_the_newest_a_prefix_is_encoded_as_inside_the_whole(builder: str, positions: str) -> None:
+    """From the oldest on, between each other, or without places: what comes later moves none."""
+    case = case_of(builder, positions=positions)
+    if positions != "newest":
+        laws.prefixes_are_encoded_as_inside_the_whole(case)
+        return
+    with pytest.raises(AssertionError, match="where more events follow"):
+        laws.prefixes_are_encoded_as_inside_the_whole(case)
+
+
+@pytest.mark.parametrize(
+    ("positions", "counts"), [("oldest", True), ("sinusoidal", True), ("rotary", False), ("buckets", False)]
+)
+def test_who_knows_distances_alone_cannot_count(positions: str, counts: bool) -> None:
+    """Of items that are all the same the mean is the same, however many they are and whatever their weights."""
+    model = model_of("transformer", positions=positions).double()
+    once, thrice = model.query(packed_of([5], [5, 5, 5]))
+    assert torch.allclose(once, thrice, rtol=0, atol=1e-10) is not counts
+    there, back = model.query(packed_of([5, 6, 7], [6, 5, 7]))
+    assert not torch.allclose(there, back, rtol=0, atol=1e-3), "and yet order counts"
 
 
 @every_builder
@@ -198,18 +209,19 @@ def test_where_nobody_looks_at_anybody_there_is_no_attention_to_show(builder: st
 def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
     """Of the history's tokens and, where the model asks with a mask, of that one after them."""
     model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
+    layers, heads = (1, 1) if builder == "narm" else (3, heads)  # one look back, after its recurrent layers
     found, tokens = model.attention(packed_of(*users)), [len(user) for user in questioned(model, users)]
-    assert model.attentive and found is not None and found.shape == (3, 2, heads, tokens[0], tokens[0])
+    assert model.attentive and found is not None and found.shape == (layers, 2, heads, tokens[0], tokens[0])
     for user, length in enumerate(tokens):
         own = found[:, user, :, :length, :length]
         if builder != "hstu":  # its weights stand each for itself
-            assert_close(own.sum(-1), torch.ones(3, heads, length, dtype=torch.float64), 1e-12)
+            assert_close(own.sum(-1), torch.ones(layers, heads, length, dtype=torch.float64), 1e-12)
             assert (own >= 0).all()
         assert (own.triu(1) != 0).any() == (builder in BIDIRECTIONAL)
         alone = model.attention(packed_of(users[user]))
         assert alone is not None
         assert_close(alone[:, 0], own, 1e-10)
-    assert not torch.equal(found[0], found[1]), "each layer has its own"
+    assert layers == 1 or not torch.equal(found[0], found[1]), "each layer has its own"
 
 
 @every_builder
