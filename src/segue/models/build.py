@@ -12,6 +12,7 @@ from segue.models.esasrec import esasrec
 from segue.models.hstu import hstu, sasrec_meta
 from segue.models.items import IdTable, make_items
 from segue.models.sasrec import sasrec
+from segue.models.seq2seq import seq2seq
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 
@@ -21,6 +22,7 @@ BUILDERS: dict[str, Callable[[ModelSettings, IdTable, torch.Generator], Sequence
     "bert4rec": bert4rec,
     "hstu": hstu,
     "sasrec-meta": sasrec_meta,
+    "seq2seq": seq2seq,
 }
 
 

@@ -13,13 +13,18 @@ from segue.errors import SettingsError
 BIDIRECTIONAL = frozenset({"bert4rec"})
 """Builders whose tokens look both ways: they are asked what a mask hides. At any other token the answer is in sight."""
 
+CONTINUING = frozenset({"seq2seq"})
+"""Builders with a decoder: they are asked for what comes after a cut, item by item, and so can plan."""
+
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `model` of the settings."""
 
-    builder: Literal["sasrec", "esasrec", "bert4rec", "hstu", "sasrec-meta"] = "esasrec"
+    builder: Literal["sasrec", "esasrec", "bert4rec", "hstu", "sasrec-meta", "seq2seq"] = "esasrec"
     """Which encoder: the original SASRec, the gated pre-norm one, BERT4Rec, which looks both ways, HSTU, which knows
-    times, or SASRec as HSTU's authors compare with."""
+    times, SASRec as HSTU's authors compare with, or an encoder and a decoder, which plans several items."""
+    body: Literal["transformer", "gru"] = "transformer"
+    """What seq2seq reads and continues with: attention alone, or recurrent networks with attention between them."""
     width: int = 64
     """Features of a token and of an item."""
     depth: int = 2
@@ -81,6 +86,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise SettingsError(f"model.length must be at least 2 for {self.builder}, whose question takes a place.")
         if not 0 <= self.dropout < 1:
             raise SettingsError(f"model.dropout must lie in [0, 1), got {self.dropout}.")
+        if self.builder in CONTINUING and self.inputs != "items":
+            raise SettingsError(
+                f"model.inputs = {self.inputs!r} needs the values of events, which a plan of {self.builder} has not: "
+                "leave it at 'items', or choose another builder."
+            )
         self._check_widths()
         self._check_values()
         self._check_mixture()
@@ -122,7 +132,12 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for name in (name for name in DEFAULTS if name.startswith("mol_") and self.similarity != "mol"):
             if getattr(self, name) != DEFAULTS[name]:
                 raise SettingsError(f"model.{name} belongs to model.similarity = 'mol': leave it out, or choose that.")
+        recurrent = self.body == "gru"
         for name, used, where in (
+            ("body", self.builder in CONTINUING, f"only {', '.join(CONTINUING)} has a choice of it"),
+            ("heads", not recurrent, "body = 'gru' attends with one head"),
+            ("positions", not recurrent, "body = 'gru' knows the order without places"),
+            ("feed_forward", not recurrent, "body = 'gru' has no feed-forward part"),
             ("feed_forward", self.builder != "hstu", "hstu has no feed-forward part"),
             ("target_time", self.builder == "hstu", f"{self.builder} knows no times"),
             ("value_width", self.inputs == "rated", "only inputs = 'rated' have it"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,14 +16,19 @@ from segue.data.batch import Batch
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import BUILDERS, build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import BIDIRECTIONAL, ModelSettings
-from segue.objective.task import MaskedItem, Task, next_item
+from segue.models.settings import BIDIRECTIONAL, CONTINUING, ModelSettings
+from segue.objective.task import Continuation, MaskedItem, Task, next_item
 
 N_ITEMS = 30
 MASK = N_ITEMS + 1
 
-every_builder = pytest.mark.parametrize("builder", sorted(BUILDERS))
-looking_back = pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - BIDIRECTIONAL))
+RECURRENT = "seq2seq, gru"  # a builder with two bodies is two models
+PLANNING = (*sorted(CONTINUING), RECURRENT)
+
+every_builder = pytest.mark.parametrize("builder", sorted({*BUILDERS, *PLANNING}))
+asking_once = pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - CONTINUING))
+looking_back = pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - BIDIRECTIONAL - CONTINUING))
+planning = pytest.mark.parametrize("builder", PLANNING)
 looking_both_ways = pytest.mark.parametrize("builder", sorted(BIDIRECTIONAL))
 tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 
@@ -31,7 +37,14 @@ def settings_of(builder: str, **changed: Any) -> ModelSettings:
     """HSTU knows the times of the history only, unless it is told otherwise: then all laws of the others hold."""
     numbers = {"builder": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0}
     numbers |= {"target_time": False} if builder == "hstu" else {"feed_forward": 2}
-    return msgspec.convert({**numbers, **changed}, ModelSettings)
+    numbers |= changed
+    if builder == RECURRENT:  # it has one head, no feed-forward part, and no places
+        numbers = {name: number for name, number in numbers.items() if name not in LEFT_OUT}
+        numbers |= {"builder": "seq2seq", "body": "gru"}
+    return msgspec.convert(numbers, ModelSettings)
+
+
+LEFT_OUT = ("heads", "feed_forward", "positions")
 
 
 def new_model(builder: str, *, seed: int = 0, n_items: int = N_ITEMS, **changed: Any) -> SequenceModel:
@@ -68,9 +81,14 @@ def random_users(lengths: Sequence[int], seed: int = 0, n_items: int = N_ITEMS) 
     return [rng.integers(1, n_items + 1, size=length).tolist() for length in lengths]
 
 
-def states_of(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Each user's states, encoded together."""
-    return list(torch.split(model.encode(packed_of(*users)), [len(user) for user in users]))
+def states_of(
+    model: SequenceModel, users: Sequence[Sequence[int]], histories: Sequence[int] | None = None
+) -> list[Tensor]:
+    """Each user's states, encoded together; `histories`: how many of their events a decoder does not continue with."""
+    batch = batch_of(*users)
+    if histories is not None:
+        batch = replace(batch, histories=np.array(histories))
+    return list(torch.split(model.encode(tensors(batch)), [len(user) for user in users]))
 
 
 def questioned(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -85,6 +103,8 @@ def asked(model: SequenceModel, users: Sequence[Sequence[int]]) -> Tensor:
 
 def task_of(builder: str) -> Task:
     """A task that the builder's encoder can learn."""
+    if builder in PLANNING:
+        return Continuation(items=4, cuts=2)
     return MaskedItem(mask=MASK, share=0.3, most=20, last=1.0) if builder in BIDIRECTIONAL else next_item
 
 

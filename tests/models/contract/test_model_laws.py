@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from model_cases import (
     MASK,
     N_ITEMS,
+    PLANNING,
+    RECURRENT,
     asked,
+    asking_once,
     assert_close,
     batch_of,
     every_builder,
@@ -22,6 +25,7 @@ from model_cases import (
     model_of,
     new_model,
     packed_of,
+    planning,
     questioned,
     random_users,
     states_of,
@@ -37,7 +41,7 @@ from segue.objective.task import MaskedItem, next_item
 
 
 def test_every_builder_is_held_to_this_contract() -> None:
-    assert len(BUILDERS) == 5 and len(BIDIRECTIONAL) == 1 and BUILDERS.keys() >= BIDIRECTIONAL
+    assert len(BUILDERS) == 6 and len(BIDIRECTIONAL) == 1 and len(PLANNING) == 2 and BUILDERS.keys() >= BIDIRECTIONAL
     assert set(BUILDERS) == set(get_args(get_type_hints(ModelSettings)["builder"]))
 
 
@@ -115,14 +119,16 @@ def test_states_and_gradients_of_a_batch_are_those_of_its_users(builder: str, ti
     users = questioned(model, random_users([6, 1, 9, 3]))
     generator, width = torch.Generator().manual_seed(1), model.item_vectors().shape[1]
     wanted = [torch.randn(len(user), width, dtype=torch.float64, generator=generator) for user in users]
-    together = states_of(model, users)
+    # A decoder's first step has nobody to look back at: what it looks back with has a part only in later ones.
+    read = [(len(user) + 1) // 2 for user in users] if builder in PLANNING else None
+    together = states_of(model, users, read)
     torch.autograd.backward(
         [(model.head(state) * weight).sum() for state, weight in zip(together, wanted, strict=True)]
     )
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
-    for user, weight, inside in zip(users, wanted, together, strict=True):
-        (alone,) = states_of(model, [user])
+    for place, (user, weight, inside) in enumerate(zip(users, wanted, together, strict=True)):
+        (alone,) = states_of(model, [user], None if read is None else read[place : place + 1])
         assert_close(inside, alone, 1e-10)
         torch.autograd.backward((model.head(alone) * weight).sum())
     reached, only_out = 0, {"items.out", "items.bias"} & found.keys()
@@ -234,7 +240,7 @@ def test_a_user_without_events_is_never_answered_with_anothers_state(builder: st
         model.query(packed_of([1, 2], [], [3]))
 
 
-@every_builder
+@asking_once
 @pytest.mark.parametrize("heads", [1, 4])
 def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
     """Of the history's tokens and, where the model asks with a mask, of that one after them."""
@@ -249,6 +255,22 @@ def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
         assert (own.triu(1) != 0).any() == (builder in BIDIRECTIONAL)
         assert_close(model.attention(packed_of(users[user]))[:, 0], own, 1e-10)
     assert not torch.equal(found[0], found[1]), "each layer has its own"
+
+
+@planning
+@pytest.mark.parametrize("heads", [1, 4])
+def test_attention_says_where_a_decoder_looks_when_it_begins(builder: str, heads: int) -> None:
+    """Its row comes after the events; they look both ways, or, where they are read one by one, at nobody."""
+    model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
+    found, recurrent = model.attention(packed_of(*users)), builder == RECURRENT
+    assert found.shape == ((1, 2, 1, 6, 6) if recurrent else (3, 2, heads, 6, 6))
+    for user, length in enumerate((5, 2)):
+        own = found[:, user, :, : length + 1, : length + 1]
+        assert_close(own[:, :, -1].sum(-1), torch.ones_like(own[:, :, -1, 0]), 1e-12)
+        assert_close(own[:, :, :-1].sum(-1), torch.full_like(own[:, :, :-1, 0], 0 if recurrent else 1), 1e-12)
+        assert (own >= 0).all() and (own[..., -1] == 0).all() and (own[:, :, -1, :-1] > 0).all()
+        assert ((own[:, :, :-1].triu(1) != 0).any()) != recurrent
+        assert_close(model.attention(packed_of(users[user]))[:, 0], own, 1e-10)
 
 
 @every_builder
@@ -300,7 +322,36 @@ def test_hidden_items_never_reach_the_encoder(builder: str) -> None:
     assert torch.equal(model.encode(tensors(true.inputs)), model.encode(tensors(other.inputs)))
 
 
-@every_builder
+@planning
+def test_what_continues_a_history_never_reaches_its_reader(builder: str) -> None:
+    """Other items after a cut: the states up to the first that is fed one of them stay as they were."""
+    model, users = model_of(builder), random_users([9, 4, 2])
+    read = [4, 2, 1]
+    before = states_of(model, users, read)
+    for step in range(4, 9):
+        changed = [[*users[0]], users[1], users[2]]
+        changed[0][step] = users[0][step] % N_ITEMS + 1
+        after = states_of(model, changed, read)
+        assert torch.equal(after[0][:step], before[0][:step])
+        assert not torch.equal(after[0][step:], before[0][step:])
+        assert torch.equal(after[1], before[1]) and torch.equal(after[2], before[2])
+
+
+@planning
+def test_what_is_asked_of_a_decoder_in_training_is_what_is_asked_in_service(builder: str) -> None:
+    """The state at a cut is the question of the history before it; the events before that ask nothing."""
+    model, users = model_of(builder).double(), random_users([6, 2, 9])
+    examples = task_of(builder)(batch_of(*users), np.random.default_rng(0))
+    inputs = examples.inputs
+    assert inputs.histories is not None and len(inputs.histories) == 2 + 1 + 2
+    states = torch.split(model.encode(tensors(inputs)), inputs.lengths.tolist())
+    items = np.split(inputs.items, np.cumsum(inputs.lengths)[:-1])
+    for state, user, read in zip(states, items, inputs.histories.tolist(), strict=True):
+        assert_close(model.head(state[read - 1 : read]), model.query(packed_of(user[:read].tolist())), 1e-10)
+        assert (state[: read - 1] == 0).all()
+
+
+@asking_once
 def test_what_is_asked_in_training_is_what_is_asked_in_service(builder: str) -> None:
     """The question about a user's last event, which training asks, is that of the history before it."""
     model, users = model_of(builder).double(), random_users([6, 2, 9])

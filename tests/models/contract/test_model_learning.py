@@ -17,6 +17,7 @@ from model_cases import (
     looking_both_ways,
     new_model,
     packed_of,
+    planning,
     random_users,
     states_of,
     task_of,
@@ -28,6 +29,7 @@ from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
+from segue.objective.task import Continuation, Task
 from segue.train.optimiser import optimiser
 from segue.train.settings import TrainSettings
 
@@ -42,12 +44,13 @@ def trained(
     steps: int,
     *,
     loss: ObjectiveSettings | None = None,
+    task: Task | None = None,
     **changed: Any,
 ) -> list[float]:
-    """The loss at each of some steps over one batch, in the builder's task."""
+    """The loss at each of some steps over one batch, in the builder's task or another."""
     objective, generator = Objective(loss or ObjectiveSettings(), COUNTS), torch.Generator().manual_seed(0)
     adamw = optimiser(model.train(), TrainSettings(**{"learning_rate": 1e-2, **changed}))
-    task, rng, losses = task_of(builder), np.random.default_rng(0), []
+    task, rng, losses = task or task_of(builder), np.random.default_rng(0), []
     for _ in range(steps):
         examples = task(batch, rng)
         found = objective.loss(model, model.encode(tensors(examples.inputs)), examples, generator)
@@ -104,6 +107,17 @@ def test_what_comes_next_on_a_cycle_is_learned_from_what_is_hidden(builder: str)
     trained(model, builder, batch_of(*(walk(start, length) for start in range(12) for length in (4, 6))), 150)
     found = model.score_all(model.query(packed_of(*(walk(start, 4) for start in range(12)))))[:, 1:].argmax(1) + 1
     assert found.tolist() == [walk(start, 5)[-1] for start in range(12)]
+
+
+@planning
+def test_what_came_after_each_cut_of_eight_users_is_learned_by_heart(builder: str) -> None:
+    users = eight_users()
+    model = new_model(builder, width=32, depth=1, length=10)
+    trained(model, builder, batch_of(*users), 50, task=Continuation(items=3, cuts=9))
+    for read in range(1, 8):
+        states = states_of(model, users, [read] * 8)
+        found = [model.score_all(model.head(state[read - 1 : read + 2]))[:, 1:].argmax(1) + 1 for state in states]
+        assert [answers.tolist() for answers in found] == [user[read : read + 3] for user in users]
 
 
 @every_builder
