@@ -41,6 +41,8 @@ RECIPES = (
     "seq2seq",
 )
 
+TASKS = ("next-item", "masked-item", "recency", "continuation")
+
 every_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
@@ -103,9 +105,7 @@ def test_a_recipe_is_what_its_paper_is_known_for(
 # --- impossible pairs ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("builder", "task"), list(product(BUILDERS, ("next-item", "masked-item", "recency", "continuation")))
-)
+@pytest.mark.parametrize(("builder", "task"), list(product(BUILDERS, TASKS)))
 def test_an_encoder_that_does_not_fit_the_task_is_refused(builder: str, task: str) -> None:
     overrides = (f"model.builder={builder}", f"objective.task={task}", "model.feed_forward=4")
     if (builder in BIDIRECTIONAL, builder in CONTINUING) == (task == "masked-item", task == "continuation"):

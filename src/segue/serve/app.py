@@ -104,7 +104,6 @@ def _add_examples(app: Litestar, ids: list[str]) -> None:
     bodies: dict[str, dict[str, Any]] = {
         "/recommendations": {"history": ids, "k": 5},
         "/explanations": {"history": ids},
-        "/plans": {"history": ids, "n": 3},
         "/events": {"user": "somebody", "item": ids[0]},
     }
     for path, item in (app.openapi_schema.paths or {}).items():
