@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from segue.layers.blocks import WithoutAttention
 from segue.layers.dropout import Dropout
 from segue.layers.packed import PackedBatch, pack, pad
 from segue.layers.reading import Read
 from segue.layers.scores import make_score
 
 
-class RecurrentReader(nn.Module):
+class RecurrentReader(WithoutAttention):
     """Two networks read each history, one from either end; a token's state is what both know there [T, 2D]."""
 
     def __init__(self, width: int, depth: int) -> None:

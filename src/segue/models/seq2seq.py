@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from segue.data.batch import ragged_rows
 from segue.layers.attentive_plan import AttentiveDecoder
-from segue.layers.blocks import PostNormBlock
+from segue.layers.blocks import Block, PostNormBlock
 from segue.layers.packed import PackedBatch
 from segue.layers.positions import LearnedPositions, NoPositions, Positions
 from segue.layers.reading import Decoder, Read
@@ -43,6 +43,8 @@ class EncoderDecoder(SequenceModel):
     one after each. The encoder reads the history alone, so that nothing it says knows them.
     """
 
+    continues = True
+
     def __init__(
         self,
         items: IdTable,
@@ -67,6 +69,10 @@ class EncoderDecoder(SequenceModel):
         )
         self.decoder = decoder
         self.start = nn.Parameter(torch.zeros(settings.width))
+
+    @property
+    def attentive(self) -> bool:
+        return True
 
     def encode(self, batch: PackedBatch) -> Tensor:
         """The states that ask for what comes after each history and after each event that continues it [T, D]; the
@@ -106,8 +112,8 @@ class EncoderDecoder(SequenceModel):
         where they do, and each user's question, after its events, at them; the latter is the decoder's first step."""
         x, weights = self._tokens(batch), []
         for block in self.blocks:
-            if hasattr(block, "attention_weights"):
-                weights.append(block.attention_weights(x, batch))
+            looked = cast(Block, block).attention_weights(x, batch)
+            weights += [] if looked is None else [looked]
             x = block(x, batch)
         looks = self._decoder.first_looks(self._starts(batch.size)[:, 0], Read.of(x, batch))  # [layers, B, heads, N]
         layers, users, heads, longest = looks.shape
@@ -198,7 +204,7 @@ def _transformer(settings: ModelSettings, items: IdTable) -> EncoderDecoder:
     return EncoderDecoder(
         items,
         settings,
-        LearnedPositions(settings.length, width, settings.positions),
+        LearnedPositions(settings.length, width, settings.counted_from),
         [PostNormBlock(*shape, causal=False) for _ in range(settings.depth)],
         AttentiveDecoder(width, settings.depth, settings.heads, hidden, settings.dropout),
         norm=nn.Identity(),  # the last block ends with one
