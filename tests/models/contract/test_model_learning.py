@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from model_cases import (
+    CHOICES,
     MASK,
     N_ITEMS,
     batch_of,
     every_builder,
-    looking_back,
     looking_both_ways,
     new_model,
     packed_of,
@@ -25,7 +26,9 @@ from model_cases import (
 
 from segue.data.batch import Batch
 from segue.layers.packed import tensors
+from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
+from segue.models.settings import BIDIRECTIONAL
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.train.optimiser import optimiser
@@ -65,8 +68,9 @@ def eight_users() -> list[list[int]]:
     return [[first, *user[1:]] for first, user in enumerate(random_users([10] * 8, seed=4), start=1)]
 
 
-@looking_back
-@tied_or_not
+@pytest.mark.parametrize(
+    ("builder", "tied"), [*product(sorted(BUILDERS.keys() - BIDIRECTIONAL), (True, False)), *product(CHOICES, (True,))]
+)
 def test_eight_users_of_ten_items_are_learned_by_heart(builder: str, tied: bool) -> None:
     users = eight_users()
     model = new_model(builder, width=16, length=10, tied=tied)
