@@ -66,7 +66,7 @@ def one_hot(places: Tensor, like: Tensor) -> Tensor:
 
 def straight_through(chances: Tensor, drawn: Tensor) -> Tensor:
     """One at what was drawn, with the gradient of the chances [..., N]."""
-    return one_hot(drawn, chances) + chances - chances.detach()
+    return one_hot(drawn, chances) + (chances - chances.detach())
 
 
 def gumbel_noise(uniform: Tensor) -> Tensor:
