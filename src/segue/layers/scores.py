@@ -38,7 +38,7 @@ class Product(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """[..., M, dq] and [..., N, dk] → [..., M, N]."""
-        return (self.asking(queries) * self.scale) @ keys.transpose(-1, -2)
+        return self.asking(queries) @ keys.transpose(-1, -2) * self.scale
 
     def one_token(self) -> OneScore:
         scale = np.float32(self.scale)
