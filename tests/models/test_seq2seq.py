@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from segue.data.batch import Batch
 from segue.layers.attention import Attention
 from segue.layers.blocks import DecoderBlock, PostNormBlock
+from segue.layers.dropout import draw_from
 from segue.layers.packed import PackedBatch, tensors
 from segue.layers.recurrent_plan import RecurrentDecoder, RecurrentReader
 from segue.layers.scores import Additive
@@ -191,9 +192,7 @@ def test_the_transformer_is_torchs_own() -> None:
 def test_dropout_is_drawn_from_the_generator_alone(body: str) -> None:
     """torch's own networks would draw from the global one."""
     model, before = model_of(body, dropout=0.5), torch.get_rng_state()
-    for part in model.modules():
-        if hasattr(part, "generator"):
-            part.generator = torch.Generator().manual_seed(1)
+    draw_from(model, torch.Generator().manual_seed(1))
     batch = packed(USERS, READ)
     assert not torch.equal(model.train().encode(batch), model.encode(batch))
     assert torch.equal(torch.get_rng_state(), before)

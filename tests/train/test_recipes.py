@@ -44,6 +44,7 @@ RECIPES = (
     "sasrec-rss",
     "sasrec-sampled",
     "seq2seq",
+    "transformer",
 )
 
 TASKS = ("next-item", "masked-item", "recency", "continuation")
@@ -93,6 +94,7 @@ def test_the_settings_of_a_run_are_read_as_they_were_written(name: str) -> None:
         ("bert4rec", "bert4rec", "masked-item", "softmax", 0, True),
         ("sasrec-rss", "sasrec", "recency", "softmax", 0, True),
         ("sasrec-meta", "sasrec-meta", "next-item", "sampled-softmax", 128, False),
+        ("transformer", "transformer", "next-item", "softmax", 0, True),
         ("hstu", "hstu", "next-item", "softmax", 0, True),
         ("hstu-large", "hstu", "next-item", "softmax", 0, True),
         ("seq2seq", "seq2seq", "continuation", "softmax", 0, True),

@@ -51,7 +51,8 @@ class AttentiveDecoder(nn.Module):
     def first_looks(self, inputs: Tensor, read: Read) -> Tensor:
         """Where the first step, whose inputs [B, D] are given, looks across [layers, B, heads, N]."""
         x, looks = self._placed(inputs[:, None], 0), []
-        for block in self.blocks:
+        for place in range(len(self.blocks)):
+            block = self._block(place)
             looks.append(block.attention_weights(x, read.states, read.may_look)[1][:, :, 0])
             x = block(x, read.states, read.may_look)
         return torch.stack(looks)

@@ -81,7 +81,7 @@ class EncoderDecoder(SequenceModel):
         vectors = self.items.input(parts.fed) * self.scale  # [B, M - 1, D]
         inputs = torch.cat((self._starts(batch.size), vectors), dim=1)
         states = self.norm(self._decoder(inputs, self.read(parts.histories)))  # [B, M, D]
-        asking = states.flatten(0, 1)[parts.steps]
+        asking: Tensor = states.flatten(0, 1)[parts.steps]
         return asking.new_zeros(len(batch.items), asking.shape[1]).index_copy(0, parts.tokens, asking)
 
     def read(self, batch: PackedBatch) -> Read:
