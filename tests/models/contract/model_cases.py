@@ -27,6 +27,7 @@ from segue.testing.learning import eight_users, task_of
 __all__ = [
     "MASK",
     "N_ITEMS",
+    "NOT_CAUSAL",
     "PLANNING",
     "RECURRENT",
     "asked",
