@@ -16,6 +16,7 @@ from segue.folders import MANIFEST, verify_contents
 from segue.models.checkpoint import WEIGHTS
 from segue.recommend.explain import has_attention
 from segue.recommend.memories import Memories
+from segue.recommend.plan import Planner
 from segue.recommend.recommender import Recommender
 from segue.serve.bodies import ModelCard, ModelsServed, Switched
 from segue.serve.catalogue import Catalogue
@@ -62,6 +63,7 @@ class ServedModel:
             items=len(model.vocabulary),
             length=model.model.length,
             attention=has_attention(model.model),
+            plan=isinstance(model.model, Planner),
             columns=self.catalogue.columns,
             manifest=_without_places(facts),
             report=self._report(),
