@@ -216,7 +216,7 @@ def test_why_is_drawn_on_the_history_and_heads_can_be_chosen(visit: Visit, servi
         value < 0 for value in expected
     ]
 
-    weights = truth["attention"]["weights"]
+    weights = [layer["weights"] for layer in truth["attention"]]
     assert (len(weights), len(weights[0])) == (2, 2)
     gists = set()
     for layer in range(2):
