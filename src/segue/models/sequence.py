@@ -13,7 +13,7 @@ from segue.layers.blocks import Block
 from segue.layers.dropout import Dropout
 from segue.layers.one_token import Continuable
 from segue.layers.packed import PackedBatch, with_question
-from segue.layers.positions import LearnedPositions
+from segue.layers.positions import Positions
 from segue.models.inputs import Inputs
 from segue.models.items import IdTable
 from segue.models.similarity import Similarity
@@ -30,7 +30,7 @@ class SequenceModel(nn.Module):
         self,
         items: IdTable,
         inputs: Inputs,
-        positions: LearnedPositions,
+        positions: Positions,
         blocks: Sequence[nn.Module],
         *,
         norm: nn.Module,
@@ -64,12 +64,12 @@ class SequenceModel(nn.Module):
     @property
     def length(self) -> int:
         """Newest events the model can look at; the caller cuts histories to it. A mask needs a place of its own."""
-        return len(self.positions.table) // self.inputs.tokens_an_event - (self.items.mask is not None)
+        return self.positions.length // self.inputs.tokens_an_event - (self.items.mask is not None)
 
     @cached_property
     def continuable(self) -> bool:
         """Whether a new event leaves the tokens before it as they are, so that it can be encoded alone."""
-        looking_back = all(isinstance(block, Continuable) for block in self.blocks)
+        looking_back = all(isinstance(block, Continuable) and block.looks_back for block in self.blocks)
         return looking_back and self.positions.counted_from == "oldest"
 
     @property
