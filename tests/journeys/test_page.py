@@ -274,7 +274,8 @@ def test_attention_of_every_shape_is_drawn(visit: Visit) -> None:
         """drawn => {
           const scale = devicePixelRatio || 1;
           const { data } = drawn.getContext("2d").getImageData(0, 34 * scale, drawn.width, 1);
-          return [0, 2].map(key => 4 * Math.round((26 + 34 * (key + 0.5)) * scale)).map(at => [...data.slice(at, at + 3)]);
+          const middles = [0, 2].map(key => 4 * Math.round((26 + 34 * (key + 0.5)) * scale));
+          return middles.map(at => [...data.slice(at, at + 3)]);
         }"""
     )
     assert below[0] > below[2] and above[2] > above[0], "what is below zero is reddish, the rest bluish"
