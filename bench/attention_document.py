@@ -20,7 +20,7 @@ from segue.layers.blocks import SASRecBlock
 from segue.layers.hard_attention import chosen
 from segue.layers.packed import PackedBatch
 from segue.layers.positions import Rotary, distance_buckets, sinusoids
-from segue.layers.scores import make_score
+from segue.layers.scores import Additive, Bilinear, Product
 from segue.recommend.attention_text import Choice, attention_lines
 from segue.recommend.recommender import Recommender
 
@@ -82,7 +82,7 @@ def exercise() -> dict[str, str]:
     x = torch.tensor(EMBEDDED, dtype=torch.float64)
     x[:, 2] += places
     q = x @ torch.tensor(PROJECTION, dtype=torch.float64)  # and k, and v
-    scores = make_score("scaled-dot", 2, 2, 0)(q, q)
+    scores = Product(2, scaled=True)(q, q)
     causal = torch.ones(len(WORDS), len(WORDS), dtype=torch.bool).tril()
     weights = softly(scores, causal)
     mixtures = weights @ q
@@ -99,7 +99,7 @@ def exercise() -> dict[str, str]:
         "g1_logits": _named(logits),
         "g1_chances": _named(logits.softmax(0)),
         "g1_answer": [*OUTPUTS][int(logits.argmax())],
-        "g1_unscaled": row(softly(make_score("dot", 2, 2, 0)(q, q))[-1].tolist(), 6),
+        "g1_unscaled": row(softly(Product(2, scaled=False)(q, q))[-1].tolist(), 6),
         "g1_masked_row": row(weights[2, :3].tolist(), 6),
         "g1_itself": number(float(weights[1, 1]), 6),
         "g1_second": row(mixtures[1].tolist(), 6),
@@ -241,14 +241,18 @@ def _signed(value: float) -> str:
 def variants() -> dict[str, str]:
     """Small numbers for the kinds of score, masks, places, hard attention and HSTU's weights."""
     query, key = torch.tensor([[1.0, 2.0]], dtype=torch.float64), torch.tensor([[0.5, -1.0]], dtype=torch.float64)
-    bilinear, additive = (make_score(kind, 2, 2, 2).double() for kind in ("bilinear", "additive"))
+    bilinear, additive = Bilinear(2, 2).double(), Additive(2, 2, 2, "tanh").double()
     # It maps queries, so that it holds U the other way round.
     bilinear.query.weight.copy_(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
     additive.query.weight.copy_(torch.eye(2))
     additive.key.weight.copy_(torch.eye(2))
     additive.vector.weight.fill_(1.0)
-    scores = {"dot": make_score("dot", 2, 2, 0), "scaled": make_score("scaled-dot", 2, 2, 0)}
-    scores |= {"bilinear": bilinear, "additive": additive}
+    scores = {
+        "dot": Product(2, scaled=False),
+        "scaled": Product(2, scaled=True),
+        "bilinear": bilinear,
+        "additive": additive,
+    }
     return (
         _masks()
         | _places()

@@ -248,8 +248,8 @@ def test_attention_of_every_shape_is_drawn(visit: Visit) -> None:
     """An encoder's square, then a decoder's step, of which one head has weights below zero."""
     entries = [0, 1, 2]
     square = {"name": "layer 1", "rows": entries, "columns": entries, "weights": [[[1, 0, 0], [1, 0, 0], [0, 1, 0]]]}
-    step = {"name": "decoder, at the history", "rows": [None], "columns": entries}
-    step["weights"] = [[[0.25, 0.75, 0]], [[-0.5, 0, 0.25]]]
+    heads = [[[0.25, 0.75, 0]], [[-0.5, 0, 0.25]]]
+    step = {"name": "decoder, at the history", "rows": [None], "columns": entries, "weights": heads}
     shown_instead(visit, "**/explanations", lambda body: body.update(attention=[square, step]))
     visit.open(address(7, 8, 9))
     visit.ask_why(0)

@@ -25,6 +25,7 @@ from segue.errors import InputError
 from segue.index.exact import ExactIndex
 from segue.layers.blocks import SASRecBlock
 from segue.layers.packed import PackedBatch
+from segue.layers.positions import LearnedPositions
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -280,8 +281,8 @@ def test_attention_of_one_layer_from_its_definition() -> None:
     recommender = real(REAL_IDS, builder="sasrec", depth=1, heads=2, positions="oldest")
     history = ["i4", "i1", "i4", "i8"]
     model, numbers = recommender.model, recommender.vocabulary.numbers(history, unknown="error")
-    block = cast(SASRecBlock, model.blocks[0])
-    x = (model.items.into[numbers] * model.scale + model.positions.table[:4]).detach().numpy().astype(np.float64)
+    block, places = cast(SASRecBlock, model.blocks[0]), cast(LearnedPositions, model.positions)
+    x = (model.items.into[numbers] * model.scale + places.table[:4]).detach().numpy().astype(np.float64)
 
     def linear(layer: nn.Linear, inputs: np.ndarray) -> np.ndarray:
         return np.asarray(inputs @ layer.weight.detach().numpy().T + layer.bias.detach().numpy())
