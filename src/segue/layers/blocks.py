@@ -29,7 +29,16 @@ class Block(Protocol):
         """The output at each user's newest token alone [B, D], which is all that an answer needs of the last block."""
         ...
 
-    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor: ...
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor | None:
+        """Who looks at whom [B, heads, N, N]; None in a block without attention."""
+        ...
+
+
+class WithoutAttention(nn.Module):
+    """What is common to the blocks in which no token looks at others."""
+
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> None:
+        """There are none."""
 
 
 class FeedForward(nn.Module):

@@ -7,21 +7,15 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
+from segue.layers.additive import Activation, additive_scores
 from segue.layers.one_token import array, mapped
 
 ScoreKind = Literal["dot", "scaled-dot", "bilinear", "additive"]
-Activation = Literal["tanh", "hard-sigmoid"]
 
 OneScore = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """One query [dq] against keys [n, dk] → [n]."""
-
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "hard-sigmoid": lambda x: (0.2 * x + 0.5).clamp(0, 1),  # Theano's, and so NARM's; torch's rises with one sixth
-}
 
 
 class Product(nn.Module):
@@ -35,8 +29,9 @@ class Product(nn.Module):
         """Queries whose inner products with keys, times `scale`, are the scores."""
         return queries
 
-    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """[..., M, dq] and [..., N, dk] → [..., M, N]."""
+    def forward(self, queries: Tensor, keys: Tensor, *, looking_back: bool = False) -> Tensor:  # noqa: ARG002
+        """[..., M, dq] and [..., N, dk] → [..., M, N]. `looking_back`: scores of keys later than the query may be
+        anything; here all are made at once."""
         return self.asking(queries) @ keys.transpose(-1, -2) * self.scale
 
     def one_token(self) -> OneScore:
@@ -76,11 +71,11 @@ class Additive(nn.Module):
         self.vector = nn.Linear(hidden, 1, bias=False)
         self.activation = activation
 
-    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """[..., M, dq] and [..., N, dk] → [..., M, N], by way of [..., M, N, hidden]."""
-        together = self.query(queries).unsqueeze(-2) + self.key(keys).unsqueeze(-3)
-        scores: Tensor = self.vector(ACTIVATIONS[self.activation](together)).squeeze(-1)
-        return scores
+    def forward(self, queries: Tensor, keys: Tensor, *, looking_back: bool = False) -> Tensor:
+        """[..., M, dq] and [..., N, dk] → [..., M, N]. `looking_back`: those of keys later than the query may be
+        anything, which saves half of the work."""
+        asking, asked = self.query(queries), self.key(keys)
+        return additive_scores(asking, asked, self.vector.weight[0], self.activation, looking_back=looking_back)
 
     def one_token(self) -> OneScore:
         assert self.activation == "tanh"

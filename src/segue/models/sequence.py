@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from segue.layers.blocks import Block
+from segue.layers.blocks import Block, WithoutAttention
 from segue.layers.dropout import Dropout
 from segue.layers.one_token import Continuable
 from segue.layers.packed import PackedBatch, with_question
@@ -79,6 +79,11 @@ class SequenceModel(nn.Module):
         return max(1, self.length // 4) if self.continuable else 1
 
     @property
+    def attentive(self) -> bool:
+        """Whether any block has attention to show."""
+        return not all(isinstance(block, WithoutAttention) for block in self.blocks)
+
+    @property
     def width(self) -> int:
         """Features of an item."""
         return self.items.into.shape[1]
@@ -139,17 +144,19 @@ class SequenceModel(nn.Module):
         """Scores of every item [B, V + 1]; column 0 is padding and means nothing."""
         return self.similarity.score(queries, self.item_vectors())
 
-    def attention(self, batch: PackedBatch) -> Tensor:
-        """Who looked at whom [layers, B, heads, N, N], in evaluation mode.
+    def attention(self, batch: PackedBatch) -> Tensor | None:
+        """Who looked at whom [layers, B, heads, N, N], in evaluation mode; the layers are the blocks that have
+        attention. None where no block has.
 
         Where the model asks with a mask, that is each user's last token, after its events.
         """
         batch = self.inputs.expanded(self._asked(batch))
         x, weights = self._tokens(batch), []
         for block in self.blocks:
-            weights.append(cast(Block, block).attention_weights(x, batch))
+            looked = cast(Block, block).attention_weights(x, batch)
+            weights += [] if looked is None else [looked]
             x = block(x, batch)
-        return self.inputs.between_events(torch.stack(weights))
+        return self.inputs.between_events(torch.stack(weights)) if weights else None
 
     def _asked(self, batch: PackedBatch) -> PackedBatch:
         return batch if self.items.mask is None else with_question(batch, self.items.mask_number)
