@@ -323,10 +323,14 @@ def test_the_page_draws_every_kind_by_hand() -> None:
 
 # --- the command line ---------------------------------------------------------------------------------------------
 
+UNPLACED = ["model.feed_forward=4", "model.positions=newest"]
 SHAPES = {
     "sasrec": ["model.heads=2", "model.depth=2"],
     "bert4rec": ["model.builder=bert4rec", "objective.task=masked-item"],
     "hstu": ["model.builder=hstu", "model.feed_forward=4"],
+    "narm": ["model.builder=narm", "model.scores=additive", *UNPLACED],
+    "hard": ["model.builder=narm", "model.choice=straight-through", *UNPLACED],
+    "gru4rec": ["model.builder=gru4rec", *UNPLACED],
 }
 
 
@@ -356,7 +360,9 @@ def shades(weights: np.ndarray) -> list[str]:
     return ["".join(2 * glyph for glyph in row) for row in glyphs]
 
 
-@pytest.mark.parametrize(("name", "places"), [("sasrec", "1234"), ("bert4rec", "1234?"), ("hstu", "1234")])
+@pytest.mark.parametrize(
+    ("name", "places"), [("sasrec", "1234"), ("bert4rec", "1234?"), ("hstu", "1234"), ("narm", "1234")]
+)
 def test_the_command_draws_the_weights_that_python_gives(
     line: CommandLine, run_of: Callable[[str], Path], name: str, places: str
 ) -> None:
@@ -396,6 +402,28 @@ def test_the_command_shows_where_another_entry_looks(line: CommandLine, run_of: 
     assert heads.count("Where 4 i02 looks in layer") == 2 and "head 1" not in heads
     every = asked("--layer", "layer 2")
     assert every.count("a row looks at the columns") == 2 and "layer 1" not in every
+
+
+def test_the_command_draws_hard_attention(line: CommandLine, run_of: Callable[[str], Path]) -> None:
+    """One full cell in each row, and one key named."""
+    text = line.does("explain", run_of("hard"), "--history", ",".join(HISTORY), "--layer", 1)
+    rows = [match for match in map(ROW.match, text.splitlines()) if match]
+    assert [match[1] for match in rows] == list("1234")
+    (found,) = Recommender.open(run_of("hard")).attention(HISTORY).values()
+    for place, (match, weights) in enumerate(zip(rows, found[0], strict=True)):
+        key = int(weights.argmax())
+        assert weights.tolist() == [float(column == key) for column in range(4)]
+        assert match[2].rstrip() == ("··" * key + "██").ljust(2 * place + 2, "·")
+        assert match[3] == f"1 at {key + 1} {HISTORY[key]}"
+
+
+def test_the_command_says_that_a_model_has_no_attention(line: CommandLine, run_of: Callable[[str], Path]) -> None:
+    asked = ("explain", run_of("gru4rec"), "--history", ",".join(HISTORY))
+    assert len(line.does(*asked).splitlines()) == 3 + 4, "why, and what each entry did"
+    assert line.answers(*asked)["attention"] == []
+    assert line.does(*asked, "--html", "why.html").endswith("Wrote why.html.\n")
+    assert "<svg" not in (line.folder / "why.html").read_text(encoding="utf-8")
+    line.refuses(*asked, "--head", 1, says=("There is no attention to show, as this model has none",))
 
 
 def test_what_the_command_refuses_to_draw(line: CommandLine, run_of: Callable[[str], Path]) -> None:
