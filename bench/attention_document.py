@@ -21,7 +21,7 @@ from segue.layers.hard_attention import chosen
 from segue.layers.packed import PackedBatch
 from segue.layers.positions import Rotary, distance_buckets, sinusoids
 from segue.layers.scores import Additive, Bilinear, Product
-from segue.recommend.attention_text import Choice, attention_lines
+from segue.recommend.attention_text import View, attention_lines
 from segue.recommend.recommender import Recommender
 
 TEMPLATE = Path(__file__).with_suffix(".template.md")
@@ -205,7 +205,7 @@ def _outside(found: Recommender, titles: list[str]) -> dict[str, str]:
     """What a user of the model sees."""
     answers = found.recommend(HISTORY, k=3).items
     explanation = found.explain(HISTORY)
-    drawn = list(attention_lines(explanation, Choice(layer="1", head=1)))
+    drawn = list(attention_lines(explanation, View(layer="1", head=1)))
     weights = found.attention(HISTORY)["layer 1"][0, -1].tolist()
     added = [entry.contribution or 0.0 for entry in explanation.contributions]
     assert answers[0].id == BOUGHT_NEXT and explanation.item.id == BOUGHT_NEXT

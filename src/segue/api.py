@@ -204,10 +204,10 @@ def explanation_lines(
     layer, head: draw the weights of this layer (its number or its name), of this head or of all of them.
     query: who looks, as an entry's number or `?` for the question; else the last one, or in a drawing everyone.
     """
-    from segue.recommend.attention_text import Choice
+    from segue.recommend.attention_text import View
     from segue.recommend.explain_text import lines
 
-    return list(lines(explanation, Choice(layer=layer, head=head, query=query)))
+    return list(lines(explanation, View(layer=layer, head=head, query=query)))
 
 
 def write_explanation(explanation: Explanation, path: Path) -> None:

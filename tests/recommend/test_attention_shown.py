@@ -24,7 +24,7 @@ from segue.index.exact import ExactIndex
 from segue.layers.packed import PackedBatch
 from segue.models.attention_map import AttentionMap, attention_maps
 from segue.recommend.answers import Attention, Contribution, Explanation
-from segue.recommend.attention_text import Choice, attention_lines, labels
+from segue.recommend.attention_text import View, attention_lines, labels
 from segue.recommend.explain_page import html
 from segue.recommend.recommender import Recommender
 from segue.serve.models import ServedModel
@@ -147,7 +147,7 @@ def layer_of(*heads: list[list[float]], name: str = "layer 1") -> Attention:
 
 
 def drawn(explanation: Explanation, layer: str | None = None, head: int | None = None, query: str | None = None) -> str:
-    return "\n".join(attention_lines(explanation, Choice(layer=layer, head=head, query=query)))
+    return "\n".join(attention_lines(explanation, View(layer=layer, head=head, query=query)))
 
 
 def test_a_heat_map_by_hand() -> None:
@@ -247,29 +247,29 @@ def test_heads_and_rows_are_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "sentence"),
+    ("view", "sentence"),
     [
-        (Choice(layer="3"), r"There is no layer '3'; there is 1 \(layer 1\), 2 \(decoder\)\."),
-        (Choice(layer="encoder"), "There is no layer 'encoder'; there is 1"),
-        (Choice(head=3), r"There is no head 3; the heads are numbered from 1 to 2\."),
-        (Choice(layer="2", head=2), "There is no head 2; the heads are numbered from 1 to 1"),
-        (Choice(query="4"), r"There is no query '4' here; those that look are 1, 2, 3, \?\."),
-        (Choice(layer="1", query="?"), r"There is no query '\?' here; those that look are 1, 2, 3\."),
+        (View(layer="3"), r"There is no layer '3'; there is 1 \(layer 1\), 2 \(decoder\)\."),
+        (View(layer="encoder"), "There is no layer 'encoder'; there is 1"),
+        (View(head=3), r"There is no head 3; the heads are numbered from 1 to 2\."),
+        (View(layer="2", head=2), "There is no head 2; the heads are numbered from 1 to 1"),
+        (View(query="4"), r"There is no query '4' here; those that look are 1, 2, 3, \?\."),
+        (View(layer="1", query="?"), r"There is no query '\?' here; those that look are 1, 2, 3\."),
     ],
 )
-def test_what_there_is_not(choice: Choice, sentence: str) -> None:
+def test_what_there_is_not(view: View, sentence: str) -> None:
     explanation = told(layer_of(SOFT, SOFT), Attention("decoder", [None], [0, 1, 2], [[[0.0, 0.0, 1.0]]]))
     with pytest.raises(InputError, match=sentence):
-        list(attention_lines(explanation, choice))
+        list(attention_lines(explanation, view))
 
 
 def test_no_attention_is_said_only_when_it_is_asked_for() -> None:
     assert drawn(told()) == ""
-    for choice in (Choice(layer="1"), Choice(head=1), Choice(query="1")):
+    for view in (View(layer="1"), View(head=1), View(query="1")):
         with pytest.raises(InputError, match="no attention to show, as this model has none; leave out --layer"):
-            list(attention_lines(told(), choice))
+            list(attention_lines(told(), view))
     with pytest.raises(InputError, match="no attention to show, as no entry of the history is known"):
-        list(attention_lines(made(TRIO, fallback="popularity"), Choice(layer="1")))
+        list(attention_lines(made(TRIO, fallback="popularity"), View(layer="1")))
 
 
 @given(

@@ -21,7 +21,7 @@ QUESTION = "?"  # stands for a token that is no entry
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class View:
     """What of the attention is to be shown; where all is None, the gist."""
 
     layer: str | None = None
@@ -29,9 +29,6 @@ class Choice:
     head: int | None = None
     query: str | None = None
     """Who looks: an entry's number, or `?` for the question."""
-
-    def __bool__(self) -> bool:
-        return (self.layer, self.head, self.query) != (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,40 +56,40 @@ def labels(places: list[int | None]) -> list[str]:
     return [next(names) if place is None else str(place + 1) for place in places]
 
 
-def attention_lines(explanation: Explanation, choice: Choice) -> Iterator[str]:
+def attention_lines(explanation: Explanation, view: View) -> Iterator[str]:
     """What was chosen of it; an InputError says what there is to choose from."""
-    heads = _chosen_heads(_chosen_layers(explanation, choice), choice)
-    drawn = choice.layer is not None or choice.head is not None
+    heads = _chosen_heads(_chosen_layers(explanation, view), view)
+    drawn = view.layer is not None or view.head is not None
     if not drawn:
-        yield from _gist(explanation, _rows(heads, choice.query), newest=choice.query is None)
-    elif choice.query is None:
+        yield from _gist(explanation, _rows(heads, view.query), newest=view.query is None)
+    elif view.query is None:
         for layer, head in heads:
             yield from _heat_map(explanation, layer, head)
     else:
-        for row in _rows(heads, choice.query):
+        for row in _rows(heads, view.query):
             yield from _in_full(explanation, row)
 
 
-def _chosen_layers(explanation: Explanation, choice: Choice) -> list[Attention]:
+def _chosen_layers(explanation: Explanation, view: View) -> list[Attention]:
     layers = explanation.attention
-    if not layers and choice:
+    if not layers and view != View():
         why = "no entry of the history is known" if explanation.fallback else "this model has none"
         raise InputError(f"There is no attention to show, as {why}; leave out --layer, --head and --query.")
-    if choice.layer is None:
+    if view.layer is None:
         return layers
     for number, layer in enumerate(layers, start=1):
-        if choice.layer in (str(number), layer.name):
+        if view.layer in (str(number), layer.name):
             return [layer]
     known = ", ".join(f"{number} ({layer.name})" for number, layer in enumerate(layers, start=1))
-    raise InputError(f"There is no layer {choice.layer!r}; there is {known}.")
+    raise InputError(f"There is no layer {view.layer!r}; there is {known}.")
 
 
-def _chosen_heads(layers: list[Attention], choice: Choice) -> list[tuple[Attention, int]]:
+def _chosen_heads(layers: list[Attention], view: View) -> list[tuple[Attention, int]]:
     heads = [(layer, head) for layer in layers for head in range(len(layer.weights))]
-    chosen = [(layer, head) for layer, head in heads if choice.head in (None, head + 1)]
+    chosen = [(layer, head) for layer, head in heads if view.head in (None, head + 1)]
     if heads and not chosen:
         most = 1 + max(head for _, head in heads)
-        raise InputError(f"There is no head {choice.head}; the heads are numbered from 1 to {most}.")
+        raise InputError(f"There is no head {view.head}; the heads are numbered from 1 to {most}.")
     return chosen
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from segue.recommend.answers import Contribution, Explanation
-from segue.recommend.attention_text import Choice, attention_lines
+from segue.recommend.attention_text import View, attention_lines
 
 HALF = 12  # characters of the longest bar
 
 
-def lines(explanation: Explanation, choice: Choice | None = None) -> Iterator[str]:
-    """The whole text, line by line; `choice` is what of the attention is to be shown."""
+def lines(explanation: Explanation, view: View | None = None) -> Iterator[str]:
+    """The whole text, line by line; `view` is what of the attention is to be shown."""
     yield headline(explanation)
     if explanation.fallback:
         yield POPULARITY
@@ -21,7 +21,7 @@ def lines(explanation: Explanation, choice: Choice | None = None) -> Iterator[st
         yield ""
         yield "What each entry of the history did, oldest first: the score less the score without it."
         yield from _bars(explanation.contributions)
-    yield from attention_lines(explanation, choice or Choice())
+    yield from attention_lines(explanation, view or View())
 
 
 POPULARITY = (
