@@ -13,7 +13,7 @@ import pytest
 import torch
 from command_line import CommandLine
 from explained import Page, made
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -272,6 +272,7 @@ def test_no_attention_is_said_only_when_it_is_asked_for() -> None:
         list(attention_lines(made(TRIO, fallback="popularity"), View(layer="1")))
 
 
+@settings(max_examples=40)
 @given(
     st.integers(1, 40).flatmap(
         lambda n: st.lists(st.lists(st.integers(-9, 9), min_size=n, max_size=n), min_size=1, max_size=4)
