@@ -17,6 +17,7 @@ from segue.data.local import prepare
 from segue.data.summary import summary_lines
 from segue.errors import InputError, SettingsError
 from segue.folders import read_manifest, verify_contents
+from segue.recommend.answers import BEAM
 
 if TYPE_CHECKING:
     from segue.config import About
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from segue.train.loop import Step
 
 __all__ = [
+    "BEAM",
     "Data",
     "Recommender",
     "Report",

@@ -542,6 +542,57 @@ def explain(
 
 
 @app.command()
+def plan(
+    run: Run,
+    history: History = None,
+    user: User = None,
+    n: Annotated[int, typer.Option("-n", help="How many items.")] = 5,
+    beam: Annotated[
+        int | None, typer.Option("--beam", help="How many plans are followed side by side.", show_default="8")
+    ] = None,
+    data: DataOption = None,
+    keep_seen: KeepSeen = None,
+    exclude: Annotated[
+        str | None,
+        typer.Option("--exclude", help="Ids that are no part of it, as one CSV row; or @FILE.", show_default=False),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", help="Ids that may be part of it, as one CSV row; or @FILE.", show_default=False),
+    ] = None,
+    repeats: Annotated[bool, typer.Option("--repeats", help="Let an item come twice.")] = False,
+    json: Json = False,
+) -> None:
+    """The next items as one plan: a basket, a playlist, a course."""
+    if (history is None) == (user is None):
+        raise typer.BadParameter("give exactly one of --history and --user", param_hint="--history")
+    from segue import api
+
+    model = api.Recommender.open(run)
+    entries = api.history_of(model, user, data=data) if user is not None else read_row(history or "")
+    result = model.plan(
+        entries,
+        n,
+        beam=api.BEAM if beam is None else beam,
+        exclude=None if exclude is None else read_row(exclude),
+        only=None if only is None else read_row(only),
+        keep_seen=keep_seen,
+        repeats=repeats,
+    )
+    if json:
+        answer(result)
+        return
+    if result.fallback:
+        say("No item of the history is known: these are the most popular ones.")
+    if result.unknown:
+        say(f"Unknown items, left out: {', '.join(result.unknown)}")
+    width = max((len(item.id) for item in result.items), default=0)
+    for place, item in enumerate(result.items, start=1):
+        say(f"{place:3}  {item.id:{width}}  {item.log_probability:9.4f}  {item.title or ''}".rstrip())
+    say(f"The plan's log-probability is {result.score:.4f}.")
+
+
+@app.command()
 def serve(
     runs: Annotated[
         list[Path],

@@ -15,7 +15,7 @@ import pytest
 from browser import launch_browser
 from page_visit import Visit
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
-from small_service import guarded, on_a_socket, small_service
+from small_service import guarded, on_a_socket, small_service, tiny_recommender
 
 from bench.serving import Server, free_port
 from segue.recommend.recommender import Recommender
@@ -157,6 +157,18 @@ def visit(browser: Browser, service: Running) -> Iterator[Visit]:
 @pytest.fixture
 def closed_visit(browser: Browser, closed_service: Running) -> Iterator[Visit]:
     yield from visit_of(browser, closed_service.url)
+
+
+@pytest.fixture(scope="module")
+def planner() -> Recommender:
+    """A model that plans; nobody trained it."""
+    return tiny_recommender([name for name, _ in ITEMS], plans=True, title=[title for _, title in ITEMS])
+
+
+@pytest.fixture
+def planned_visit(browser: Browser, planner: Recommender, tmp_path: Path) -> Iterator[Visit]:
+    with on_a_socket(guarded(small_service(tmp_path / "events.db", planner))) as url:
+        yield from visit_of(browser, url)
 
 
 @pytest.fixture
@@ -624,6 +636,28 @@ def test_filters_by_a_column_of_the_catalogue(visit: Visit, service: Running) ->
     visit.sees_answers(truth)
     visit.press("Take away the filter room: kitchen")
     visit.sees_answers(service.answer(ids(7, 8)))
+
+
+def test_a_plan_stands_beside_the_answers_where_a_model_can_plan(planned_visit: Visit, planner: Recommender) -> None:
+    planned_visit.open(address(7, 8))
+    steps = planned_visit.page.locator("#plan .plan-name")
+
+    def sees_plan(*numbers: int) -> list[str]:
+        names = [item.title or item.id for item in planner.plan(ids(*numbers), 5).items]
+        expect(steps).to_have_text(names)
+        return names
+
+    names = sees_plan(7, 8)
+    planned_visit.page.locator("#plan .plan-step").nth(1).click()
+    expect(planned_visit.history.first).to_have_text(names[1])
+    sees_plan(7, 8, [name for _, name in ITEMS].index(names[1]))
+    planned_visit.press("Clear")
+    expect(planned_visit.page.locator("#plan")).to_contain_text("these are the most frequent items")
+
+
+def test_no_plan_is_shown_where_no_model_can_plan(visit: Visit) -> None:
+    visit.open(address(7, 8))
+    expect(visit.page.locator("#plan")).to_be_hidden()
 
 
 def test_the_api_is_described_and_can_be_tried(visit: Visit, service: Running) -> None:

@@ -151,7 +151,7 @@ def with_values(values: torch.Tensor) -> Any:
         ({"builder": "gru4rec", "heads": 2}, ("model.heads", "gru4rec has no heads")),
         ({"builder": "gru4rec", "feed_forward": 2}, ("model.feed_forward", "gru4rec")),
         ({"builder": "narm", "positions": "oldest"}, ("model.positions", "knows the order without")),
-        ({"builder": "gru4rec", "scores": "dot"}, ("model.scores", "narm")),
+        ({"builder": "gru4rec", "scores": "dot"}, ("model.scores", "gru4rec has none to choose")),
         ({"builder": "gru4rec", "choice": "gumbel"}, ("model.choice", "narm")),
         ({"builder": "narm", "choice_temperature": 0.5}, ("model.choice_temperature", "'soft'")),
         ({"builder": "narm", "choice": "gumbel", "choice_temperature": 0.0}, ("model.choice_temperature", "above 0")),

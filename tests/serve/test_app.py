@@ -47,6 +47,7 @@ ROUTES = {
     ("get", "/users/{id}/history"): {400, 503},
     ("delete", "/users/{id}"): {400, 503},
     ("post", "/explanations"): {400, 404, 413, 415, 503},
+    ("post", "/plans"): {400, 404, 413, 415, 503},
     ("get", "/model"): {503},
     ("put", "/model"): {400, 409, 413, 415, 503},
     ("post", "/model/rollback"): {409, 413, 415, 503},

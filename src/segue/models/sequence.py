@@ -26,6 +26,9 @@ class SequenceModel(nn.Module):
     item table has a mask, and the state at a mask asks for the item that it hides.
     """
 
+    continues = False
+    """Whether a decoder is asked for item after item, so that a batch may hold what continues its histories."""
+
     def __init__(
         self,
         items: IdTable,

@@ -34,6 +34,38 @@ class Recommendation(msgspec.Struct, frozen=True):
         return [item.id for item in self.items]
 
 
+BEAM = 8
+"""Plans that are followed side by side unless asked otherwise."""
+
+
+class PlannedItem(msgspec.Struct, frozen=True):
+    """A step of a plan."""
+
+    id: str
+    title: str | None
+    """From the catalogue; null where it has none."""
+    log_probability: float
+    """The natural logarithm of its chance to come here, after the history and the steps before it; in a popularity
+    answer, of its share of the events trained on."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The next items as one plan, the first to come first."""
+
+    items: list[PlannedItem]
+    score: float
+    """The logarithm of the whole plan's chance: the sum of the steps'."""
+    unknown: list[str] = []
+    """Ids of the history that the model does not know, each once; they were left out of the question."""
+    fallback: Literal["popularity"] | None = None
+    """Set where the history had nothing the model knows, so that the most frequent items are the plan."""
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids alone, in their order."""
+        return [item.id for item in self.items]
+
+
 class Contribution(msgspec.Struct, frozen=True):
     """What one entry of a history did for an item's score."""
 

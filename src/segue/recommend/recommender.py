@@ -25,7 +25,7 @@ from segue.layers.packed import tensors
 from segue.models.build import Builder
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model
 from segue.models.sequence import SequenceModel
-from segue.recommend.answers import Explanation, Ranking, Recommendation, ScoredItem
+from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation, ScoredItem
 from segue.recommend.explain import explain_history, looks
 from segue.recommend.history import (
     Moment,
@@ -37,6 +37,7 @@ from segue.recommend.history import (
     read_histories,
     read_history,
 )
+from segue.recommend.plan import Search, plan_histories
 from segue.recommend.rules import Rules, left_out
 
 TOKENS = 16384  # events encoded at a time
@@ -162,6 +163,51 @@ class Recommender:
                 self._scored(ranking), packed.unknown, ranking.fallback.tolist(), strict=True
             )
         ]
+
+    def plan(
+        self,
+        history: Iterable[Any] | ReadHistory,
+        n: int = 5,
+        *,
+        beam: int = BEAM,
+        exclude: Iterable[Any] | None = None,
+        only: Iterable[Any] | None = None,
+        keep_seen: bool | None = None,
+        repeats: bool = False,
+        now: Moment | None = None,
+    ) -> Plan:
+        """The next n items as one plan: `plan_many` for one history."""
+        return self.plan_many(
+            [history], n, beam=beam, exclude=exclude, only=only, keep_seen=keep_seen, repeats=repeats, now=now
+        )[0]
+
+    def plan_many(
+        self,
+        histories: Iterable[Iterable[Any] | ReadHistory],
+        n: int = 5,
+        *,
+        beam: int = BEAM,
+        exclude: Iterable[Any] | None = None,
+        only: Iterable[Any] | None = None,
+        keep_seen: bool | None = None,
+        repeats: bool = False,
+        now: Moment | None = None,
+    ) -> list[Plan]:
+        """The next n items of each history as one plan, in the order they come; fewer only where fewer remain.
+
+        Where `recommend_many` ranks items that stand each for itself, here each is chosen knowing those before it. For
+        models that can plan, such as those of the recipe seq2seq; others refuse.
+
+        histories, exclude, only, keep_seen, now: as for `recommend_many`. A history without any known id gets the most
+            frequent items, and the plan says so.
+        beam: plans that are followed side by side; with one, each item is the likeliest after those before it.
+        repeats: whether an item may come twice.
+        """
+        search = Search(n=n, beam=beam, repeats=repeats)
+        read = read_histories(histories)
+        asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
+        rules = self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen)
+        return plan_histories(self, read, rules, search, asked=asked)
 
     def rules(
         self,

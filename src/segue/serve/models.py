@@ -15,6 +15,7 @@ from segue.errors import FolderError, InputError, SegueError
 from segue.folders import MANIFEST, verify_contents
 from segue.models.checkpoint import WEIGHTS
 from segue.recommend.memories import Memories
+from segue.recommend.plan import Planner
 from segue.recommend.recommender import Recommender
 from segue.serve.bodies import ModelCard, ModelsServed, Switched
 from segue.serve.catalogue import Catalogue
@@ -61,6 +62,7 @@ class ServedModel:
             items=len(model.vocabulary),
             length=model.model.length,
             attention=bool(model.attention(model.recommend([], k=1).ids)),
+            plan=isinstance(model.model, Planner),
             columns=self.catalogue.columns,
             manifest=_without_places(facts),
             report=self._report(),
