@@ -65,7 +65,7 @@ def additive_scores(
     if activation == "hard-sigmoid":
         queries, keys = SLOPE * queries + MIDDLE, SLOPE * keys
     (m, n), width = (queries.shape[-2], keys.shape[-2]), keys.shape[-1]
-    before = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
+    before = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])  # type: ignore[no-untyped-call]
     flat: Tensor = _AdditiveScores.apply(  # type: ignore[no-untyped-call]
         queries.expand(*before, m, width).reshape(-1, m, width),
         keys.expand(*before, n, width).reshape(-1, n, width),
