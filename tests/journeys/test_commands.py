@@ -38,6 +38,7 @@ OPTIONS = {
     "recommend": "--history --user --users --out -k --data --keep-seen --no-keep-seen --exclude --only --json",
     "similar": "-k --json",
     "explain": "--history --user --item --data --keep-seen --no-keep-seen --html --json",
+    "plan": "--history --user -n --beam --data --keep-seen --no-keep-seen --exclude --only --repeats --json",
     "tune": "--out --recipe --trials --minutes --resume --json",
     "serve": "--data --store --runs --host --port --workers --memory-mb --keys --rate-limit --cors --log-level --json",
 }
@@ -92,7 +93,8 @@ def test_help_and_version_in_a_real_process(segue_command: Command, tmp_path: Pa
         (("explain", "run", "--history", "a", "--user", "b"), "exactly one of --history and --user"),
         (("serve",), "Missing argument"),
         (("serve", "run", "--workers", "0"), "--workers"),
-        (("plan", "run"), "No such command 'plan'"),
+        (("plan", "run"), "exactly one of --history and --user"),
+        (("plan", "run", "--history", "a", "-n", "few"), "'-n': Input should be a valid integer"),
     ],
 )
 def test_wrong_usage(line: CommandLine, arguments: tuple[str, ...], says: str) -> None:
@@ -299,7 +301,7 @@ def test_train_set_and_all(line: CommandLine, cycle_data: Path) -> None:
 def test_recipes(line: CommandLine) -> None:
     body = line.answers("recipes")
     assert list(body) == ["recipes"]
-    named = "default esasrec sasrec sasrec-bce sasrec-sampled gsasrec bert4rec sasrec-rss"
+    named = "default esasrec sasrec sasrec-bce sasrec-sampled gsasrec bert4rec sasrec-rss transformer"
     timed = "hstu hstu-large hstu-mol sasrec-meta"
     assert set(body["recipes"]) == {*named.split(), *timed.split()}
     printed = line.does("recipes")

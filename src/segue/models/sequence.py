@@ -13,7 +13,7 @@ from segue.layers.blocks import Block
 from segue.layers.dropout import Dropout
 from segue.layers.one_token import Continuable
 from segue.layers.packed import PackedBatch, with_question
-from segue.layers.positions import LearnedPositions
+from segue.layers.positions import Positions
 from segue.models.inputs import Inputs
 from segue.models.items import IdTable
 from segue.models.similarity import Similarity
@@ -26,11 +26,14 @@ class SequenceModel(nn.Module):
     item table has a mask, and the state at a mask asks for the item that it hides.
     """
 
+    continues = False
+    """Whether a decoder is asked for item after item, so that a batch may hold what continues its histories."""
+
     def __init__(
         self,
         items: IdTable,
         inputs: Inputs,
-        positions: LearnedPositions,
+        positions: Positions,
         blocks: Sequence[nn.Module],
         *,
         norm: nn.Module,
@@ -64,12 +67,12 @@ class SequenceModel(nn.Module):
     @property
     def length(self) -> int:
         """Newest events the model can look at; the caller cuts histories to it. A mask needs a place of its own."""
-        return len(self.positions.table) // self.inputs.tokens_an_event - (self.items.mask is not None)
+        return self.positions.length // self.inputs.tokens_an_event - (self.items.mask is not None)
 
     @cached_property
     def continuable(self) -> bool:
         """Whether a new event leaves the tokens before it as they are, so that it can be encoded alone."""
-        looking_back = all(isinstance(block, Continuable) for block in self.blocks)
+        looking_back = all(isinstance(block, Continuable) and block.looks_back for block in self.blocks)
         return looking_back and self.positions.counted_from == "oldest"
 
     @property
@@ -139,17 +142,19 @@ class SequenceModel(nn.Module):
         """Scores of every item [B, V + 1]; column 0 is padding and means nothing."""
         return self.similarity.score(queries, self.item_vectors())
 
-    def attention(self, batch: PackedBatch) -> Tensor:
-        """Who looked at whom [layers, B, heads, N, N], in evaluation mode.
+    def attention(self, batch: PackedBatch) -> Tensor | None:
+        """Who looked at whom [layers, B, heads, N, N], in evaluation mode; the layers are the blocks that have
+        attention. None where no block has.
 
         Where the model asks with a mask, that is each user's last token, after its events.
         """
         batch = self.inputs.expanded(self._asked(batch))
         x, weights = self._tokens(batch), []
         for block in self.blocks:
-            weights.append(cast(Block, block).attention_weights(x, batch))
+            looked = cast(Block, block).attention_weights(x, batch)
+            weights += [] if looked is None else [looked]
             x = block(x, batch)
-        return self.inputs.between_events(torch.stack(weights))
+        return self.inputs.between_events(torch.stack(weights)) if weights else None
 
     def _asked(self, batch: PackedBatch) -> PackedBatch:
         return batch if self.items.mask is None else with_question(batch, self.items.mask_number)

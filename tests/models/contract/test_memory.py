@@ -32,6 +32,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sasrec": ("sasrec", {}),
     "sasrec, one head, untied": ("sasrec", {"heads": 1, "tied": False}),
     "sasrec, mixture of logits": ("sasrec", SMALL_MIXTURE),
+    "transformer": ("transformer", {}),
+    "transformer, post, bilinear, sinusoidal": (
+        "transformer",
+        {"norm": "post", "scores": "bilinear", "positions": "sinusoidal"},
+    ),
+    "transformer, rotary, combined": ("transformer", {"positions": "rotary", "inputs": "combined"}),
+    "transformer, additive, buckets, one head": (
+        "transformer",
+        {"heads": 1, "scores": "additive", "positions": "buckets"},
+    ),
     "esasrec": ("esasrec", {}),
     "esasrec, combined, layer norm": ("esasrec", {"inputs": "combined", "output": "layer-norm"}),
     "sasrec-meta, cosine": ("sasrec-meta", {"similarity": "cosine"}),
@@ -44,7 +54,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hstu, combined, now": ("hstu", {"target_time": True, "inputs": "combined"}),
 }
 
-WITH_FEWER = {name for name in CASES if name.endswith(("untied", "logits", "layer norm", "head", "combined"))}
+FEWER = ("untied", "logits", "layer norm", "head", "combined", "sinusoidal", "transformer")
+WITH_FEWER = {name for name in CASES if name.endswith(FEWER)}
 
 
 def assert_alike(found: np.ndarray, expected: Tensor) -> None:
@@ -54,7 +65,7 @@ def assert_alike(found: np.ndarray, expected: Tensor) -> None:
 @cache
 def case_of(name: str, length: int = 16) -> tuple[SequenceModel, Continuation]:
     builder, changed = CASES[name]
-    model = model_of(builder, positions="oldest", length=length, **changed)
+    model = model_of(builder, length=length, **{"positions": "oldest", **changed})
     return model, Continuation(model)
 
 
@@ -266,15 +277,25 @@ def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
         ("esasrec", "oldest", True),
         ("hstu", "oldest", True),
         ("sasrec-meta", "oldest", True),
+        ("transformer", "oldest", True),
+        ("transformer", "sinusoidal", True),
+        ("transformer", "rotary", True),
+        ("transformer", "buckets", True),
+        ("transformer", "newest", False),
         ("sasrec", "newest", False),
         ("hstu", "newest", False),
         ("bert4rec", "oldest", False),
         ("bert4rec", "newest", False),
+        ("gru4rec", "oldest", False),
+        ("narm", "oldest", False),
+        ("caser", "oldest", False),
+        ("nextitnet", "oldest", False),
     ],
 )
 def test_who_looks_both_ways_or_counts_from_the_newest_cannot_be_continued(
     builder: str, positions: str, continuable: bool
 ) -> None:
+    """Nor can those whose later tokens do not need a row of each earlier one, which is what a memory keeps."""
     model = model_of(builder, positions=positions)
     assert model.continuable is continuable
     assert model.window_step == (16 if continuable else 1)

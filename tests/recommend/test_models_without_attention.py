@@ -1,0 +1,31 @@
+"""What an explanation has to show of attention, where the encoder has some and where it has none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from segue.data.batch import Batch
+from segue.models.build import build_model
+from segue.models.settings import ModelSettings
+from segue.recommend.explain import looks
+
+HISTORY = Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array([3]))
+
+
+@pytest.mark.parametrize("builder", ["gru4rec", "caser", "nextitnet"])
+def test_a_model_without_attention_shows_none(builder: str) -> None:
+    settings = ModelSettings(builder=builder, width=4, depth=1)  # type: ignore[arg-type]
+    model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
+    assert looks(model, HISTORY) == []
+
+
+def test_narm_shows_where_each_state_looked_back() -> None:
+    settings = ModelSettings(builder="narm", width=4, depth=2, scores="additive")
+    model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
+    (looked,) = looks(model, HISTORY)
+    weights = looked.weights[0].numpy()  # [1, 3, 3]
+    assert weights.shape == (1, 3, 3) and looked.rows == "tokens"
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+    assert (np.triu(weights[0], 1) == 0).all() and weights[0, 0, 0] == 1
