@@ -198,11 +198,18 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     _write_page(html(comparison), path)
 
 
-def explanation_lines(explanation: Explanation) -> list[str]:
-    """An explanation as lines for a terminal."""
+def explanation_lines(
+    explanation: Explanation, *, layer: str | None = None, head: int | None = None, query: str | None = None
+) -> list[str]:
+    """An explanation as lines for a terminal.
+
+    layer, head: draw the weights of this layer (its number or its name), of this head or of all of them.
+    query: who looks, as an entry's number or `?` for the question; else the last one, or in a drawing everyone.
+    """
+    from segue.recommend.attention_text import View
     from segue.recommend.explain_text import lines
 
-    return list(lines(explanation))
+    return list(lines(explanation, View(layer=layer, head=head, query=query)))
 
 
 def write_explanation(explanation: Explanation, path: Path) -> None:

@@ -504,22 +504,38 @@ def explain(
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a self-contained page that draws it.", show_default=False)
     ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option("--layer", help="Draw the attention of this layer, by number or name.", show_default=False),
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option("--head", min=1, help="Draw the attention of this head.", show_default=False)
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(
+            "--query", help="Show where this entry looks, by its number; ? is the question.", show_default=False
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Why an item is answered: what each entry of the history did, and where the model looked."""
     if (history is None) == (user is None):
         raise typer.BadParameter("give exactly one of --history and --user", param_hint="--history")
+    if json and (layer, head, query) != (None, None, None):
+        raise typer.BadParameter("--json has all of the attention; leave out --layer, --head and --query")
     from segue import api
 
     model = api.Recommender.open(run)
     entries = api.history_of(model, user, data=data) if user is not None else read_row(history or "")
     explanation = model.explain(entries, item, keep_seen=keep_seen)
+    shown = api.explanation_lines(explanation, layer=layer, head=head, query=query)
     if html is not None:
         api.write_explanation(explanation, html)
     if json:
         answer(explanation)
         return
-    for text in api.explanation_lines(explanation):
+    for text in shown:
         say(text)
     if html is not None:
         say(f"Wrote {html}.")

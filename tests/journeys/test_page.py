@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,7 +228,7 @@ def test_why_is_drawn_on_the_history_and_heads_can_be_chosen(visit: Visit, servi
         value < 0 for value in expected
     ]
 
-    weights = truth["attention"]["weights"]
+    weights = [layer["weights"] for layer in truth["attention"]]
     assert (len(weights), len(weights[0])) == (2, 2)
     gists = set()
     for layer in range(2):
@@ -243,6 +243,67 @@ def test_why_is_drawn_on_the_history_and_heads_can_be_chosen(visit: Visit, servi
     assert len(gists) == 4
     visit.page.locator("canvas").hover(position={"x": 30, "y": 30})
     expect(visit.page.locator("#cell")).to_contain_text(f"1 “{title(7)}” looks at 1 “{title(7)}”: 1.00")
+
+
+def shown_instead(visit: Visit, path: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Let the page get another answer than the service's."""
+
+    def fulfil(route: Route) -> None:
+        body = route.fetch().json()
+        change(body)
+        route.fulfill(json=body)
+
+    visit.page.route(path, fulfil)
+
+
+def test_attention_of_every_shape_is_drawn(visit: Visit) -> None:
+    """An encoder's square, then a decoder's step, of which one head has weights below zero."""
+    entries = [0, 1, 2]
+    square = {"name": "layer 1", "rows": entries, "columns": entries, "weights": [[[1, 0, 0], [1, 0, 0], [0, 1, 0]]]}
+    heads = [[[0.25, 0.75, 0]], [[-0.5, 0, 0.25]]]
+    step = {"name": "decoder, at the history", "rows": [None], "columns": entries, "weights": heads}
+    shown_instead(visit, "**/explanations", lambda body: body.update(attention=[square, step]))
+    visit.open(address(7, 8, 9))
+    visit.ask_why(0)
+    gist, cell, canvas = (visit.page.locator(name) for name in ("#gist", "#cell", "canvas"))
+    expect(gist).to_have_text(
+        f"In decoder, at the history, mean of the heads, the answer looks most at 2 “{title(8)}” (0.375), "
+        f"1 “{title(7)}” (-0.125), and 3 “{title(9)}” (0.125)."
+    )
+    visit.choose("Head", "2")
+    expect(gist).to_have_text(
+        f"In decoder, at the history, head 2, the answer looks most at 1 “{title(7)}” (-0.500) "
+        f"and 3 “{title(9)}” (0.250)."
+    )
+    expect(visit.page.locator(".legend")).to_have_text("-0.50000.500")
+    canvas.hover(position={"x": 30, "y": 30})
+    expect(cell).to_have_text(f"? “the question” looks at 1 “{title(7)}”: -0.500")
+    canvas.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight"):
+        visit.page.keyboard.press(key)
+    expect(cell).to_have_text(f"? “the question” looks at 3 “{title(9)}”: 0.250")
+    below, above = canvas.evaluate(
+        """drawn => {
+          const scale = devicePixelRatio || 1;
+          const { data } = drawn.getContext("2d").getImageData(0, 34 * scale, drawn.width, 1);
+          const middles = [0, 2].map(key => 4 * Math.round((26 + 34 * (key + 0.5)) * scale));
+          return middles.map(at => [...data.slice(at, at + 3)]);
+        }"""
+    )
+    assert below[0] > below[2] and above[2] > above[0], "what is below zero is reddish, the rest bluish"
+    visit.choose("Layer", "1")
+    expect(gist).to_have_text(f"In layer 1, head 1, 3 “{title(9)}” looks most at 2 “{title(8)}” (1.00).")
+    canvas.hover(position={"x": 30, "y": 30 + 34})
+    expect(cell).to_have_text(f"2 “{title(8)}” looks at 1 “{title(7)}”: 1.00")
+
+
+def test_a_model_without_attention_says_so(visit: Visit) -> None:
+    shown_instead(visit, "**/model", lambda body: body["models"][0].update(attention=False))
+    shown_instead(visit, "**/explanations", lambda body: body.update(attention=[]))
+    visit.open(address(7, 8, 9))
+    visit.ask_why(0)
+    expect(visit.detail).to_contain_text("This model has no attention to show.")
+    expect(visit.page.locator("canvas")).to_have_count(0)
 
 
 def test_what_if_an_item_were_not_there_or_came_at_another_time(visit: Visit, service: Running) -> None:

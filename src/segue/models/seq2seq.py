@@ -18,6 +18,7 @@ from segue.layers.packed import PackedBatch
 from segue.layers.positions import LearnedPositions, NoPositions, Positions
 from segue.layers.reading import Decoder, Read
 from segue.layers.recurrent_plan import RecurrentDecoder, RecurrentReader
+from segue.models.attention_map import AttentionMap
 from segue.models.inputs import make_inputs
 from segue.models.items import IdTable
 from segue.models.mol import make_similarity
@@ -122,6 +123,18 @@ class EncoderDecoder(SequenceModel):
             found[..., :-1, :-1] = torch.stack(weights)
         found[:, torch.arange(users), :, batch.lengths, :-1] = looks.transpose(0, 1)
         return found
+
+    def attention_maps(self, batch: PackedBatch) -> list[AttentionMap]:
+        """The encoder's layers, where they look at each other, and then where the decoder's first step looks."""
+        x, maps = self._tokens(batch), []
+        for layer, block in enumerate(self.blocks, start=1):
+            if hasattr(block, "attention_weights"):
+                maps.append(AttentionMap(f"encoder, layer {layer}", block.attention_weights(x, batch)))
+            x = block(x, batch)
+        looks = self._decoder.first_looks(self._starts(batch.size)[:, 0], Read.of(x, batch))  # [layers, B, heads, N]
+        for layer, own in enumerate(looks, start=1):
+            maps.append(AttentionMap(f"decoder, layer {layer}, at the history", own[:, :, None], rows="steps"))
+        return maps
 
     def _stepped(self, newest: Tensor, read: Read, kept: Any) -> tuple[Tensor, Decoding]:
         state, kept = self._decoder.step(newest, read, kept)

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from segue.layers.blocks import Block, WithoutAttention
+from segue.layers.blocks import Block
 from segue.layers.dropout import Dropout
 from segue.layers.one_token import Continuable
 from segue.layers.packed import PackedBatch, with_question
@@ -80,11 +80,6 @@ class SequenceModel(nn.Module):
         """Events by which the start of the window moves on where a history outgrows `length`: while it stays, new
         events can be encoded alone; where they cannot be, it need not stay."""
         return max(1, self.length // 4) if self.continuable else 1
-
-    @property
-    def attentive(self) -> bool:
-        """Whether any block has attention to show."""
-        return not all(isinstance(block, WithoutAttention) for block in self.blocks)
 
     @property
     def width(self) -> int:

@@ -26,7 +26,7 @@ from segue.models.build import Builder
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model
 from segue.models.sequence import SequenceModel
 from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation, ScoredItem
-from segue.recommend.explain import attention_weights, explain_history
+from segue.recommend.explain import explain_history, looks
 from segue.recommend.history import (
     Moment,
     ReadHistory,
@@ -277,14 +277,17 @@ class Recommender:
             attention=attention,
         )
 
-    def attention(self, history: Iterable[Any]) -> np.ndarray | None:
-        """All attention weights [layers, heads, n, n] of the n newest known entries that the model has room for.
+    def attention(self, history: Iterable[Any]) -> dict[str, np.ndarray]:
+        """All attention weights of the n newest known entries that the model has room for, by the layer's name, in the
+        order of the model: `layer 1`, `layer 2` and so on, or where in the model they stand.
 
-        Row = who looks, column = at whom, oldest first. A model that puts a token of its own after the history, to ask
-        with, has one row and column more, the last. None where the model has none to show or knows no entry.
+        Each is [heads, n, n]: row = who looks, column = at whom, oldest first. A model that puts a token of its own
+        after the history, to ask with, has one row and column more, the last. Where a decoder looks at the history,
+        the rows are its steps. Empty where the model has none to show or knows no entry.
         """
         packed = pack_histories([read_history(history)], self.vocabulary, known=self.trained)
-        return attention_weights(self.model, newest(packed.batch, self.model.length, self.model.window_step))
+        window = newest(packed.batch, self.model.length, self.model.window_step)
+        return {each.name: each.weights[0].numpy() for each in looks(self.model, window)}
 
     def rank(self, histories: Batch, rules: Sequence[Rules], *, encode: Encode | None = None) -> Ranking:
         """Answers in numbers to whole histories of items that were trained on, some perhaps empty; each has its rules.

@@ -204,7 +204,7 @@ def test_a_user_without_events_is_never_answered_with_anothers_state(builder: st
 @pytest.mark.parametrize("builder", sorted(WITHOUT_ATTENTION))
 def test_where_nobody_looks_at_anybody_there_is_no_attention_to_show(builder: str) -> None:
     model = model_of(builder)
-    assert not model.attentive and model.attention(packed_of([1, 2], [3])) is None
+    assert model.attention(packed_of([1, 2], [3])) is None
 
 
 @pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - WITHOUT_ATTENTION - {*PLANNING}))
@@ -214,7 +214,7 @@ def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
     model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
     layers, heads = (1, 1) if builder == "narm" else (3, heads)  # one look back, after its recurrent layers
     found, tokens = model.attention(packed_of(*users)), [len(user) for user in questioned(model, users)]
-    assert model.attentive and found is not None and found.shape == (layers, 2, heads, tokens[0], tokens[0])
+    assert found is not None and found.shape == (layers, 2, heads, tokens[0], tokens[0])
     for user, length in enumerate(tokens):
         own = found[:, user, :, :length, :length]
         if builder != "hstu":  # its weights stand each for itself
