@@ -26,8 +26,8 @@ from segue.testing.learning import eight_users, task_of
 
 __all__ = [
     "MASK",
-    "N_ITEMS",
     "NOT_CAUSAL",
+    "N_ITEMS",
     "PLANNING",
     "RECURRENT",
     "asked",
