@@ -30,6 +30,7 @@ def test_from_a_log_to_answers_over_http(name: str, cycle_data: Path, tmp_path: 
     recipe, asked, attentions = JOURNEYS[name]
     segue.train(cycle_data, out=tmp_path / "run", recipe=recipe, overrides=(*SHORT, *QUICK, *asked))
     model = segue.load(tmp_path / "run")
+    assert isinstance(model, segue.Recommender)
     assert segue.evaluate(model, data=cycle_data).metrics["hit@1"] > 0.8
     answer = model.recommend(HISTORY, k=3).ids
     explanation = model.explain(HISTORY, answer[0])
