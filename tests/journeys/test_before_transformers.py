@@ -31,7 +31,7 @@ def test_from_a_log_to_answers_over_http(name: str, cycle_data: Path, tmp_path: 
     segue.train(cycle_data, out=tmp_path / "run", recipe=recipe, overrides=(*SHORT, *QUICK, *asked))
     model = segue.load(tmp_path / "run")
     assert isinstance(model, segue.Recommender)
-    assert segue.evaluate(model, data=cycle_data).metrics["hit@1"] > 0.8
+    assert segue.evaluate(model, data=cycle_data).metrics["hit@1"] > 0.6, "one in twelve by chance"
     answer = model.recommend(HISTORY, k=3).ids
     explanation = model.explain(HISTORY, answer[0])
     assert len(explanation.contributions) == 3 and len(explanation.attention) == attentions
