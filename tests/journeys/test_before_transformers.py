@@ -11,7 +11,7 @@ from small_service import asked_in_process, ids, post_events
 import segue
 from segue.serve.embedded import application
 
-SHORT = ("model.width=16", "model.dropout=0", "train.epochs=15", "train.patience=15", "train.tokens=150")
+SHORT = ("model.width=16", "model.dropout=0", "train.epochs=8", "train.patience=8", "train.tokens=80")
 QUICK = ("train.learning_rate=1e-2", "train.averaging=0", "train.warmup=0", "train.threads=1", "evaluate.seen=keep")
 HISTORY = ["i03", "i04", "i05"]
 
@@ -30,7 +30,8 @@ def test_from_a_log_to_answers_over_http(name: str, cycle_data: Path, tmp_path: 
     recipe, asked, attentions = JOURNEYS[name]
     segue.train(cycle_data, out=tmp_path / "run", recipe=recipe, overrides=(*SHORT, *QUICK, *asked))
     model = segue.load(tmp_path / "run")
-    assert segue.evaluate(model, data=cycle_data).metrics["hit@1"] > 0.8
+    assert isinstance(model, segue.Recommender)
+    assert segue.evaluate(model, data=cycle_data).metrics["hit@1"] > 0.6, "one in twelve by chance"
     answer = model.recommend(HISTORY, k=3).ids
     explanation = model.explain(HISTORY, answer[0])
     assert len(explanation.contributions) == 3 and len(explanation.attention) == attentions
