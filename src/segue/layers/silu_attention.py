@@ -66,6 +66,9 @@ def silu_attention(
     number for each distance, `times` for each bucket; `buckets` [B, N, N] int32. Tokens after i have no weight, so
     padding on the right needs no mask.
     """
+    if torch.jit.is_tracing():  # a graph has no loop over users, and no gradient
+        products = q @ k.transpose(-1, -2) + (time_bias(times, buckets) + place_bias(places, q.shape[2]))[:, None]
+        return (functional.silu(products) * causal_mask(q, length)) @ v
     mixed: Tensor = _SiluAttention.apply(q, k, v, places, times, buckets, length)  # type: ignore[no-untyped-call]
     return mixed
 
