@@ -1,0 +1,238 @@
+"""A run → one ONNX file: the graph from a window of events to a question and scores, and what a runtime must know.
+
+The graph takes users' windows as rectangles, oldest events first and anything after a user's own: `items` [B, N] and
+`lengths` [B]; where the model looks at them also `times` [B, N] and `asked` [B], in seconds, and `values` [B, N], nan
+where there is none. It gives `question` [B, Q] and `scores` [B, V + 1], column 0 meaning nothing. B is any number, N
+at most the model's length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from segue import folders
+from segue.data.batch import Batch
+from segue.errors import InputError
+from segue.layers.packed import tensors
+from segue.layers.padded import PaddedBatch
+from segue.models.sequence import SequenceModel
+from segue.recommend.recommender import Recommender
+from segue.slim import FORMAT, METADATA, Facts, SlimRecommender, graph_inputs, in_short
+
+OPSET = 17
+INPUTS = ("items", "lengths", "times", "asked", "values")
+OUTPUTS = ("question", "scores")
+STAGES = ("tracing the model", "writing the file", "comparing it with torch")
+MOST_BYTES = 2_000_000_000  # of an ONNX file
+MOST_DIFFERENCE = 1e-5  # between the graph's numbers and torch's; where the largest of them is above one, its share
+NOT_EXACT = "The run looks its answers up approximately; from the file every item is scored, so some may be better."
+
+
+class Export(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written."""
+
+    file: str
+    bytes: int
+    items: int
+    length: int
+    """Newest events of a history that the graph takes."""
+    inputs: list[str]
+    outputs: list[str]
+    difference: float
+    """The largest between the graph's numbers and torch's that the check met."""
+    note: str | None = None
+
+
+def export_onnx(
+    recommender: Recommender, path: Path, *, progress: Callable[[str, int, int], None] | None = None
+) -> Export:
+    """Write the file, complete and compared with torch, or nothing. `progress`: told of each stage, how many are done
+    and of how many."""
+
+    def begin(stage: int) -> None:
+        if progress is not None:
+            progress(STAGES[stage], stage, len(STAGES))
+
+    model, facts = recommender.model, _facts_of(recommender)
+    with folders.complete_file(path, option="--onnx") as staging:
+        begin(0)
+        graph = _traced(model, facts)
+        begin(1)
+        staging.write_bytes(graph + _metadata(METADATA, msgspec.json.encode(facts)))
+        begin(2)
+        made = SlimRecommender.open(staging, threads=1)
+        difference = _difference(model, made)
+        size = staging.stat().st_size
+    exact = recommender.manifest.get("index", {}).get("kind", "exact") == "exact"
+    return Export(
+        file=str(path),
+        bytes=size,
+        items=len(facts.ids),
+        length=facts.length,
+        inputs=made.inputs,
+        outputs=list(OUTPUTS),
+        difference=difference,
+        note=None if exact else NOT_EXACT,
+    )
+
+
+def _facts_of(recommender: Recommender) -> Facts:
+    table, model, manifest = recommender.vocabulary.table, recommender.model, recommender.manifest
+    return Facts(
+        format=FORMAT,
+        segue=version("segue"),
+        recipe=manifest.get("recipe", ""),
+        data=manifest.get("data", {}).get("digest", ""),
+        length=model.length,
+        window_step=model.window_step,
+        seen=recommender.seen,
+        ids=table["id"].to_list(),
+        titles=table["title"].to_list() if "title" in table.columns else None,
+        counts=recommender.counts[1:].tolist(),
+        twins=_twins(model.item_vectors().detach().numpy()),
+    )
+
+
+def _twins(vectors: np.ndarray) -> dict[int, int]:
+    """Items whose vector [V + 1, D] an item with a lower number has → the lowest such number."""
+    rows = np.ascontiguousarray(vectors).view(np.dtype((np.void, vectors.dtype.itemsize * vectors.shape[1])))[:, 0]
+    _, first, which = np.unique(rows[1:], return_index=True, return_inverse=True)
+    lowest, numbers = first[which] + 1, np.arange(1, len(rows))
+    later = lowest < numbers
+    return dict(zip(numbers[later].tolist(), lowest[later].tolist(), strict=True))
+
+
+class _Graph(nn.Module):
+    """What is traced: windows in, questions and scores out. The items' side is made once, here."""
+
+    vectors: Tensor
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("vectors", model.item_vectors().detach())
+
+    def forward(
+        self, items: Tensor, lengths: Tensor, times: Tensor, asked: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        question = self.model.query(PaddedBatch.of(items, lengths, times, asked, values))
+        return question, self.model.similarity.score(question, self.vectors)
+
+
+def _traced(model: SequenceModel, facts: Facts) -> bytes:
+    """The graph, as the bytes of an ONNX file.
+
+    By torch's exporter that traces, though it is the older one: the newer takes twenty times as long, needs more
+    libraries and takes loops over events apart. What a trace could get wrong, the comparison with torch sees.
+    """
+    with torch.no_grad():
+        graph = _Graph(model).eval()
+    size = sum(tensor.nbytes for tensor in graph.state_dict().values())
+    if size > MOST_BYTES:
+        raise InputError(f"This run cannot be exported: it has {size:,} bytes, an ONNX file {MOST_BYTES:,} at most.")
+    users, events = {0: "users"}, {0: "users", 1: "events"}
+    windows = _random_windows(np.random.default_rng(0), [min(3, facts.length), 1], n_items=len(facts.ids))
+    feeds, result = graph_inputs(windows), io.BytesIO()
+    try:
+        with warnings.catch_warnings(), _no_output(), torch.no_grad():
+            warnings.simplefilter("ignore")  # it calls itself outdated, and warns of numbers that are constants here
+            torch.onnx.export(
+                graph,
+                tuple(torch.from_numpy(feeds[name]) for name in INPUTS),
+                result,
+                dynamo=False,
+                opset_version=OPSET,
+                input_names=list(INPUTS),
+                output_names=list(OUTPUTS),
+                dynamic_axes={
+                    "items": events,
+                    "lengths": users,
+                    "times": events,
+                    "asked": users,
+                    "values": events,
+                    "question": users,
+                    "scores": users,
+                },
+                do_constant_folding=False,  # it would fold a second copy of a tied item table
+            )
+    except Exception as error:  # an encoder may fail in any way of its own
+        raise InputError(
+            f"This run cannot be exported: no graph can be made of its encoder ({in_short(error)})."
+        ) from error
+    return result.getvalue()
+
+
+@contextlib.contextmanager
+def _no_output() -> Iterator[None]:
+    """Nothing reaches standard output: where it fails, the exporter writes its graph there, from outside Python."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _metadata(key: str, value: bytes) -> bytes:
+    """An entry of the file's metadata. A protocol buffer goes on where it ended, so this may be put after it."""
+    return _field(14, _field(1, key.encode()) + _field(2, value))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of a protocol buffer: its number, that it is bytes, how many, and these."""
+    length, size = bytearray(), len(content)
+    while size >= 128:
+        length.append(size % 128 + 128)
+        size //= 128
+    return bytes([number * 8 + 2, *length, size]) + content
+
+
+def _difference(model: SequenceModel, made: SlimRecommender) -> float:
+    """How far the file's numbers are from torch's over random windows; too far is refused."""
+    length, rng, worst = made.facts.length, np.random.default_rng(0), 0.0
+    some = rng.integers(1, length + 1, 5).tolist()
+    for lengths in ([1], [length], [length, 1], [1, *some, length]):
+        windows = _random_windows(rng, lengths, n_items=len(made.facts.ids))
+        with torch.inference_mode():
+            question = model.query(tensors(windows))
+            expected = question.numpy(), model.score_all(question)[:, 1:].numpy()
+        questions, scores = made.run(windows)
+        for found, wanted in zip((questions, scores[:, 1:]), expected, strict=True):
+            most = np.maximum(1, np.abs(wanted).max(axis=1, initial=0))
+            worst = max(worst, float((np.abs(found - wanted).max(axis=1, initial=0) / most).max()))
+    if not worst <= MOST_DIFFERENCE:
+        raise InputError(
+            f"This run cannot be exported: the graph's numbers differ from torch's by {worst:.1e}, and "
+            f"{MOST_DIFFERENCE:.0e} is the most that rounding explains; its encoder does something that a trace misses."
+        )
+    return worst
+
+
+def _random_windows(rng: np.random.Generator, lengths: list[int], *, n_items: int) -> Batch:
+    """Windows of any items, some with values, from seconds to years between events and before the question."""
+    events = sum(lengths)
+    gaps = np.exp(rng.uniform(0, np.log(1e8), events + len(lengths))).astype(np.int64)
+    times, ends = np.cumsum(gaps), np.cumsum(np.array(lengths) + 1) - 1  # a question comes after each user's events
+    values = rng.normal(3, 2, events).astype(np.float32)
+    return Batch(
+        items=rng.integers(1, n_items + 1, events),
+        times=np.delete(times, ends),
+        lengths=np.array(lengths, dtype=np.int64),
+        asked=times[ends],
+        values=np.where(rng.random(events) < 0.2, np.float32(np.nan), values),
+    )
