@@ -9,6 +9,7 @@ at most the model's length.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import sys
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from segue import folders
 from segue.data.batch import Batch
-from segue.errors import InputError
+from segue.errors import InputError, SettingsError
 from segue.layers.packed import tensors
 from segue.layers.padded import PaddedBatch
 from segue.models.sequence import SequenceModel
@@ -65,12 +66,14 @@ def export_onnx(
         if progress is not None:
             progress(STAGES[stage], stage, len(STAGES))
 
+    if importlib.util.find_spec("onnx") is None:
+        raise SettingsError("An export needs onnx, which is not installed; run `pip install 'segue[onnx]'`.")
     model, facts = recommender.model, _facts_of(recommender)
     with folders.complete_file(path, option="--onnx") as staging:
         begin(0)
         graph = _traced(model, facts)
         begin(1)
-        staging.write_bytes(graph + _metadata(METADATA, msgspec.json.encode(facts)))
+        staging.write_bytes(_with_facts(graph, facts))
         begin(2)
         made = SlimRecommender.open(staging, threads=1)
         difference = _difference(model, made)
@@ -188,18 +191,13 @@ def _no_output() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _metadata(key: str, value: bytes) -> bytes:
-    """An entry of the file's metadata. A protocol buffer goes on where it ended, so this may be put after it."""
-    return _field(14, _field(1, key.encode()) + _field(2, value))
+def _with_facts(graph: bytes, facts: Facts) -> bytes:
+    """The file with what its metadata says."""
+    import onnx
 
-
-def _field(number: int, content: bytes) -> bytes:
-    """A field of a protocol buffer: its number, that it is bytes, how many, and these."""
-    length, size = bytearray(), len(content)
-    while size >= 128:
-        length.append(size % 128 + 128)
-        size //= 128
-    return bytes([number * 8 + 2, *length, size]) + content
+    model = onnx.load_model_from_string(graph)
+    onnx.helper.set_model_props(model, {METADATA: msgspec.json.encode(facts).decode()})
+    return model.SerializeToString()
 
 
 def _difference(model: SequenceModel, made: SlimRecommender) -> float:
