@@ -32,7 +32,7 @@ DIRECTION = [
     {"export"},
     {"config"},
     {"runs"},
-    {"api", "serve", "tune"},
+    {"api", "serve", "tune", "testing"},
     {"terminal"},
     {"demo"},
     {"cli"},
@@ -100,6 +100,8 @@ def _not_for_this_room(one: Import) -> bool:
         (one.room in ("errors", "folders", "data") and outside == "torch")
         or (one.room != "serve" and outside in ("litestar", "uvicorn", "starlette"))
         or (one.room == "serve" and one.target in ("train", "objective"))
+        or one.target == "testing" != one.room  # it is for tests alone
+        or outside in ("pytest", "_pytest", "hypothesis")
         or (one.room == "cli" and one.target not in (None, "cli", "errors", "terminal", "api", "serve", "tune", "demo"))
     )
 
@@ -133,6 +135,9 @@ def test_imports_keep_the_direction(sources: dict[str, str]) -> None:
         ("cli.py", "import litestar"),
         ("cli.py", "from segue.data.prepare import prepare"),
         ("serve/app.py", "from segue.train.loop import fit"),
+        ("demo/tour.py", "from segue.testing import check_encoder"),
+        ("testing/laws.py", "from segue.api import train"),
+        ("testing/laws.py", "import pytest"),
     ],
 )
 def test_a_wrong_import_is_seen(file: str, source: str) -> None:
@@ -145,6 +150,7 @@ def test_a_wrong_import_is_seen(file: str, source: str) -> None:
         ("layers/packed.py", "import torch\nfrom segue.data.batch import Batch"),
         ("data/split.py", "from .sequences import Sequences\nfrom segue.errors import InputError"),
         ("demo/tour.py", "from segue import api, serve"),
+        ("testing/learning.py", "from segue.train.optimiser import optimiser\nfrom segue.testing.cases import Case"),
         ("serve/app.py", "import litestar"),
         ("api.py", "import segue\nprint(segue.__version__)"),
         ("__init__.py", "from segue.api import prepare"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from segue.evaluate.compare import Comparison, MeasuredRun
     from segue.evaluate.report import Report
     from segue.export import Export
+    from segue.models.build import Builder
     from segue.recommend.answers import Explanation
     from segue.recommend.recommender import Recommender
     from segue.train.loop import Step
@@ -71,6 +72,7 @@ def train(
     out: Path | str | None = None,
     recipe: str | Path | None = None,
     overrides: Sequence[str] = (),
+    encoder: Builder | None = None,
     resume: bool = False,
     all_events: bool = False,
     progress: Callable[[Step], None] | None = None,
@@ -79,6 +81,8 @@ def train(
     """Train a model and measure it. Gives a Recommender; with `out`, its run folder stays there.
 
     recipe: a name of `segue recipes` or a TOML file. overrides: `section.key=value` laid over it.
+    encoder: a builder of your own in the place of the recipe's, as docs/your-model.md shows. No folder holds code: who
+        opens the run gives it again.
     resume: go on with training that was interrupted, or with a finished run that is given more epochs.
     all_events: once validation has chosen the epochs, train that many on every event, for serving.
     progress, measured: told how training and how measuring is getting on.
@@ -90,6 +94,7 @@ def train(
         out=None if out is None else Path(out),
         recipe=recipe,
         overrides=overrides,
+        encoder=encoder,
         resume=resume,
         all_events=all_events,
         progress=progress,
@@ -97,12 +102,19 @@ def train(
     )
 
 
-def load(folder: Path | str) -> Recommender | Data:
-    """Open what `prepare` or `train` made: a run folder gives a Recommender, a data folder gives Data."""
+def load(folder: Path | str, *, encoder: Builder | None = None) -> Recommender | Data:
+    """Open what `prepare` or `train` made: a run folder gives a Recommender, a data folder gives Data.
+
+    encoder: the builder that the run was trained with, where one was given to `train`.
+    """
     from segue.folders import kind_of
     from segue.recommend.recommender import Recommender
 
-    return Data.open(Path(folder)) if kind_of(Path(folder)) == "data" else Recommender.open(folder)
+    if kind_of(Path(folder)) == "run":
+        return Recommender.open(folder, encoder=encoder)
+    if encoder is not None:
+        raise SettingsError(f"{folder} is a data folder, which has no encoder: leave encoder= out.")
+    return Data.open(Path(folder))
 
 
 def evaluate(
@@ -110,16 +122,19 @@ def evaluate(
     *,
     data: Data | Path | str | None = None,
     at: Sequence[int] | None = None,
+    encoder: Builder | None = None,
     progress: Measured | None = None,
 ) -> Report:
     """Measure a run and the baselines, by one ruler, on the test part of the data it was trained on.
+
+    encoder: as for `load`, where `run` is a folder.
 
     A run trained with `all_events` has seen the test part: for it this is the report of the run that chose its epochs.
     """
     from segue.recommend.recommender import Recommender
     from segue.runs import data_of, measure, settings_of
 
-    recommender = run if isinstance(run, Recommender) else Recommender.open(run)
+    recommender = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
     settings = settings_of(recommender)
     if at is not None:
         settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, at=tuple(at)))

@@ -61,6 +61,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"objective.loss = {self.objective.loss!r} needs scores that are inner products, and model.similarity "
                 f"= 'mol' mixes several: choose one of the losses {', '.join(SAMPLED)}, or model.similarity = 'dot'."
             )
+        if self.model.choice == "reinforce" and self.objective.loss in ("sce", "lambdarank"):
+            raise SettingsError(
+                f"model.choice = 'reinforce' learns from what each question lost, and objective.loss = "
+                f"{self.objective.loss!r} does not say it: choose objective.loss = 'softmax' or one of "
+                f"{', '.join(SAMPLED)}, or another model.choice."
+            )
         refuse_misfit(self.index.kind, similarity=self.model.similarity)
 
 

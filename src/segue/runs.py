@@ -37,6 +37,7 @@ from segue.evaluate.ruler import ModelScorer
 from segue.evaluate.settings import SeenRule, seen_rule
 from segue.evaluate.trained import training_counts
 from segue.index.build import build_index, index_facts, sample_questions
+from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model
 from segue.models.sequence import SequenceModel
 from segue.recommend.recommender import Recommender
@@ -57,6 +58,7 @@ def make_run(
     out: Path | None,
     recipe: str | Path | None,
     overrides: Sequence[str],
+    encoder: Builder | None,
     resume: bool,
     all_events: bool,
     progress: Callable[[Step], None] | None,
@@ -66,9 +68,9 @@ def make_run(
     data.verify()
     run = out if out is not None else _temporary_run()
     job = (
-        _taken_up(run, data, recipe, overrides, everything=all_events)
+        _taken_up(run, data, recipe, overrides, encoder, everything=all_events)
         if resume
-        else _begun(run, data, recipe, overrides)
+        else _begun(run, data, recipe, overrides, encoder)
     )
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
@@ -98,7 +100,7 @@ def make_run(
         )
     _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, all_events=all_events)
     shutil.rmtree(job.partial)
-    return Recommender.open(run)
+    return Recommender.open(run, encoder=encoder)
 
 
 def measure(
@@ -130,22 +132,27 @@ class _Job:
     settings: Settings
     recipe_name: str
     partial: Path
+    encoder: Builder | None
     replaces: bool = False
     """A finished run is there and gives way to the new one."""
 
     @property
     def recipe(self) -> Recipe:
         one = self.settings
-        return Recipe(model=one.model, objective=one.objective, train=one.train, evaluate=one.evaluate)
+        return Recipe(
+            model=one.model, objective=one.objective, train=one.train, evaluate=one.evaluate, encoder=self.encoder
+        )
 
 
 def _partial(run: Path) -> Path:
     return run.with_name(run.name + ".partial")
 
 
-def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence[str]) -> _Job:
+def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence[str], encoder: Builder | None) -> _Job:
     """A new training in an empty RUN.partial."""
-    settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE), overrides)
+    named = [] if encoder is None else [_setting(builder_name(encoder))]
+    settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE), [*overrides, *named])
+    refuse_other_builder(settings.model, encoder, whose="The recipe")
     partial, name = _partial(run), str(recipe or DEFAULT_RECIPE)
     if run.exists():
         raise FolderError(
@@ -158,10 +165,23 @@ def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence
     with folders.complete_folder(partial) as staging:
         (staging / SETTINGS).write_text(settings_toml(settings))
         folders.write_json(staging / BELONGING, _Belonging(recipe=name, digest=data.digest))
-    return _Job(settings, name, partial)
+    return _Job(settings, name, partial, encoder)
 
 
-def _taken_up(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence[str], *, everything: bool) -> _Job:
+def _setting(name: str) -> str:
+    """A builder from outside as `--set` would take it."""
+    return f"model.encoder={msgspec.json.encode(name).decode()}"
+
+
+def _taken_up(
+    run: Path,
+    data: Data,
+    recipe: str | Path | None,
+    overrides: Sequence[str],
+    encoder: Builder | None,
+    *,
+    everything: bool,
+) -> _Job:
     """Unfinished training, or a finished run's training with more to do. What is refused leaves nothing behind."""
     partial, replaces = _partial(run), run.exists()
     source = partial if partial.exists() else run
@@ -173,8 +193,11 @@ def _taken_up(run: Path, data: Data, recipe: str | Path | None, overrides: Seque
             f"{data.folder} is not the data that {run} was begun on; give that one, or train into another folder."
         )
     tables = parse_toml((source / SETTINGS).read_bytes(), str(source / SETTINGS))
-    settings = make_settings(read_recipe(recipe) if recipe else tables, overrides)
-    refuse_changes(make_settings(tables), settings)
+    before = make_settings(tables)
+    refuse_other_builder(before.model, encoder, whose=str(run))
+    named = [] if encoder is None else [_setting(before.model.encoder)]
+    settings = make_settings(read_recipe(recipe) if recipe else tables, [*overrides, *named])
+    refuse_changes(before, settings)
     if source == run:
         done = finished(read_progress(run / CHOOSING), settings.train)
         if done and not everything:
@@ -183,7 +206,7 @@ def _taken_up(run: Path, data: Data, recipe: str | Path | None, overrides: Seque
             for name in (SETTINGS, CHOOSING):
                 shutil.copyfile(run / name, staging / name)
             folders.write_json(staging / BELONGING, belonging)
-    return _Job(settings, belonging.recipe, partial, replaces=replaces)
+    return _Job(settings, belonging.recipe, partial, encoder, replaces=replaces)
 
 
 class _Belonging(msgspec.Struct, frozen=True):

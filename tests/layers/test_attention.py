@@ -8,7 +8,7 @@ from packed_users import assert_close, batch_of, normal
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from segue.layers.attention import SelfAttention
+from segue.layers.attention import Attention
 from segue.layers.packed import PackedBatch, pack
 
 # G1: queries, keys and values of the eight tokens, one head of width two.
@@ -28,17 +28,17 @@ G1_MIXED = [
 back_or_both_ways = pytest.mark.parametrize("causal", [True, False], ids=["back", "both ways"])
 
 
-def attention_of(width: int, heads: int, *, output: bool = True, causal: bool = True, seed: int = 0) -> SelfAttention:
-    attention = SelfAttention(width, heads, output=output, causal=causal).double()
+def attention_of(width: int, heads: int, *, output: bool = True, causal: bool = True, seed: int = 0) -> Attention:
+    attention = Attention(width, heads, output=output, causal=causal).double()
     with torch.no_grad():
         for index, parameter in enumerate(attention.parameters()):
             parameter.copy_(normal(*parameter.shape, seed=seed + index))
     return attention
 
 
-def plain_attention(width: int, heads: int = 1) -> SelfAttention:
+def plain_attention(width: int, heads: int = 1) -> Attention:
     """Queries, keys and values are the stream itself."""
-    attention = SelfAttention(width, heads, output=False, causal=True).double()
+    attention = Attention(width, heads, output=False, causal=True).double()
     with torch.no_grad():
         attention.query.weight.copy_(torch.eye(width))
         attention.key_value.weight.copy_(torch.cat((torch.eye(width), torch.eye(width))))
@@ -47,7 +47,7 @@ def plain_attention(width: int, heads: int = 1) -> SelfAttention:
     return attention
 
 
-def torch_attention(ours: SelfAttention, width: int) -> nn.MultiheadAttention:
+def torch_attention(ours: Attention, width: int) -> nn.MultiheadAttention:
     """torch's own module with our weights."""
     theirs = nn.MultiheadAttention(width, ours.heads, batch_first=True, dtype=torch.float64)
     assert isinstance(ours.output, nn.Linear)
@@ -59,7 +59,7 @@ def torch_attention(ours: SelfAttention, width: int) -> nn.MultiheadAttention:
     return theirs
 
 
-def values_of(attention: SelfAttention, keys: Tensor, width: int) -> Tensor:
+def values_of(attention: Attention, keys: Tensor, width: int) -> Tensor:
     return keys @ attention.key_value.weight[width:].T + attention.key_value.bias[width:]
 
 
@@ -196,8 +196,8 @@ def test_one_stream_or_two_equal_ones() -> None:
 
 
 def test_without_an_output_projection_there_are_no_weights_for_it() -> None:
-    assert len(list(SelfAttention(4, 2, output=False, causal=True).parameters())) == 4
-    assert len(list(SelfAttention(4, 2, output=True, causal=True).parameters())) == 6
+    assert len(list(Attention(4, 2, output=False, causal=True).parameters())) == 4
+    assert len(list(Attention(4, 2, output=True, causal=True).parameters())) == 6
 
 
 @back_or_both_ways
@@ -213,7 +213,7 @@ def test_gradients(batch: PackedBatch, causal: bool) -> None:
 
 def test_width_is_shared_evenly_by_the_heads() -> None:
     with pytest.raises(AssertionError):
-        SelfAttention(5, 2, output=True, causal=True)
+        Attention(5, 2, output=True, causal=True)
 
 
 def test_padding_of_the_weights_packs_away() -> None:

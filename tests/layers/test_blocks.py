@@ -6,7 +6,7 @@ from packed_users import assert_close, batch_of, normal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.attention import SelfAttention
+from segue.layers.attention import Attention
 from segue.layers.blocks import FeedForward, GatedBlock, PostNormBlock, SASRecBlock, SwiGLU
 from segue.layers.dropout import draw_from
 from segue.layers.packed import PackedBatch
@@ -28,7 +28,7 @@ def cleared(module: nn.Module) -> None:
                 nn.init.zeros_(parameter)
 
 
-def identity_attention(attention: SelfAttention) -> None:
+def identity_attention(attention: Attention) -> None:
     with torch.no_grad():
         attention.query.weight.copy_(EYE)
         attention.key_value.weight.copy_(torch.cat((EYE, EYE)))
@@ -125,7 +125,8 @@ def test_gated_block_reads_its_gates_from_the_stream_before_the_norm() -> None:
 @pytest.mark.parametrize("heads", [1, 2])
 def test_post_norm_block_is_torchs_own(heads: int) -> None:
     """torch.nn.TransformerEncoderLayer with the same weights, each user alone."""
-    block, batch, x = PostNormBlock(4, heads, 6, 0.0).double(), batch_of(3, 1, 5), normal(9, 4, seed=51)
+    block = PostNormBlock(4, heads, 6, 0.0, causal=False, activation=functional.gelu, eps=1e-12).double()
+    batch, x = batch_of(3, 1, 5), normal(9, 4, seed=51)
     randomised(block)
     assert block.norm_attention.eps == block.norm_forward.eps == 1e-12
     theirs = nn.TransformerEncoderLayer(

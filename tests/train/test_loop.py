@@ -15,7 +15,7 @@ from segue.errors import SettingsError, TrainingError
 from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
-from segue.models.settings import BIDIRECTIONAL
+from segue.models.settings import BIDIRECTIONAL, UNPLACED
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.task import Examples
@@ -40,7 +40,7 @@ class Script:
 @pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - BIDIRECTIONAL))
 def test_the_planted_cycle_is_learned(builder: str, tmp_path: Path) -> None:
     log = Log.of(cycle(150))
-    shape = {"builder": builder, "width": 16} | ({"feed_forward": 4} if builder == "hstu" else {})
+    shape = {"builder": builder, "width": 16} | ({"feed_forward": 4} if builder in {"hstu"} | UNPLACED else {})
     recipe = recipe_of(model=shape, epochs=14, tokens=200, averaging=0.9, learning_rate=2e-2)
     model, _ = log.chosen(recipe, tmp_path)
     ranks = Ruler(sequences=log.sequences, counts=log.counts, seen="kept").ranks(

@@ -1,8 +1,10 @@
-"""Self-attention over packed tokens: a token looks at itself and its user's earlier tokens, or at all its user's.
+"""Attention: queries look at keys and get a mixture of values. One module for all of it.
 
-The product is scaled by 1/sqrt(head width) and torch's fused kernel does it on the right-padded view. Looking back
-only, `is_causal` alone is an exact mask there; looking both ways, padding has to be masked out as well. No attention
-dropout: it would force the slow kernel on a CPU.
+Over packed tokens a token looks at itself and its user's earlier tokens, or at all its user's; over padded ones queries
+may look at keys of another stream. Scores are of any kind, and the softmax over them may choose one value instead of a
+mean. torch's fused kernel does the mixing wherever scores are products and nothing else is asked; `fused` says so.
+Looking back only, `is_causal` alone is an exact mask on the right-padded view; looking both ways, padding has to be
+masked out as well. No attention dropout: it would force the slow kernel on a CPU.
 """
 
 from __future__ import annotations
@@ -15,61 +17,121 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from segue.layers.hard_attention import Choice, Chosen, chosen
 from segue.layers.one_token import mapped
 from segue.layers.packed import PackedBatch, pack, pad
+from segue.layers.positions import RelativeBuckets, Rotary
+from segue.layers.scores import Product, ScoreKind, make_score
+
+Relative = Rotary | RelativeBuckets
 
 
-class SelfAttention(nn.Module):
-    """Queries from one stream, keys and values from another (often the same), in `heads` heads.
+class Attention(nn.Module):
+    """Queries from one stream, keys and values from another (often the same), in `heads` heads."""
 
-    `output` says whether a projection follows after the heads are joined; the original SASRec has none. `causal` says
-    that no token looks at a later one.
-    """
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        output: bool,
+        causal: bool,
+        scores: ScoreKind = "scaled-dot",
+        relative: Relative | None = None,
+        choice: Choice = "soft",
+        temperature: float = 1.0,
+    ) -> None:
+        """`output`: a projection follows after the heads are joined; the original SASRec has none.
 
-    def __init__(self, width: int, heads: int, *, output: bool, causal: bool) -> None:
+        `causal`: no token looks at a later one. `scores`: heads share what is learned of them, their projections are
+        their own. `relative`: how distances count; only a product of turned features leaves nothing but them.
+        """
         super().__init__()
         assert width % heads == 0
+        assert not isinstance(relative, Rotary) or scores in ("dot", "scaled-dot")
         self.heads = heads
         self.causal = causal
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width) if output else nn.Identity()
+        self.score = make_score(scores, width // heads, width // heads, width // heads)
+        self.relative = relative
+        self.choice: Choice = choice
+        self.temperature = temperature
+        self.generator: torch.Generator | None = None
+        # Of the fused kernel, where it can be used at all.
+        self._scale = self.score.scale / temperature if isinstance(self.score, Product) and choice == "soft" else None
+
+    @property
+    def fused(self) -> bool:
+        """Whether torch's fused kernel does the mixing: of products, softly. A bias that is learned forbids it while
+        gradients are wanted."""
+        learned = isinstance(self.relative, RelativeBuckets) and torch.is_grad_enabled()
+        return self._scale is not None and not learned
 
     def forward(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
-        q, k, v = self._heads(queries, keys, batch)
-        looks = None if self.causal else batch.may_look
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=looks, is_causal=self.causal)  # [B, H, N, d]
-        return self._joined(mixed, batch)
+        """Of packed tokens [T, D], each among its user's."""
+        mixed = self._mixed(*self._heads(queries, keys, batch), None if self.causal else batch.may_look)
+        result: Tensor = self.output(pack(mixed, batch))
+        return result
 
     def newest(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         """What each user's newest token gets, whose query [B, D] is given: it may look at all of the user's tokens."""
         q = self.query(queries).view(batch.size, 1, self.heads, -1).transpose(1, 2)  # [B, H, 1, d]
         padded = pad(self.key_value(keys), batch)  # [B, N, 2D]
         k, v = padded.view(batch.size, batch.longest, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=batch.may_look)
-        result: Tensor = self.output(mixed.reshape(batch.size, -1))
+        bias = None
+        if self.relative is not None:
+            q, k, bias = self._related(q, k, batch.lengths[:, None] - 1)
+        result: Tensor = self.output(self._kernel(q, k, v, batch.may_look, bias).reshape(batch.size, -1))
         return result
 
     def kept(self, keys: Tensor) -> Tensor:
-        """What tokens that come later need of these [T, 2, H, d]."""
-        result: Tensor = self.key_value(keys).view(len(keys), 2, self.heads, -1)
+        """What tokens that come later, or queries of another stream, need of these [..., D] → [..., 2, H, d]."""
+        result: Tensor = self.key_value(keys).view(*keys.shape[:-1], 2, self.heads, -1)
         return result
+
+    def among(self, queries: Tensor, kept: Tensor, may_look: Tensor | None = None) -> Tensor:
+        """What padded queries [B, M, D] get from tokens of which this is kept [B, N, 2, H, d]. `may_look`
+        [B, 1, 1, N] is True where one may. Where tokens look back only, the queries are the last M tokens'."""
+        result: Tensor = self.output(self._mixed(*self._asked_among(queries, kept), may_look))
+        return result
+
+    def chosen_among(self, queries: Tensor, kept: Tensor, may_look: Tensor | None = None) -> tuple[Tensor, Chosen]:
+        """The same, and how much was taken of each [B, H, M, N], with what REINFORCE has to know."""
+        q, k, v = self._asked_among(queries, kept)
+        q, k, bias = self._placed(q, k)
+        how = self._chosen(q, k, self._looks(q, k, may_look), bias)
+        result: Tensor = self.output(_joined(how.weights @ v))
+        return result, how
+
+    def weights(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
+        """The weights [B, H, N, N]: row = who looks, column = at whom; rows of padding are meaningless."""
+        q, k, _ = self._heads(queries, keys, batch)
+        q, k, bias = self._placed(q, k)
+        return self._chosen(q, k, self._looks(q, k, None if self.causal else batch.may_look), bias).weights
 
     def one_token(self) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
         """What a token gets whose query's stream [D] is given, and the stream [D] that its keys and values, the last
         of those kept [2, H, n, d], are made from."""
         assert self.causal, "what a token gets must not depend on those that come after it"
+        assert self.choice == "soft" and self.temperature == 1
         heads, query, key_value, output = self.heads, mapped(self.query), mapped(self.key_value), mapped(self.output)
-        scale = np.float32(1 / math.sqrt(self.query.out_features // heads))
+        score = self.score.one_token()
+        score = self.relative.one_token(score) if isinstance(self.relative, Rotary) else score
+        bias = self.relative.one_token() if isinstance(self.relative, RelativeBuckets) else None
+        unbiased = [None] * heads
 
         def attend(asking: np.ndarray, stream: np.ndarray, kept: np.ndarray) -> np.ndarray:
             kept[:, :, -1] = key_value(stream).reshape(2, heads, -1)
             queries = query(asking)
-            queries *= scale
             mixed = np.empty_like(queries)
+            biases = unbiased if bias is None else bias(kept.shape[2])  # [H, n]
             # Heads are few, mostly one: a loop over them begins sooner than products of all of them.
-            for q, k, v, m in zip(queries.reshape(heads, -1), *kept, mixed.reshape(heads, -1), strict=True):
-                weights = k.dot(q)
+            for q, k, v, m, b in zip(queries.reshape(heads, -1), *kept, mixed.reshape(heads, -1), biases, strict=True):
+                weights = score(q, k)
+                if b is not None:
+                    weights += b
                 weights -= weights.max()
                 np.exp(weights, out=weights)
                 weights /= weights.sum()
@@ -78,14 +140,73 @@ class SelfAttention(nn.Module):
 
         return attend
 
-    def weights(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
-        """The softmax weights [B, H, N, N]: row = who looks, column = at whom; rows of padding are meaningless."""
-        q, k, _ = self._heads(queries, keys, batch)
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])  # [B, H, N, N]
-        looks = batch.may_look
-        if self.causal:
-            looks = torch.ones(batch.longest, batch.longest, dtype=torch.bool, device=scores.device).tril()
-        return (scores if looks is None else scores.masked_fill(~looks, -math.inf)).softmax(-1)
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, may_look: Tensor | None) -> Tensor:
+        """Of queries that are the last of the keys' tokens, or another stream's: mixtures [B, M, D]."""
+        bias = None
+        if self.relative is not None:
+            q, k, bias = self._placed(q, k)
+        if self.causal and may_look is None and bias is None and q.shape[2] == k.shape[2] and self.fused:
+            mixed = self._fused(q, k, v, None, causal=True)
+        else:
+            mixed = self._kernel(q, k, v, self._looks(q, k, may_look), bias)
+        return _joined(mixed)
+
+    def _kernel(self, q: Tensor, k: Tensor, v: Tensor, looks: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Mixtures [B, H, M, d]."""
+        if not self.fused:
+            assert self.choice != "reinforce" or not self.training, "it learns from chances: `chosen_among` has them"
+            return self._chosen(q, k, looks, bias).weights @ v
+        if bias is not None:
+            looks = bias if looks is None else torch.where(looks, bias, -math.inf)
+        return self._fused(q, k, v, looks, causal=False)
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+        assert isinstance(self.score, Product)
+        asking = self.score.asking(q)
+        return functional.scaled_dot_product_attention(
+            asking, k, v, attn_mask=mask, is_causal=causal, scale=self._scale
+        )
+
+    def _chosen(self, q: Tensor, k: Tensor, looks: Tensor | None, bias: Tensor | None) -> Chosen:
+        """How much is taken of each value [B, H, M, N]."""
+        logits = self.score(q, k)
+        return chosen(
+            logits if bias is None else logits + bias,
+            looks,
+            self.choice,
+            temperature=self.temperature,
+            training=self.training,
+            generator=self.generator,
+        )
+
+    def _looks(self, q: Tensor, k: Tensor, may_look: Tensor | None) -> Tensor | None:
+        """Where queries may look, True: at what is given, and where tokens look back only, not ahead."""
+        rows, columns = q.shape[2], k.shape[2]
+        if not self.causal or rows == 1:
+            return may_look
+        back = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(columns - rows)
+        return back if may_look is None else back & may_look
+
+    def _placed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries that are the last of the keys' tokens."""
+        if self.relative is None:
+            return q, k, None
+        return self._related(q, k, torch.arange(k.shape[2] - q.shape[2], k.shape[2], device=q.device))
+
+    def _related(self, q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries at these places, [M] or [B, M], and keys that know of their distance, and the bias of it."""
+        keys = torch.arange(k.shape[2], device=k.device)
+        if isinstance(self.relative, Rotary):
+            return self.relative(q, places), self.relative(k, keys), None
+        assert self.relative is not None
+        bias = self.relative(places, keys)
+        return q, k, bias if bias.dim() == 4 else bias[None]
+
+    def _asked_among(self, queries: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Each [B, H, M or N, d]."""
+        q = self.query(queries).view(*queries.shape[:2], self.heads, -1).transpose(1, 2)
+        k, v = kept.permute(2, 0, 3, 1, 4)
+        return q, k, v
 
     def _heads(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Each [B, H, N, d]."""
@@ -104,7 +225,7 @@ class SelfAttention(nn.Module):
         parts = padded.view(batch.size, batch.longest, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         return parts[0], parts[1], parts[2]
 
-    def _joined(self, mixed: Tensor, batch: PackedBatch) -> Tensor:
-        joined = mixed.transpose(1, 2).reshape(batch.size, batch.longest, -1)  # [B, N, D]
-        result: Tensor = self.output(pack(joined, batch))
-        return result
+
+def _joined(mixed: Tensor) -> Tensor:
+    """[B, H, M, d] → [B, M, D]."""
+    return mixed.transpose(1, 2).flatten(2)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.attention import SelfAttention
+from segue.layers.attention import Attention, Relative
 from segue.layers.dropout import Dropout
 from segue.layers.one_token import Map, OneToken, mapped, opened, silu
 from segue.layers.packed import PackedBatch
+from segue.layers.scores import ScoreKind
 
 
 class Block(Protocol):
@@ -27,7 +29,16 @@ class Block(Protocol):
         """The output at each user's newest token alone [B, D], which is all that an answer needs of the last block."""
         ...
 
-    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor: ...
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor | None:
+        """Who looks at whom [B, heads, N, N]; None in a block without attention."""
+        ...
+
+
+class WithoutAttention(nn.Module):
+    """What is common to the blocks in which no token looks at others."""
+
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> None:
+        """There are none."""
 
 
 class FeedForward(nn.Module):
@@ -113,6 +124,7 @@ class SASRecBlock(nn.Module):
     """
 
     timed = False
+    looks_back = True
 
     def __init__(
         self,
@@ -126,7 +138,7 @@ class SASRecBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.norm_query = nn.LayerNorm(width, eps=1e-8, elementwise_affine=weighted_norms)
-        self.attention = SelfAttention(width, heads, output=output, causal=True)
+        self.attention = Attention(width, heads, output=output, causal=True)
         self.norm_forward = nn.LayerNorm(width, eps=1e-8, elementwise_affine=weighted_norms)
         self.feed_forward = FeedForward(width, hidden, dropout)
         self.drop = Dropout(dropout)
@@ -190,11 +202,12 @@ class GatedBlock(nn.Module):
     """The gated pre-norm block (LiGR): each update passes a sigmoid gate that reads the un-normalised stream."""
 
     timed = False
+    looks_back = True
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(width, eps=1e-5)
-        self.attention = SelfAttention(width, heads, output=True, causal=True)
+        self.attention = Attention(width, heads, output=True, causal=True)
         self.gate_attention = nn.Linear(width, width)
         self.norm_forward = nn.LayerNorm(width, eps=1e-5)
         self.feed_forward = SwiGLU(width, hidden, dropout)
@@ -234,16 +247,93 @@ class GatedBlock(nn.Module):
         return self.attention.weights(normal, normal, batch)
 
 
-class PostNormBlock(nn.Module):
-    """The block of BERT: tokens look both ways, and each sum of the stream and its update is normalised."""
+class PreNormBlock(nn.Module):
+    """A Transformer's block with its norms before its parts: the stream itself is never normalised."""
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+    timed = False
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        dropout: float,
+        *,
+        causal: bool = True,
+        scores: ScoreKind = "scaled-dot",
+        relative: Relative | None = None,
+    ) -> None:
         super().__init__()
-        self.attention = SelfAttention(width, heads, output=True, causal=False)
-        self.norm_attention = nn.LayerNorm(width, eps=1e-12)
-        self.feed_forward = FeedForward(width, hidden, dropout=0.0, activation=functional.gelu)
-        self.norm_forward = nn.LayerNorm(width, eps=1e-12)
+        self.norm_attention = nn.LayerNorm(width, eps=1e-5)
+        self.attention = Attention(width, heads, output=True, causal=causal, scores=scores, relative=relative)
+        self.norm_forward = nn.LayerNorm(width, eps=1e-5)
+        self.feed_forward = FeedForward(width, hidden, dropout=0.0)
         self.drop = Dropout(dropout)
+
+    @property
+    def looks_back(self) -> bool:
+        return self.attention.causal
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        normal = self.norm_attention(x)
+        return self._updated(x, self.attention(normal, normal, batch))
+
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        normal = self.norm_attention(x)
+        return self._updated(x[batch.last], self.attention.newest(normal[batch.last], normal, batch))
+
+    def _updated(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.drop(attended)
+        result: Tensor = x + self.drop(self.feed_forward(self.norm_forward(x)))
+        return result
+
+    def kept(self, x: Tensor) -> Tensor:
+        return self.attention.kept(self.norm_attention(x))
+
+    def one_token(self) -> OneToken:
+        norm_attention, attend = mapped(self.norm_attention), self.attention.one_token()
+        norm_forward, forward = mapped(self.norm_forward), self.feed_forward.one_token()
+
+        def step(x: np.ndarray, kept: np.ndarray, _: np.ndarray | None) -> np.ndarray:
+            normal = norm_attention(x)
+            x = x + attend(normal, normal, kept)
+            return x + forward(norm_forward(x))
+
+        return step
+
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        normal = self.norm_attention(x)
+        return self.attention.weights(normal, normal, batch)
+
+
+class PostNormBlock(nn.Module):
+    """The original Transformer's block, and BERT's: each sum of the stream and its update is normalised."""
+
+    timed = False
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        dropout: float,
+        *,
+        causal: bool = True,
+        scores: ScoreKind = "scaled-dot",
+        relative: Relative | None = None,
+        activation: Callable[[Tensor], Tensor] = functional.relu,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, output=True, causal=causal, scores=scores, relative=relative)
+        self.norm_attention = nn.LayerNorm(width, eps=eps)
+        self.feed_forward = FeedForward(width, hidden, dropout=0.0, activation=activation)
+        self.norm_forward = nn.LayerNorm(width, eps=eps)
+        self.drop = Dropout(dropout)
+
+    @property
+    def looks_back(self) -> bool:
+        return self.attention.causal
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         return self._updated(x, self.attention(x, x, batch))
@@ -257,5 +347,89 @@ class PostNormBlock(nn.Module):
         result: Tensor = self.norm_forward(x + self.drop(self.feed_forward(x)))
         return result
 
+    def kept(self, x: Tensor) -> Tensor:
+        return self.attention.kept(x)
+
+    def one_token(self) -> OneToken:
+        norm_attention, attend = mapped(self.norm_attention), self.attention.one_token()
+        norm_forward, forward = mapped(self.norm_forward), self.feed_forward.one_token()
+
+        def step(x: np.ndarray, kept: np.ndarray, _: np.ndarray | None) -> np.ndarray:
+            x = norm_attention(x + attend(x, x, kept))
+            return norm_forward(x + forward(x))
+
+        return step
+
     def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
         return self.attention.weights(x, x, batch)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoding:
+    """What a decoder's block keeps between its steps."""
+
+    memory: Tensor  # [B, N, 2, H, d]: of the tokens it looks across at
+    may_look: Tensor | None  # [B, 1, 1, N]: True at those, False at padding
+    own: Tensor | None = None  # [B, m, 2, H, d]: of the tokens so far; None where there are none yet
+
+    def rows(self, index: Tensor) -> Decoding:
+        """Of these rows, in this order: a beam goes on from some of its rows, and from some more than once."""
+        return Decoding(
+            memory=self.memory[index],
+            may_look=None if self.may_look is None else self.may_look[index],
+            own=None if self.own is None else self.own[index],
+        )
+
+
+class DecoderBlock(nn.Module):
+    """A Transformer's decoder block over padded tokens: they look back at each other, then across at a memory, then
+    through a feed-forward part; norms before each part or after each sum."""
+
+    def __init__(
+        self, width: int, heads: int, hidden: int, dropout: float, *, norm: Literal["pre", "post"] = "pre"
+    ) -> None:
+        super().__init__()
+        self.pre = norm == "pre"
+        self.norm_own, self.norm_across, self.norm_forward = (nn.LayerNorm(width, eps=1e-5) for _ in range(3))
+        self.own = Attention(width, heads, output=True, causal=True)
+        self.across = Attention(width, heads, output=True, causal=False)
+        self.feed_forward = FeedForward(width, hidden, dropout=0.0)
+        self.drop = Dropout(dropout)
+
+    def forward(self, x: Tensor, memory: Tensor, may_look: Tensor | None = None) -> Tensor:
+        """Tokens [B, M, D] and a memory [B, N, D] → [B, M, D]; `may_look` [B, 1, 1, N] is False at its padding."""
+        return self._on(x, self.start(memory, may_look))[0]
+
+    def start(self, memory: Tensor, may_look: Tensor | None = None) -> Decoding:
+        """Before the first step: what is needed of the memory is made once."""
+        return Decoding(self.across.kept(memory), may_look)
+
+    def step(self, x: Tensor, so_far: Decoding) -> tuple[Tensor, Decoding]:
+        """One token more for each row [B, D] → [B, D], as `forward` has it at its place, and what is kept then."""
+        x, so_far = self._on(x[:, None], so_far)
+        return x[:, 0], so_far
+
+    def attention_weights(self, x: Tensor, memory: Tensor, may_look: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Who looked at whom: back [B, H, M, M], and across [B, H, M, N]; rows of padding are meaningless."""
+        normal = self.norm_own(x) if self.pre else x
+        update, own = self.own.chosen_among(normal, self.own.kept(normal))
+        x = self._added(x, update, self.norm_own)
+        normal = self.norm_across(x) if self.pre else x
+        _, across = self.across.chosen_among(normal, self.across.kept(memory), may_look)
+        return own.weights, across.weights
+
+    def _on(self, x: Tensor, so_far: Decoding) -> tuple[Tensor, Decoding]:
+        """Tokens [B, M, D] that come after those so far."""
+        normal = self.norm_own(x) if self.pre else x
+        own = self.own.kept(normal)
+        own = own if so_far.own is None else torch.cat((so_far.own, own), dim=1)
+        x = self._added(x, self.own.among(normal, own), self.norm_own)
+        normal = self.norm_across(x) if self.pre else x
+        x = self._added(x, self.across.among(normal, so_far.memory, so_far.may_look), self.norm_across)
+        normal = self.norm_forward(x) if self.pre else x
+        return self._added(x, self.feed_forward(normal), self.norm_forward), replace(so_far, own=own)
+
+    def _added(self, x: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
+        x = x + self.drop(update)
+        result: Tensor = x if self.pre else norm(x)
+        return result

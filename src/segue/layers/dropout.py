@@ -6,7 +6,7 @@ so the expectation is exact. The generator is the trainer's, which saves and res
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +51,15 @@ class Dropout(nn.Module):
         return masked
 
 
+@runtime_checkable
+class Drawing(Protocol):
+    """A part that draws while training."""
+
+    generator: torch.Generator | None
+
+
 def draw_from(module: nn.Module, generator: torch.Generator) -> None:
-    """Let every dropout inside `module` draw from `generator`."""
+    """Let every dropout inside `module` draw from `generator`, and all else that draws while training."""
     for part in module.modules():
-        if isinstance(part, Dropout):
+        if isinstance(part, Drawing):
             part.generator = generator

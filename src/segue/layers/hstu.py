@@ -45,6 +45,7 @@ class HSTUBlock(nn.Module):
     stream, in this order, through SiLU."""
 
     timed = True
+    looks_back = True
 
     def __init__(self, width: int, heads: int, dropout: float, *, length: int, target_time: bool) -> None:
         """`length`: what weights are divided by, and the longest distance that has a bias of its own."""

@@ -22,10 +22,15 @@ much time lies between each and the moment it looks back from, in buckets [n], f
 
 @runtime_checkable
 class Continuable(Protocol):
-    """A block whose tokens look back only."""
+    """A block that can take one token more, where its tokens look back only."""
 
     timed: bool
     """Whether it looks at times."""
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether no token looks at a later one."""
+        ...
 
     def kept(self, x: Tensor) -> Tensor:
         """What tokens that come later need of these [T, D] → [T, 2, H, d]."""

@@ -31,18 +31,31 @@ class MaskedHead(nn.Module):
         return result
 
 
+def _block(width: int, settings: ModelSettings) -> PostNormBlock:
+    """As BERT has it."""
+    return PostNormBlock(
+        width,
+        settings.heads,
+        settings.feed_forward * width,
+        settings.dropout,
+        causal=False,
+        activation=functional.gelu,
+        eps=1e-12,
+    )
+
+
 def bert4rec(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
     """Post-norm blocks that look both ways; the answer is read from a mask that stands after the history.
 
     The original's vector for the type of a token is left out: there is one type, and the places' vectors can hold it.
     """
     inputs = make_inputs(settings)
-    width, hidden = inputs.width, settings.feed_forward * inputs.width
+    width = inputs.width
     model = SequenceModel(
         items,
         inputs,
         LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.positions),
-        [PostNormBlock(width, settings.heads, hidden, settings.dropout) for _ in range(settings.depth)],
+        [_block(width, settings) for _ in range(settings.depth)],
         norm_tokens=nn.LayerNorm(width, eps=1e-12),
         norm=nn.Identity(),
         at_question=MaskedHead(width),

@@ -7,30 +7,82 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from segue.errors import SettingsError
 from segue.models.bert4rec import bert4rec
+from segue.models.caser import caser
 from segue.models.esasrec import esasrec
+from segue.models.gru4rec import gru4rec
 from segue.models.hstu import hstu, sasrec_meta
 from segue.models.items import IdTable, make_items
+from segue.models.narm import narm
+from segue.models.nextitnet import nextitnet
 from segue.models.sasrec import sasrec
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 
-BUILDERS: dict[str, Callable[[ModelSettings, IdTable, torch.Generator], SequenceModel]] = {
+Builder = Callable[[ModelSettings, IdTable, torch.Generator], SequenceModel]
+"""Settings and the item table → a model over that table, with weights drawn from the generator."""
+
+BUILDERS: dict[str, Builder] = {
     "sasrec": sasrec,
     "esasrec": esasrec,
     "bert4rec": bert4rec,
     "hstu": hstu,
     "sasrec-meta": sasrec_meta,
+    "gru4rec": gru4rec,
+    "narm": narm,
+    "caser": caser,
+    "nextitnet": nextitnet,
 }
 
 
 def build_model(
-    settings: ModelSettings, n_items: int, *, generator: torch.Generator, categories: np.ndarray | None = None
+    settings: ModelSettings,
+    n_items: int,
+    *,
+    generator: torch.Generator,
+    categories: np.ndarray | None = None,
+    encoder: Builder | None = None,
 ) -> SequenceModel:
-    """A new model. `categories` [V + 1]: each item's, where `model.category` names a column of them.
+    """A new model. `categories` [V + 1]: each item's, where `model.category` names a column of them; `encoder`: the
+    builder from outside, where `model.encoder` names one.
 
     The caller's global random state is left as it was.
     """
     assert (categories is not None) == bool(settings.category)
+    refuse_other_builder(settings, encoder, whose="The model")
     with torch.random.fork_rng(devices=[]):
-        return BUILDERS[settings.builder](settings, make_items(settings, n_items, categories), generator)
+        built: object = (encoder or BUILDERS[settings.builder])(
+            settings, make_items(settings, n_items, categories), generator
+        )
+    if not isinstance(built, SequenceModel):
+        raise SettingsError(
+            f"An encoder must be a function that builds a SequenceModel, and {settings.encoder} gave "
+            f"{type(built).__name__}; docs/your-model.md shows one that works."
+        )
+    return built
+
+
+def builder_name(build: Builder) -> str:
+    """How settings name a builder from outside."""
+    named = build if hasattr(build, "__qualname__") else type(build)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def refuse_other_builder(settings: ModelSettings, encoder: Builder | None, *, whose: str) -> None:
+    """A model can only be built by the builder that its settings name. The module may be another: what was trained
+    in a script, as `__main__`, is opened by those who import it. `whose`: the sentence's subject."""
+    if encoder is None and settings.encoder:
+        raise SettingsError(
+            f"{whose} has an encoder from outside segue, {settings.encoder}, and no folder holds code: give its "
+            "builder in Python, as in segue.load(folder, encoder=build) or segue.train(data, encoder=build)."
+        )
+    if encoder is None:
+        return
+    given = builder_name(encoder)
+    if not settings.encoder:
+        raise SettingsError(
+            f"{whose} has an encoder of segue's own, {settings.builder}, and not {given}: leave encoder= out."
+        )
+    if settings.encoder.rpartition(":")[2] != given.rpartition(":")[2]:
+        raise SettingsError(f"{whose} has the encoder {settings.encoder}, and encoder= gives {given}: give that one.")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from segue.errors import FolderError
 from segue.folders import write_json
-from segue.models.build import build_model
+from segue.models.build import Builder, build_model, refuse_other_builder
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 
@@ -31,19 +31,25 @@ def save_model(model: SequenceModel, settings: ModelSettings, folder: Path) -> N
     save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS)
 
 
-def load_model(folder: Path) -> SequenceModel:
-    """The model of a run folder, on the CPU, ready to answer."""
+def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
+    """The model of a run folder, on the CPU, ready to answer. `encoder`: its builder, where that is from outside."""
     try:
         description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
+        refuse_other_builder(description.settings, encoder, whose=str(folder))
         weights = load_file(folder / WEIGHTS)
         categories = weights["items.categories"].numpy() if description.settings.category else None
         model = build_model(
-            description.settings, description.n_items, generator=torch.Generator(), categories=categories
+            description.settings,
+            description.n_items,
+            generator=torch.Generator(),
+            categories=categories,
+            encoder=encoder,
         )
         model.load_state_dict(weights)
     except (OSError, KeyError, msgspec.MsgspecError, SafetensorError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(":.")
-        raise FolderError(f"The model in {folder} cannot be read ({reason}); train it again.") from error
+        otherwise = "train it again" if encoder is None else "give its builder as it was, or train it again"
+        raise FolderError(f"The model in {folder} cannot be read ({reason}); {otherwise}.") from error
     return _settled(model.eval().requires_grad_(requires_grad=False))
 
 

@@ -9,11 +9,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from segue.layers.blocks import Block
+from segue.layers.blocks import Block, WithoutAttention
 from segue.layers.dropout import Dropout
 from segue.layers.one_token import Continuable
 from segue.layers.packed import PackedBatch
-from segue.layers.positions import LearnedPositions
+from segue.layers.positions import Positions
 from segue.models.inputs import Inputs
 from segue.models.items import IdTable
 from segue.models.similarity import Similarity
@@ -30,7 +30,7 @@ class SequenceModel(nn.Module):
         self,
         items: IdTable,
         inputs: Inputs,
-        positions: LearnedPositions,
+        positions: Positions,
         blocks: Sequence[nn.Module],
         *,
         norm: nn.Module,
@@ -64,12 +64,12 @@ class SequenceModel(nn.Module):
     @property
     def length(self) -> int:
         """Newest events the model can look at; the caller cuts histories to it. A mask needs a place of its own."""
-        return len(self.positions.table) // self.inputs.tokens_an_event - (self.items.mask is not None)
+        return self.positions.length // self.inputs.tokens_an_event - (self.items.mask is not None)
 
     @cached_property
     def continuable(self) -> bool:
         """Whether a new event leaves the tokens before it as they are, so that it can be encoded alone."""
-        looking_back = all(isinstance(block, Continuable) for block in self.blocks)
+        looking_back = all(isinstance(block, Continuable) and block.looks_back for block in self.blocks)
         return looking_back and self.positions.counted_from == "oldest"
 
     @property
@@ -77,6 +77,11 @@ class SequenceModel(nn.Module):
         """Events by which the start of the window moves on where a history outgrows `length`: while it stays, new
         events can be encoded alone; where they cannot be, it need not stay."""
         return max(1, self.length // 4) if self.continuable else 1
+
+    @property
+    def attentive(self) -> bool:
+        """Whether any block has attention to show."""
+        return not all(isinstance(block, WithoutAttention) for block in self.blocks)
 
     @property
     def width(self) -> int:
@@ -139,17 +144,19 @@ class SequenceModel(nn.Module):
         """Scores of every item [B, V + 1]; column 0 is padding and means nothing."""
         return self.similarity.score(queries, self.item_vectors())
 
-    def attention(self, batch: PackedBatch) -> Tensor:
-        """Who looked at whom [layers, B, heads, N, N], in evaluation mode.
+    def attention(self, batch: PackedBatch) -> Tensor | None:
+        """Who looked at whom [layers, B, heads, N, N], in evaluation mode; the layers are the blocks that have
+        attention. None where no block has.
 
         Where the model asks with a mask, that is each user's last token, after its events.
         """
         batch = self.inputs.expanded(self._asked(batch))
         x, weights = self._tokens(batch), []
         for block in self.blocks:
-            weights.append(cast(Block, block).attention_weights(x, batch))
+            looked = cast(Block, block).attention_weights(x, batch)
+            weights += [] if looked is None else [looked]
             x = block(x, batch)
-        return self.inputs.between_events(torch.stack(weights))
+        return self.inputs.between_events(torch.stack(weights)) if weights else None
 
     def _asked(self, batch: PackedBatch) -> PackedBatch:
         return batch if self.items.mask is None else batch.with_question(self.items.mask_number)

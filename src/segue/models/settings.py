@@ -13,17 +13,27 @@ from segue.errors import SettingsError
 BIDIRECTIONAL = frozenset({"bert4rec"})
 """Builders whose tokens look both ways: they are asked what a mask hides. At any other token the answer is in sight."""
 
+UNPLACED = frozenset({"gru4rec", "narm", "caser", "nextitnet"})
+"""Builders without places and heads: recurrent and convolutional ones."""
+AT_LEAST_ONE = (
+    *("width", "depth", "heads", "length", "feed_forward", "value_width"),
+    *("kernel", "image_events", "horizontal", "vertical"),
+)
+
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `model` of the settings."""
 
-    builder: Literal["sasrec", "esasrec", "bert4rec", "hstu", "sasrec-meta"] = "esasrec"
+    builder: Literal[
+        "sasrec", "esasrec", "bert4rec", "hstu", "sasrec-meta", "gru4rec", "narm", "caser", "nextitnet"
+    ] = "esasrec"
     """Which encoder: the original SASRec, the gated pre-norm one, BERT4Rec, which looks both ways, HSTU, which knows
-    times, or SASRec as HSTU's authors compare with."""
+    times, or SASRec as HSTU's authors compare with; the recurrent GRU4Rec, NARM, which is recurrent and then looks
+    back, and Caser and NextItNet, which are convolutions."""
     width: int = 64
     """Features of a token and of an item."""
     depth: int = 2
-    """Blocks."""
+    """Blocks; for nextitnet, times that its dilations are gone through."""
     heads: int = 1
     """Attention heads; they share the width evenly."""
     length: int = 200
@@ -34,10 +44,34 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Hidden width of a block's feed-forward part, in multiples of `width`."""
     positions: Literal["newest", "oldest"] = "newest"
     """Where places are counted from. From the oldest, a prefix is encoded as it is inside the whole."""
+    scores: Literal["dot", "scaled-dot", "bilinear", "additive"] = "scaled-dot"
+    """How narm scores a state that it may look at: by its inner product with the one that looks, as it is or divided by
+    the root of the width; with a matrix between them; or, as published, by a small network."""
+    choice: Literal["soft", "straight-through", "gumbel", "reinforce"] = "soft"
+    """What narm takes by the scores: a mean of all states, or one state alone. One is learned about as if it had been
+    the mean, the highest or, with 'gumbel', a drawn one; or, drawn, from how well it went."""
+    choice_temperature: float = 1.0
+    """What the scores are divided by where one state is taken: a low one makes draws sure and gradients steep."""
+    entropy_bonus: float = 0.0
+    """What the loss pays for a unit of entropy of what choice = 'reinforce' draws from, so that it goes on trying."""
+    kernel: int = 3
+    """Events that a convolution of nextitnet sees."""
+    dilations: tuple[int, ...] = (1, 2)
+    """How far apart these are, in one block of nextitnet after the other; in a block's second convolution twice as
+    far."""
+    image_events: int = 5
+    """Newest events that caser sees."""
+    horizontal: int = 16
+    """Filters of caser over one event, over two and so on up to all that it sees: so many of each."""
+    vertical: int = 4
+    """Filters of caser over a feature of all events that it sees."""
     category: str = ""
     """A column of the catalogue: items with the same value share a vector. Empty: each item has its own."""
     tied: bool = True
     """One vector an item, on the way in and on the way out; or one for each."""
+    encoder: str = ""
+    """A builder from outside segue as module:name, which stands in the place of `builder` and gets the item table of
+    its kind. It is given as `segue.train(…, encoder=build)`, which writes this; it cannot be set alone."""
     inputs: Literal["items", "rated", "combined"] = "items"
     """What a token is: an item; an item and its event's value, side by side; or each a token of its own."""
     value_width: int = 8
@@ -74,13 +108,19 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """What the loss charges for gates that are all alike, or that a few components have to themselves."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "heads", "length", "feed_forward", "value_width"):
+        for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise SettingsError(f"model.{name} must be at least 1, got {getattr(self, name)}.")
+        if not self.dilations or min(self.dilations) < 1:
+            raise SettingsError(f"model.dilations must be numbers of at least 1, got {list(self.dilations)}.")
         if self.builder in BIDIRECTIONAL and self.length < 2:
             raise SettingsError(f"model.length must be at least 2 for {self.builder}, whose question takes a place.")
         if not 0 <= self.dropout < 1:
             raise SettingsError(f"model.dropout must lie in [0, 1), got {self.dropout}.")
+        if not 0 < self.choice_temperature < math.inf:
+            raise SettingsError(f"model.choice_temperature must be above 0, got {self.choice_temperature}.")
+        if not 0 <= self.entropy_bonus < math.inf:
+            raise SettingsError(f"model.entropy_bonus must be at least 0, got {self.entropy_bonus}.")
         self._check_widths()
         self._check_values()
         self._check_mixture()
@@ -123,12 +163,24 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             if getattr(self, name) != DEFAULTS[name]:
                 raise SettingsError(f"model.{name} belongs to model.similarity = 'mol': leave it out, or choose that.")
         for name, used, where in (
-            ("feed_forward", self.builder != "hstu", "hstu has no feed-forward part"),
+            ("feed_forward", self.builder not in {"hstu"} | UNPLACED, f"{self.builder} has no feed-forward part"),
+            ("heads", self.builder not in UNPLACED, f"{self.builder} has no heads"),
+            ("positions", self.builder not in UNPLACED, f"{self.builder} knows the order without them"),
+            ("scores", self.builder == "narm", "it is narm's"),
+            ("choice", self.builder == "narm", "it is narm's"),
+            ("choice_temperature", self.choice != "soft", "it belongs to a choice that is not 'soft'"),
+            ("entropy_bonus", self.choice == "reinforce", "it belongs to choice = 'reinforce'"),
+            ("kernel", self.builder == "nextitnet", "it is nextitnet's"),
+            ("dilations", self.builder == "nextitnet", "they are nextitnet's"),
+            ("image_events", self.builder == "caser", "it is caser's"),
+            ("horizontal", self.builder == "caser", "it is caser's"),
+            ("vertical", self.builder == "caser", "it is caser's"),
             ("target_time", self.builder == "hstu", f"{self.builder} knows no times"),
             ("value_width", self.inputs == "rated", "only inputs = 'rated' have it"),
             ("value_edges", self.inputs != "items", "items alone have no values"),
         ):
-            if not used and getattr(self, name) != DEFAULTS[name]:
+            # What a builder from outside makes of its settings is not known here.
+            if not used and not self.encoder and getattr(self, name) != DEFAULTS[name]:
                 raise SettingsError(
                     f"model.{name} would have no effect: {where}. Leave it at {_written(DEFAULTS[name])}."
                 )

@@ -29,6 +29,18 @@ def xavier_start(model: nn.Module, generator: torch.Generator) -> None:
             part.clear_padding()
 
 
+def recurrent_start(model: nn.Module, generator: torch.Generator) -> None:
+    """Xavier-normal matrices and tables, but that each gate begins by turning the old state; biases and padding rows
+    zero."""
+    xavier_start(model, generator)
+    for part in model.modules():
+        if isinstance(part, nn.GRU):
+            for gate in part.weight_hh_l0.detach().chunk(3):
+                nn.init.orthogonal_(gate, generator=generator)
+            for bias in (part.bias_ih_l0, part.bias_hh_l0):
+                nn.init.zeros_(bias)
+
+
 def truncated_normal_start(model: nn.Module, generator: torch.Generator) -> None:
     """Matrices, tables and the mask small and never beyond two deviations; biases and padding rows zero."""
     drawn = [parameter for parameter in model.parameters() if parameter.dim() > 1]

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import Batch
+from segue.models.draws import DrawingModel
 from segue.models.sequence import SequenceModel
 from segue.models.similarity import Dot
 from segue.objective.binary import bce, gbce, gbce_beta
 from segue.objective.lambdarank import lambdarank
 from segue.objective.pairwise import bpr, bpr_max, top1_max
+from segue.objective.reinforce import even_weights, with_draws
 from segue.objective.sampler import InBatchSampler, MixedSampler, PopularitySampler, Sampler, UniformSampler
 from segue.objective.sce import sce
 from segue.objective.scores import own_scores, shared_scores
@@ -45,9 +47,26 @@ class Objective:
             return self._listwise(model, hidden, examples)
         if examples.positions is not None:
             hidden = hidden[_tensor(examples.positions, hidden)]
+        weights = None if examples.weights is None else _tensor(examples.weights, hidden)
+        draws = model.draws(hidden) if isinstance(model, DrawingModel) else None
+        if draws is None:
+            return self._asked(model, hidden, weights, examples, generator)
+        weights = even_weights(hidden, weights)
+        asked = np.arange(len(hidden)) if examples.positions is None else examples.positions
+        loss = self._asked(model, hidden, weights, examples, generator)
+        return with_draws(loss, weights, draws, _tensor(asked, hidden))
+
+    def _asked(
+        self,
+        model: SequenceModel,
+        hidden: Tensor,
+        weights: Tensor | None,
+        examples: Examples,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """The mean over questions of these states [M, D]."""
         states = model.head(hidden)
         targets = _tensor(examples.targets, states)
-        weights = None if examples.weights is None else _tensor(examples.weights, states)
         if self.sampler is not None:
             return self._sampled(model, states, targets, weights, examples, generator)
         assert isinstance(model.similarity, Dot), "settings allow these losses only with scores that are inner products"

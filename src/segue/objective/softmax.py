@@ -20,30 +20,33 @@ class _FullSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         rows = max(LEAST_TILE, TILE_SCORES // len(matrix))
-        with_gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        with_gradient = any(ctx.needs_input_grad)
         d_hidden = torch.empty_like(hidden) if with_gradient else None
         d_matrix = torch.zeros_like(matrix) if with_gradient else None
         scores = hidden.new_empty(min(rows, len(hidden)), len(matrix))
         total = hidden.new_zeros(())
+        losses = torch.empty_like(weights)
         for begin in range(0, len(hidden), rows):
             states, answers = hidden[begin : begin + rows], targets[begin : begin + rows, None]
             weight = weights[begin : begin + rows, None]
             tile = scores[: len(states)]
             torch.mm(states, matrix.T, out=tile)
-            total += (_surprise(tile, answers, states, matrix) * weight[:, 0]).sum()  # leaves probabilities in the tile
+            lost = losses[begin : begin + rows]
+            lost.copy_(_surprise(tile, answers, states, matrix))  # leaves probabilities in the tile
+            total += (lost * weight[:, 0]).sum()
             if d_hidden is not None and d_matrix is not None:
                 tile.scatter_add_(1, answers, -torch.ones_like(weight))
                 # The weights scale the narrow sides of the products: a pass over the tile is what costs.
                 torch.mm(tile, matrix, out=d_hidden[begin : begin + rows])
                 d_hidden[begin : begin + rows] *= weight
                 d_matrix.addmm_(tile.T, states * weight)
-        ctx.save_for_backward(d_hidden, d_matrix)
+        ctx.save_for_backward(d_hidden, d_matrix, losses)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        d_hidden, d_matrix = ctx.saved_tensors
-        return d_hidden * gradients[0], d_matrix * gradients[0], None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
+        d_hidden, d_matrix, losses = ctx.saved_tensors
+        return d_hidden * gradients[0], d_matrix * gradients[0], None, losses * gradients[0]
 
 
 def _surprise(tile: Tensor, answers: Tensor, states: Tensor, matrix: Tensor) -> Tensor:

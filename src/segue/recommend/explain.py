@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,10 +29,13 @@ FIRST_LOOK = 100  # answers among which an item is looked for first; ten times a
 
 @runtime_checkable
 class Attentive(Protocol):
-    """What a model can do that has attention weights to show."""
+    """What a model can do that may have attention weights to show."""
 
-    def attention(self, batch: PackedBatch) -> Tensor:
-        """Who looked at whom [layers, B, heads, N, N]: row = who looks, column = at whom.
+    attentive: bool
+    """Whether it has."""
+
+    def attention(self, batch: PackedBatch) -> Tensor | None:
+        """Who looked at whom [layers, B, heads, N, N]: row = who looks, column = at whom; None: nobody did.
 
         The tokens are the history's and, where the model asks with one of its own, that one after them.
         """
@@ -137,17 +140,22 @@ def _scores(model: SequenceModel, index: ItemIndex, histories: Batch, item: int)
     return scores[:, 0].numpy().astype(np.float64)
 
 
+def has_attention(model: nn.Module) -> TypeGuard[Attentive]:
+    """Whether the model has weights to show."""
+    return isinstance(model, Attentive) and model.attentive
+
+
 def attention_weights(model: nn.Module, history: Batch) -> np.ndarray | None:
     """Who looked at whom in one history, no longer than the model has room for [layers, heads, n, n] float32.
 
     n is one more than the history where the model asks with a token of its own. None where the model has no attention
     to show, and for an empty history.
     """
-    if not isinstance(model, Attentive) or not len(history.items):
+    if not has_attention(model) or not len(history.items):
         return None
     with torch.inference_mode():
-        weights: np.ndarray = model.attention(tensors(history))[:, 0].numpy()
-    return weights
+        weights = model.attention(tensors(history))
+    return None if weights is None else weights[:, 0].numpy()
 
 
 def told_attention(weights: np.ndarray, places: Sequence[int]) -> Attention:

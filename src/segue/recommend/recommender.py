@@ -22,6 +22,7 @@ from segue.index.build import load_index
 from segue.index.exact import ExactIndex
 from segue.index.search import ItemIndex, Ragged
 from segue.layers.packed import tensors
+from segue.models.build import Builder
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model
 from segue.models.sequence import SequenceModel
 from segue.recommend.answers import Explanation, Ranking, Recommendation
@@ -77,8 +78,8 @@ class Recommender:
         self.counts, self.trained = counts, self.known.trained
 
     @staticmethod
-    def open(folder: Path | str) -> Recommender:
-        """The Recommender in a run folder."""
+    def open(folder: Path | str, *, encoder: Builder | None = None) -> Recommender:
+        """The Recommender in a run folder; `encoder`: the builder that it was trained with, if one was given."""
         folder = Path(folder)
         manifest = folders.read_manifest(folder, "run")
         missing = [name for name in NEEDED if name not in manifest["files"]]
@@ -88,7 +89,7 @@ class Recommender:
         folders.verify_contents(folder, manifest, "run", names=NEEDED)
         vocabulary = Vocabulary(pl.read_parquet(folder / ITEMS))
         index = load_index(folder / INDEX)
-        model = load_model(folder)
+        model = load_model(folder, encoder)
         sizes = {len(vocabulary), index.n_items, model.items.n_items}
         if len(sizes) > 1:
             raise FolderError(f"{folder} is damaged: its model, index and items.parquet differ in size; train again.")

@@ -14,7 +14,7 @@ import numpy as np
 from segue.errors import FolderError, InputError, SegueError
 from segue.folders import MANIFEST, verify_contents
 from segue.models.checkpoint import WEIGHTS
-from segue.recommend.explain import Attentive
+from segue.recommend.explain import has_attention
 from segue.recommend.memories import Memories
 from segue.recommend.recommender import Recommender
 from segue.serve.bodies import ModelCard, ModelsServed, Switched
@@ -61,7 +61,7 @@ class ServedModel:
             seen=model.seen,
             items=len(model.vocabulary),
             length=model.model.length,
-            attention=isinstance(model.model, Attentive),
+            attention=has_attention(model.model),
             columns=self.catalogue.columns,
             manifest=_without_places(facts),
             report=self._report(),

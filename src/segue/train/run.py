@@ -16,7 +16,7 @@ from segue.errors import SettingsError, TrainingError
 from segue.evaluate import metrics
 from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.evaluate.settings import EvaluateSettings, SeenRule
-from segue.models.build import build_model
+from segue.models.build import Builder, build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
@@ -38,6 +38,8 @@ class Recipe:
     objective: ObjectiveSettings
     train: TrainSettings
     evaluate: EvaluateSettings
+    encoder: Builder | None = None
+    """The builder from outside that `model.encoder` names."""
 
 
 def choose_epoch(
@@ -102,7 +104,7 @@ def _fit(
 ) -> tuple[SequenceModel, TrainingState]:
     objective = Objective(recipe.objective, counts)
     first = torch.Generator().manual_seed(recipe.train.seed)
-    model = build_model(recipe.model, len(counts) - 1, generator=first, categories=categories)
+    model = build_model(recipe.model, len(counts) - 1, generator=first, categories=categories, encoder=recipe.encoder)
     model = model.to(device_of(recipe.train))
     stride = max(1, round(recipe.train.stride * model.length)) if recipe.train.stride else None
     windows = training_windows(sequences, ends, length=model.length + objective.extra, stride=stride)

@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from segue.data.batch import Batch
-from segue.layers.packed import PackedBatch, tensors
-from segue.models.build import BUILDERS, build_model
+from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
-from segue.models.settings import BIDIRECTIONAL, ModelSettings
-from segue.objective.task import MaskedItem, Task, next_item
+from segue.models.settings import BIDIRECTIONAL, UNPLACED, ModelSettings
+from segue.testing.cases import (
+    N_ITEMS,
+    Case,
+    asked,
+    assert_close,
+    batch_of,
+    packed_of,
+    questioned,
+    random_users,
+    states_of,
+)
+from segue.testing.learning import eight_users, task_of
 
-N_ITEMS = 30
+__all__ = [
+    "MASK",
+    "N_ITEMS",
+    "asked",
+    "assert_close",
+    "batch_of",
+    "case_of",
+    "eight_users",
+    "every_builder",
+    "looking_back",
+    "looking_both_ways",
+    "model_of",
+    "new_model",
+    "packed_of",
+    "questioned",
+    "random_users",
+    "settings_of",
+    "states_of",
+    "task_of",
+    "tied_or_not",
+]
+
 MASK = N_ITEMS + 1
 
 every_builder = pytest.mark.parametrize("builder", sorted(BUILDERS))
@@ -28,65 +55,27 @@ tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untie
 
 
 def settings_of(builder: str, **changed: Any) -> ModelSettings:
-    """HSTU knows the times of the history only, unless it is told otherwise: then all laws of the others hold."""
+    """HSTU knows the times of the history only, unless it is told otherwise: then all laws of the others hold.
+
+    Recurrent and convolutional builders have no places, heads or feed-forward parts: where a law speaks of them, it
+    holds for these without.
+    """
     numbers = {"builder": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0}
     numbers |= {"target_time": False} if builder == "hstu" else {"feed_forward": 2}
-    return msgspec.convert({**numbers, **changed}, ModelSettings)
+    left_out = {"heads", "feed_forward", "positions"} if builder in UNPLACED else set()
+    return msgspec.convert({k: v for k, v in {**numbers, **changed}.items() if k not in left_out}, ModelSettings)
+
+
+def case_of(builder: str, **changed: Any) -> Case:
+    """As the laws take it."""
+    return Case(BUILDERS[builder], settings_of(builder, **changed))
 
 
 def new_model(builder: str, *, seed: int = 0, n_items: int = N_ITEMS, **changed: Any) -> SequenceModel:
     """As training gets it."""
-    return build_model(settings_of(builder, **changed), n_items, generator=torch.Generator().manual_seed(seed))
+    return replace(case_of(builder, **changed), n_items=n_items).new(seed=seed)
 
 
 def model_of(builder: str, *, seed: int = 0, **changed: Any) -> SequenceModel:
     """In evaluation mode, with biases and norms moved away from where they start."""
-    model, generator = new_model(builder, seed=seed, **changed), torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
-    model.items.clear_padding()
-    return model.eval()
-
-
-def batch_of(*users: Sequence[int]) -> Batch:
-    """One list of items a user; events a minute apart."""
-    lengths = [len(user) for user in users]
-    return Batch(
-        items=np.array([item for user in users for item in user], dtype=np.int64),
-        times=np.array([60 * place for length in lengths for place in range(length)], dtype=np.int64),
-        lengths=np.array(lengths, dtype=np.int64),
-    )
-
-
-def packed_of(*users: Sequence[int]) -> PackedBatch:
-    return tensors(batch_of(*users))
-
-
-def random_users(lengths: Sequence[int], seed: int = 0, n_items: int = N_ITEMS) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(1, n_items + 1, size=length).tolist() for length in lengths]
-
-
-def states_of(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Each user's states, encoded together."""
-    return list(torch.split(model.encode(packed_of(*users)), [len(user) for user in users]))
-
-
-def questioned(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The tokens that an answer to each user is made from: its events, and a mask where the model asks with one."""
-    return [[*user, MASK] if model.items.mask is not None else [*user] for user in users]
-
-
-def asked(model: SequenceModel, users: Sequence[Sequence[int]]) -> Tensor:
-    """The questions [B, D'] by way of every state."""
-    return model.head(torch.stack([state[-1] for state in states_of(model, questioned(model, users))]))
-
-
-def task_of(builder: str) -> Task:
-    """A task that the builder's encoder can learn."""
-    return MaskedItem(mask=MASK, share=0.3, most=20, last=1.0) if builder in BIDIRECTIONAL else next_item
-
-
-def assert_close(found: Tensor, expected: Tensor, atol: float) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+    return case_of(builder, **changed).moved(seed=seed)

@@ -270,11 +270,16 @@ def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
         ("hstu", "newest", False),
         ("bert4rec", "oldest", False),
         ("bert4rec", "newest", False),
+        ("gru4rec", "oldest", False),
+        ("narm", "oldest", False),
+        ("caser", "oldest", False),
+        ("nextitnet", "oldest", False),
     ],
 )
 def test_who_looks_both_ways_or_counts_from_the_newest_cannot_be_continued(
     builder: str, positions: str, continuable: bool
 ) -> None:
+    """Nor can those whose later tokens do not need a row of each earlier one, which is what a memory keeps."""
     model = model_of(builder, positions=positions)
     assert model.continuable is continuable
     assert model.window_step == (16 if continuable else 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,8 @@ from model_cases import (
     MASK,
     N_ITEMS,
     batch_of,
+    case_of,
+    eight_users,
     every_builder,
     looking_back,
     looking_both_ways,
@@ -28,63 +31,33 @@ from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.train.optimiser import optimiser
-from segue.train.settings import TrainSettings
+from segue.testing.learning import QUICK, Learner, learns_by_heart
 
 COUNTS = np.r_[0, np.ones(N_ITEMS, dtype=np.int64)]
 SAMPLED = ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=12)
 
 
 def trained(
-    model: SequenceModel,
-    builder: str,
-    batch: Batch,
-    steps: int,
-    *,
-    loss: ObjectiveSettings | None = None,
-    **changed: Any,
+    model: SequenceModel, batch: Batch, steps: int, *, loss: ObjectiveSettings | None = None, **changed: Any
 ) -> list[float]:
-    """The loss at each of some steps over one batch, in the builder's task."""
-    objective, generator = Objective(loss or ObjectiveSettings(), COUNTS), torch.Generator().manual_seed(0)
-    adamw = optimiser(model.train(), TrainSettings(**{"learning_rate": 1e-2, **changed}))
-    task, rng, losses = task_of(builder), np.random.default_rng(0), []
-    for _ in range(steps):
-        examples = task(batch, rng)
-        found = objective.loss(model, model.encode(tensors(examples.inputs)), examples, generator)
-        adamw.zero_grad()
-        torch.autograd.backward(found)
-        adamw.step()
-        losses.append(found.item())
-    model.eval()
-    return losses
-
-
-def eight_users() -> list[list[int]]:
-    """Of ten items; from the first one on it is clear who it is."""
-    return [[first, *user[1:]] for first, user in enumerate(random_users([10] * 8, seed=2), start=1)]
+    """The loss at each of some steps over one batch, in the model's task."""
+    return Learner(model, batch, objective=loss, train=msgspec.structs.replace(QUICK, **changed)).steps(steps)
 
 
 @looking_back
 @tied_or_not
 def test_eight_users_of_ten_items_are_learned_by_heart(builder: str, tied: bool) -> None:
-    users = eight_users()
-    model = new_model(builder, width=16, length=10, tied=tied)
-    trained(model, builder, batch_of(*users), 150)
-    states = model.encode(packed_of(*(user[:-1] for user in users)))
-    found = model.score_all(model.head(states))[:, 1:].argmax(1) + 1
-    assert found.tolist() == [item for user in users for item in user[1:]]
+    learns_by_heart(case_of(builder, width=16, length=10, tied=tied), steps=150)
 
 
 @looking_both_ways
 @tied_or_not
 def test_what_is_hidden_of_eight_users_is_learned_by_heart(builder: str, tied: bool) -> None:
     """The last event, which every step asked for; and of all events, each hidden alone, nearly all."""
-    users = eight_users()
-    model = new_model(builder, width=32, depth=1, length=10, tied=tied)
-    trained(model, builder, batch_of(*users), 150)
-    query = model.query(packed_of(*(user[:-1] for user in users)))
-    assert (model.score_all(query)[:, 1:].argmax(1) + 1).tolist() == [user[-1] for user in users]
-    right = 0
+    case, users = case_of(builder, width=32, depth=1, length=10, tied=tied), eight_users(N_ITEMS)
+    learns_by_heart(case, steps=150)
+    model, right = case.new(), 0
+    trained(model, batch_of(*users), 150)
     for place in range(10):
         hidden = [[*user[:place], MASK, *user[place + 1 :]] for user in users]
         states = torch.stack([state[place] for state in states_of(model, hidden)])
@@ -101,7 +74,7 @@ def test_what_comes_next_on_a_cycle_is_learned_from_what_is_hidden(builder: str)
         return [(start + place) % 12 + 1 for place in range(length)]
 
     model = new_model(builder, width=32, depth=1, length=10)
-    trained(model, builder, batch_of(*(walk(start, length) for start in range(12) for length in (4, 6))), 150)
+    trained(model, batch_of(*(walk(start, length) for start in range(12) for length in (4, 6))), 150)
     found = model.score_all(model.query(packed_of(*(walk(start, 4) for start in range(12)))))[:, 1:].argmax(1) + 1
     assert found.tolist() == [walk(start, 5)[-1] for start in range(12)]
 
@@ -109,7 +82,7 @@ def test_what_comes_next_on_a_cycle_is_learned_from_what_is_hidden(builder: str)
 @every_builder
 def test_loss_starts_at_chance(builder: str) -> None:
     """About log V: logits of size one add a half to it."""
-    (loss,) = trained(new_model(builder, width=32), builder, batch_of(*random_users([20] * 10)), 1)
+    (loss,) = trained(new_model(builder, width=32), batch_of(*random_users([20] * 10)), 1)
     assert loss == pytest.approx(math.log(N_ITEMS), abs=1)
 
 
@@ -118,9 +91,9 @@ def test_random_targets_stay_at_chance_on_users_not_trained_on(builder: str) -> 
     """Were the answer anywhere in the input, this would be learned."""
     batch, others = batch_of(*random_users([20] * 60, seed=3)), batch_of(*random_users([20] * 20, seed=4))
     model = new_model(builder)
-    trained(model, builder, batch, 25, learning_rate=3e-3)
+    trained(model, batch, 25, learning_rate=3e-3)
     objective = Objective(ObjectiveSettings(), COUNTS)
-    examples = task_of(builder)(others, np.random.default_rng(1))
+    examples = task_of(model)(others, np.random.default_rng(1))
     states = model.encode(tensors(examples.inputs))
     assert objective.loss(model, states, examples, torch.Generator()).item() > math.log(N_ITEMS) - 0.02
 
@@ -131,7 +104,7 @@ def test_random_targets_stay_at_chance_on_users_not_trained_on(builder: str) -> 
 def test_the_padding_row_stays_zero(builder: str, tied: bool, loss: ObjectiveSettings) -> None:
     model = new_model(builder, tied=tied)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    trained(model, builder, batch_of(*random_users([5, 2, 7])), 5, loss=loss, weight_decay=0.1)
+    trained(model, batch_of(*random_users([5, 2, 7])), 5, loss=loss, weight_decay=0.1)
     assert all(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert (model.items.into[0] == 0).all()
     assert (model.item_vectors()[0] == 0).all()
@@ -140,6 +113,6 @@ def test_the_padding_row_stays_zero(builder: str, tied: bool, loss: ObjectiveSet
 @every_builder
 def test_users_with_one_input_can_be_learned_from(builder: str) -> None:
     model = new_model(builder)
-    losses = trained(model, builder, batch_of([1, 2], [3, 4]), 5)
+    losses = trained(model, batch_of([1, 2], [3, 4]), 5)
     assert all(math.isfinite(loss) for loss in losses) and losses[-1] < losses[0]
     assert all(torch.isfinite(weight).all() for weight in model.state_dict().values())

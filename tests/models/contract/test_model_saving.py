@@ -6,29 +6,34 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_cases import every_builder, model_of, packed_of, random_users, settings_of, tied_or_not
+from model_cases import case_of, every_builder, model_of, packed_of, random_users, settings_of, tied_or_not
 
 from segue.errors import FolderError
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, save_model
+from segue.testing import laws
 
 
 @every_builder
 @tied_or_not
 @pytest.mark.parametrize("positions", ["newest", "oldest"])
-def test_saved_and_loaded_is_the_same_model(builder: str, tied: bool, positions: str, tmp_path: Path) -> None:
-    model = model_of(builder, tied=tied, positions=positions, dropout=0.3)
-    save_model(model, settings_of(builder, tied=tied, positions=positions, dropout=0.3), tmp_path)
+def test_saved_and_loaded_is_the_same_model(builder: str, tied: bool, positions: str) -> None:
+    laws.saving_changes_nothing(case_of(builder, tied=tied, positions=positions))
+
+
+@every_builder
+def test_a_shipped_model_comes_back_from_two_files(builder: str, tmp_path: Path) -> None:
+    """Without being told who built it, and with the attention that it had."""
+    model, batch = model_of(builder), packed_of(*random_users([4, 1, 7]))
+    save_model(model, settings_of(builder), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([DESCRIPTION, WEIGHTS])
     before = torch.get_rng_state()
     again = load_model(tmp_path)
     assert torch.equal(torch.get_rng_state(), before)
-    assert again.state_dict().keys() == model.state_dict().keys()
-    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in model.state_dict().items())
-    batch = packed_of(*random_users([4, 1, 7]))
-    assert torch.equal(again.encode(batch), model.encode(batch))
+    model.requires_grad_(requires_grad=False)  # as it is loaded: for a gradient, torch adds in another order
     assert torch.equal(again.score_all(again.query(batch)), model.score_all(model.query(batch)))
-    assert torch.equal(again.attention(batch), model.attention(batch))
-    assert again.length == model.length and again.width == model.width and again.items.n_items == model.items.n_items
+    looked, looks = model.attention(batch), again.attention(batch)
+    assert looks is looked is None or (looks is not None and looked is not None and torch.equal(looks, looked))
+    assert again.items.n_items == model.items.n_items
 
 
 @every_builder

@@ -1,0 +1,65 @@
+"""NARM's attention over recurrent states [T, D]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from segue.layers.dropout import Dropout
+from segue.layers.hard_attention import Choice, Chosen, chosen
+from segue.layers.packed import PackedBatch, pack, pad
+from segue.layers.scores import ScoreKind, make_score
+
+
+class NarmBlock(nn.Module):
+    """Each state and a mixture of its user's states up to it, joined and mapped to one vector: at every event what the
+    original has after a session's last.
+
+    Where what is looked at is drawn, training has to know how likely it was: then two features come after the others,
+    the logarithm of that chance and the entropy of what was drawn from, and nothing may follow but the question.
+    """
+
+    def __init__(self, width: int, dropout: float, *, scores: ScoreKind, choice: Choice, temperature: float) -> None:
+        super().__init__()
+        self.score = make_score(scores, width, width, width, activation="hard-sigmoid")
+        self.joined = nn.Linear(2 * width, width, bias=False)
+        self.drop = Dropout(dropout)
+        self.choice: Choice = choice
+        self.temperature = temperature
+        self.generator: torch.Generator | None = None
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        states = pad(x, batch)
+        how = self._looked(states)
+        result = self._with_local(x, pack(how.weights @ states, batch))
+        if how.log_chance is None or how.entropy is None:
+            return result
+        return torch.cat((result, pack(torch.stack((how.log_chance, how.entropy), dim=-1), batch)), dim=1)
+
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        asking, states = x[batch.last], pad(x, batch)
+        looks = None if batch.may_look is None else batch.may_look[:, 0]
+        how = self._chosen(self.score(asking[:, None], states), looks)
+        return self._with_local(asking, (how.weights @ states)[:, 0])
+
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        return self._looked(pad(x, batch)).weights[:, None]
+
+    def _with_local(self, states: Tensor, local: Tensor) -> Tensor:
+        result: Tensor = self.joined(self.drop(torch.cat((local, states), dim=1)))
+        return result
+
+    def _looked(self, states: Tensor) -> Chosen:
+        """How much each of the padded states [B, N, D] takes of itself and those before it [B, N, N]."""
+        back = torch.ones(states.shape[1], states.shape[1], dtype=torch.bool, device=states.device).tril()
+        return self._chosen(self.score(states, states, looking_back=True), back)
+
+    def _chosen(self, logits: Tensor, looks: Tensor | None) -> Chosen:
+        return chosen(
+            logits,
+            looks,
+            self.choice,
+            temperature=self.temperature,
+            training=self.training,
+            generator=self.generator,
+        )

@@ -1,0 +1,41 @@
+"""GRU4Rec: Hidasi et al., "Session-based Recommendations with Recurrent Neural Networks", ICLR 2016, and Hidasi and
+Karatzoglou, "Recurrent Neural Networks with Top-k Gains for Session-based Recommendations", CIKM 2018."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from segue.layers.positions import NoPositions
+from segue.layers.recurrent import GRUBlock
+from segue.models.inputs import make_inputs
+from segue.models.items import IdTable
+from segue.models.mol import make_similarity
+from segue.models.outputs import make_output
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.models.start import recurrent_start
+
+
+def gru4rec(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+    """Layers of gated recurrent units, and a linear map from a state to what is compared with items.
+
+    The original walks many sessions side by side, an event at a time, and learns nothing from one event to the next;
+    here histories are whole, and gradients reach back through all of them. Its cell is the older form of the unit, of
+    the same power but with other weights: see `GRUBlock`. Its losses are `bpr-max` and `top1-max`, among others.
+    """
+    inputs = make_inputs(settings)
+    model = SequenceModel(
+        items,
+        inputs,
+        NoPositions(settings.length * inputs.tokens_an_event),
+        [GRUBlock(inputs.width, settings.dropout) for _ in range(settings.depth)],
+        norm=nn.Identity(),
+        scale=inputs.width**0.5,
+        dropout=settings.dropout,
+        at_question=nn.Linear(inputs.width, settings.width),
+        similarity=make_similarity(settings),
+        output=make_output(settings),
+    )
+    recurrent_start(model, generator)
+    return model

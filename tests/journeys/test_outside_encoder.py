@@ -1,0 +1,196 @@
+"""A builder from outside: trained, resumed, opened and served where it is given; elsewhere refused in a sentence."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from command_line import CommandLine
+from small_service import asked_in_process, ids, post_events
+
+import segue
+from segue.errors import FolderError, InputError, SegueError, SettingsError
+from segue.models.build import builder_name
+from segue.models.esasrec import esasrec
+from segue.models.items import IdTable
+from segue.models.sasrec import sasrec
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.serve.embedded import application
+from segue.serve.engine import Engine
+from segue.serve.settings import ServiceSettings
+from segue.train.loop import Step
+
+NAME = f"{__name__}:mine"
+RUN_FILES = ("weights.safetensors", "history.jsonl", "ranks.npy", "metrics.json", "items.parquet", "index.safetensors")
+
+
+def mine(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+    """The original SASRec, which the quick recipe names: nothing may differ but where it comes from."""
+    return sasrec(settings, items, generator)
+
+
+def other(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+    return esasrec(settings, items, generator)
+
+
+def in_a_script(build: Callable[..., SequenceModel]) -> Any:
+    """The same function as a script has it, which is run and not imported."""
+    assert isinstance(build, FunctionType)
+    copy = FunctionType(build.__code__, build.__globals__, build.__name__)
+    copy.__module__, copy.__qualname__ = "__main__", build.__qualname__
+    return copy
+
+
+@pytest.fixture(scope="module")
+def outside_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("outside") / "mine"
+    segue.train(cycle_data, out=run, recipe=quick_recipe, encoder=mine)
+    return run
+
+
+def opened(run: Path, encoder: Any = None) -> segue.Recommender:
+    model = segue.load(run, encoder=encoder)
+    assert isinstance(model, segue.Recommender)
+    return model
+
+
+def assert_same_run(one: Path, another: Path) -> None:
+    assert all((one / name).read_bytes() == (another / name).read_bytes() for name in RUN_FILES)
+
+
+def test_a_run_is_the_same_wherever_its_encoder_comes_from(outside_run: Path, cycle_run: Path) -> None:
+    assert_same_run(outside_run, cycle_run)
+    written = tomllib.loads((outside_run / "settings.toml").read_text())["model"]
+    assert written["encoder"] == NAME and written["width"] == 16
+    assert tomllib.loads((cycle_run / "settings.toml").read_text())["model"]["encoder"] == ""
+
+
+def test_it_answers_and_is_measured_where_its_builder_is_given(outside_run: Path, cycle_run: Path) -> None:
+    model, plain = opened(outside_run, mine), opened(cycle_run)
+    assert model.recommend(["i03", "i04"], k=3).ids == plain.recommend(["i03", "i04"], k=3).ids
+    report = segue.evaluate(outside_run, encoder=mine)
+    assert report.metrics == segue.evaluate(model).metrics == segue.evaluate(cycle_run).metrics
+
+
+def test_what_a_script_trained_is_opened_by_who_imports_it(outside_run: Path) -> None:
+    script = in_a_script(mine)
+    assert builder_name(script) == "__main__:mine" != NAME
+    assert opened(outside_run, script).recommend(["i03"], k=1).items
+
+
+@pytest.mark.parametrize(
+    ("encoder", "words"),
+    [(None, [NAME, "segue.load(folder, encoder=build)"]), (other, [NAME, f"{__name__}:other", "give that one"])],
+    ids=["without", "another"],
+)
+def test_without_its_builder_it_is_refused(outside_run: Path, encoder: Any, words: list[str]) -> None:
+    for verb in (segue.load, segue.evaluate, segue.Recommender.open):
+        with pytest.raises(SettingsError) as caught:
+            verb(outside_run, encoder=encoder)
+        assert all(word in str(caught.value) for word in [str(outside_run), *words])
+
+
+def test_a_builder_is_refused_where_none_came_from_outside(cycle_run: Path, cycle_data: Path) -> None:
+    with pytest.raises(SettingsError, match=r"segue's own, sasrec, and not .*: leave encoder= out"):
+        segue.load(cycle_run, encoder=mine)
+    with pytest.raises(SettingsError, match="data folder, which has no encoder"):
+        segue.load(cycle_data, encoder=mine)
+
+
+def test_a_builder_that_changed_is_refused_with_what_to_do(outside_run: Path) -> None:
+    def build(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+        return esasrec(settings, items, generator)
+
+    build.__qualname__ = "mine"
+    with pytest.raises(FolderError, match="give its builder as it was, or train it again"):
+        segue.load(outside_run, encoder=build)
+
+
+def test_the_command_line_refuses_it_with_one_sentence(outside_run: Path, line: CommandLine) -> None:
+    says = (str(outside_run), NAME, "give its builder in Python")
+    for command in (
+        ["recommend", outside_run, "--history", "i03"],
+        ["explain", outside_run, "--history", "i03"],
+        ["similar", outside_run, "i03"],
+        ["evaluate", outside_run],
+    ):
+        line.refuses(*command, says=says)
+
+
+def test_the_engine_of_the_service_refuses_it_with_one_sentence(outside_run: Path, tmp_path: Path) -> None:
+    """What it raises is what `segue serve` says."""
+    with pytest.raises(SettingsError, match=f"{NAME}.*give its builder in Python"):
+        Engine.open(ServiceSettings(runs=(outside_run,), store=str(tmp_path / "store.sqlite")))
+
+
+def test_a_recipe_cannot_name_a_builder_alone(cycle_data: Path, quick_recipe: Path, line: CommandLine) -> None:
+    line.refuses(
+        *("train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--set", "model.encoder=shop:mine"),
+        says=("shop:mine", "segue.train(data, encoder=build)"),
+    )
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, and no one else's."""
+
+
+def test_interrupted_training_is_taken_up_with_its_builder(
+    outside_run: Path, cycle_data: Path, quick_recipe: Path, tmp_path: Path
+) -> None:
+    def stop(step: Step) -> None:
+        if step.epoch == 2:
+            raise Stopped
+
+    run = tmp_path / "run"
+    with pytest.raises(Stopped):
+        segue.train(cycle_data, out=run, recipe=quick_recipe, encoder=in_a_script(mine), progress=stop)
+    for encoder, words in ((None, "__main__:mine"), (other, "give that one")):
+        with pytest.raises(SettingsError, match=words):
+            segue.train(cycle_data, out=run, resume=True, encoder=encoder)
+    model = segue.train(cycle_data, out=run, resume=True, encoder=mine)
+    assert model.folder == run
+    assert_same_run(run, outside_run)
+    segue.train(cycle_data, out=run, resume=True, encoder=mine, overrides=["train.epochs=4", "train.patience=9"])
+    assert len((run / "history.jsonl").read_text().splitlines()) == 4
+    assert tomllib.loads((run / "settings.toml").read_text())["model"]["encoder"] == "__main__:mine"
+
+
+def test_settings_that_a_shipped_builder_ignores_are_an_outside_ones_own_affair() -> None:
+    with pytest.raises(SettingsError, match="no effect"):
+        ModelSettings(target_time=False)
+    assert not ModelSettings(target_time=False, encoder=NAME).target_time
+
+
+def test_a_builder_that_gives_no_model_is_refused(cycle_data: Path, quick_recipe: Path) -> None:
+    def nothing(*_: Any) -> Any:
+        return 7
+
+    with pytest.raises(SettingsError, match=r"builds a SequenceModel, and .*nothing gave int"):
+        segue.train(cycle_data, recipe=quick_recipe, encoder=nothing)
+
+
+def test_it_is_served_from_the_process_that_has_its_builder(outside_run: Path, cycle_run: Path, tmp_path: Path) -> None:
+    """Beside a run of segue's own, which answers the same."""
+    model, plain = opened(outside_run, mine), opened(cycle_run)
+    with asked_in_process(application(model, plain, store=str(tmp_path / "store.sqlite"))) as client:
+        post_events(client, {"user": "ann", "item": "i03"}, {"user": "ann", "item": "i04"})
+        answer = client.get("/users/ann/recommendations", params={"k": 3})
+        assert ids(answer) == plain.recommend(["i03", "i04"], k=3).ids
+        assert client.get("/model").json()["active"] == "mine"
+        beside = client.get("/users/ann/recommendations", params={"k": 3, "model": cycle_run.name})
+        assert ids(beside) == ids(answer)
+        assert client.post("/explanations", json={"user": "ann"}).status_code == 200
+
+
+def test_an_application_for_other_machines_needs_keys(cycle_run: Path, tmp_path: Path) -> None:
+    model = opened(cycle_run)
+    with pytest.raises(InputError, match="Without keys only this machine"):
+        application(model, store=str(tmp_path / "store.sqlite"), host="0.0.0.0")
+    with pytest.raises(SegueError, match="both called"):
+        application(model, model, store=str(tmp_path / "store.sqlite"))
