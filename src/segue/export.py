@@ -209,7 +209,10 @@ def _difference(model: SequenceModel, made: SlimRecommender) -> float:
         with torch.inference_mode():
             question = model.query(tensors(windows))
             expected = question.numpy(), model.score_all(question)[:, 1:].numpy()
-        questions, scores = made.run(windows)
+        try:
+            questions, scores = made.run(windows)
+        except Exception as error:  # onnxruntime's errors have no common class of their own
+            raise InputError(f"This run cannot be exported: its graph fails ({in_short(error)}).") from error
         for found, wanted in zip((questions, scores[:, 1:]), expected, strict=True):
             most = np.maximum(1, np.abs(wanted).max(axis=1, initial=0))
             worst = max(worst, float((np.abs(found - wanted).max(axis=1, initial=0) / most).max()))

@@ -77,6 +77,7 @@ class SlimRecommender:
             raise FolderError(f"{path} is no file; give one made by `segue export`.")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
+        options.log_severity_level = 4  # what goes wrong is raised, and said once
         try:
             session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its errors have no common class of their own

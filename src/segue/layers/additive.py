@@ -64,6 +64,9 @@ def additive_scores(
     """
     if activation == "hard-sigmoid":
         queries, keys = SLOPE * queries + MIDDLE, SLOPE * keys
+    if torch.jit.is_tracing():  # a graph has no tiles, and no gradient
+        sums = queries[..., :, None, :] + keys[..., None, :, :]
+        return (sums.tanh() if activation == "tanh" else sums.clamp(0, 1)) @ vector
     before, (m, n) = queries.shape[:-2], (queries.shape[-2], keys.shape[-2])
     flat: Tensor = _AdditiveScores.apply(  # type: ignore[no-untyped-call]
         queries.reshape(-1, m, queries.shape[-1]),
