@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ class Unknown(SequenceModel):
     """Does what ONNX has no word for."""
 
     def query(self, batch: PackedBatch) -> Tensor:
-        return torch.linalg.matrix_exp(super().query(batch)[:, :, None] * torch.eye(8))[:, 0]
+        squares: Tensor = torch.linalg.matrix_exp(super().query(batch)[:, :, None] * torch.eye(8))
+        return squares[:, 0]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,16 @@ def test_what_cannot_be_traced_is_refused(
         export.export_onnx(recommender_of(model), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_full_disk_is_no_fault_of_the_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("torch.onnx.export", refuse)
+    with pytest.raises(FolderError, match="The disk is full"):
+        export.export_onnx(recommender_of(small_model()), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_no_file_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

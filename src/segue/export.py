@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import os
 import sys
 import warnings
@@ -71,9 +70,9 @@ def export_onnx(
     model, facts = recommender.model, _facts_of(recommender)
     with folders.complete_file(path, option="--onnx") as staging:
         begin(0)
-        graph = _traced(model, facts)
+        _write_graph(model, facts, staging)
         begin(1)
-        staging.write_bytes(_with_facts(graph, facts))
+        _add_facts(facts, staging)
         begin(2)
         made = SlimRecommender.open(staging, threads=1)
         difference = _difference(model, made)
@@ -134,8 +133,8 @@ class _Graph(nn.Module):
         return question, self.model.similarity.score(question, self.vectors)
 
 
-def _traced(model: SequenceModel, facts: Facts) -> bytes:
-    """The graph, as the bytes of an ONNX file.
+def _write_graph(model: SequenceModel, facts: Facts, path: Path) -> None:
+    """The graph alone, as an ONNX file.
 
     By torch's exporter that traces, though it is the older one: the newer takes twenty times as long, needs more
     libraries and takes loops over events apart. What a trace could get wrong, the comparison with torch sees.
@@ -147,14 +146,14 @@ def _traced(model: SequenceModel, facts: Facts) -> bytes:
         raise InputError(f"This run cannot be exported: it has {size:,} bytes, an ONNX file {MOST_BYTES:,} at most.")
     users, events = {0: "users"}, {0: "users", 1: "events"}
     windows = _random_windows(np.random.default_rng(0), [min(3, facts.length), 1], n_items=len(facts.ids))
-    feeds, result = graph_inputs(windows), io.BytesIO()
+    feeds = graph_inputs(windows)
     try:
         with warnings.catch_warnings(), _no_output(), torch.no_grad():
             warnings.simplefilter("ignore")  # it calls itself outdated, and warns of numbers that are constants here
             torch.onnx.export(
                 graph,
                 tuple(torch.from_numpy(feeds[name]) for name in INPUTS),
-                result,
+                str(path),
                 dynamo=False,
                 opset_version=OPSET,
                 input_names=list(INPUTS),
@@ -170,11 +169,12 @@ def _traced(model: SequenceModel, facts: Facts) -> bytes:
                 },
                 do_constant_folding=False,  # it would fold a second copy of a tied item table
             )
-    except Exception as error:  # an encoder may fail in any way of its own
+    except OSError:  # what the disk refuses is no fault of the encoder
+        raise
+    except Exception as error:  # which may fail in any way of its own
         raise InputError(
             f"This run cannot be exported: no graph can be made of its encoder ({in_short(error)})."
         ) from error
-    return result.getvalue()
 
 
 @contextlib.contextmanager
@@ -191,13 +191,13 @@ def _no_output() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _with_facts(graph: bytes, facts: Facts) -> bytes:
-    """The file with what its metadata says."""
+def _add_facts(facts: Facts, path: Path) -> None:
+    """Put into the file's metadata what a graph cannot say."""
     import onnx
 
-    model = onnx.load_model_from_string(graph)
+    model = onnx.load_model(path)
     onnx.helper.set_model_props(model, {METADATA: msgspec.json.encode(facts).decode()})
-    return model.SerializeToString()
+    onnx.save_model(model, path)
 
 
 def _difference(model: SequenceModel, made: SlimRecommender) -> float:

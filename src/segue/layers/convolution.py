@@ -78,7 +78,7 @@ class CaserBlock(WithoutAttention):
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         images = windows(x, batch, self.events)  # [T, L * D]
-        rows = images.unflatten(1, (self.events, -1))  # [T, L, D]
+        rows = images.view(x.shape[0], self.events, -1)  # [T, L, D]
         weighed = self.vertical(rows.transpose(1, 2)).flatten(1)  # [T, D * vertical]
         features = torch.cat((self.highest(images, batch), weighed), dim=1)
         return functional.relu(self.joined(self.drop(features)))

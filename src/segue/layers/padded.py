@@ -120,6 +120,11 @@ class PaddedBatch(PackedBatch):
         return torch.arange(self.room, device=self.lengths.device)
 
 
+def tracing() -> bool:
+    """Whether a graph is made of what is computed: then there are no loops over users or tiles, and no gradients."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
+
+
 def _twice(tokens: Tensor) -> Tensor:
     """Every token twice, one right after the other."""
     return tokens[:, None].expand(-1, 2).flatten()

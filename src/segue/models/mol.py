@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from segue.layers.blocks import silu_gate
 from segue.layers.dropout import Dropout, byte_mask
+from segue.layers.padded import tracing
 from segue.models.settings import ModelSettings
 from segue.models.similarity import LEAST_LENGTH, Dot, Similarity
 
@@ -101,7 +102,7 @@ class Mixture(nn.Module):
         count, k = len(queries.gate), len(items.gate)
         rows, columns = _tile_shape(k)
         tile = self._tile if count * k <= KEPT_PAIRS else self._recomputed_tile
-        blocks = [queries] if torch.jit.is_tracing() else _split(queries, rows)  # a graph takes any number of them
+        blocks = [queries] if tracing() else _split(queries, rows)  # a graph takes any number of them
         return torch.cat([torch.cat([tile(some, part) for some in blocks]) for part in _split(items, columns)], dim=1)
 
     def own(self, queries: Side, items: Side) -> Tensor:
