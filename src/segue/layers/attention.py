@@ -23,6 +23,8 @@ from segue.layers.packed import PackedBatch, pack, pad
 from segue.layers.positions import RelativeBuckets, Rotary
 from segue.layers.scores import Product, ScoreKind, make_score
 
+_attention = functional.scaled_dot_product_attention
+
 Relative = Rotary | RelativeBuckets
 
 
@@ -59,20 +61,31 @@ class Attention(nn.Module):
         self.choice: Choice = choice
         self.temperature = temperature
         self.generator: torch.Generator | None = None
-        # Of the fused kernel, where it can be used at all.
+        # Looked at with every call: numbers are found faster than parts.
         self._scale = self.score.scale / temperature if isinstance(self.score, Product) and choice == "soft" else None
+        self._learned_bias = isinstance(relative, RelativeBuckets)
+        self._plain = self._scale is not None and relative is None and type(self.score) is Product
 
     @property
     def fused(self) -> bool:
         """Whether torch's fused kernel does the mixing: of products, softly. A bias that is learned forbids it while
         gradients are wanted."""
-        learned = isinstance(self.relative, RelativeBuckets) and torch.is_grad_enabled()
-        return self._scale is not None and not learned
+        return self._scale is not None and not (self._learned_bias and torch.is_grad_enabled())
+
+    def extra_repr(self) -> str:
+        """So that a model that is printed says which kernel it uses."""
+        kernel = "never" if self._scale is None else "without gradients" if self._learned_bias else "always"
+        return f"heads={self.heads}, causal={self.causal}, choice={self.choice}, fused={kernel}"
 
     def forward(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         """Of packed tokens [T, D], each among its user's."""
-        mixed = self._mixed(*self._heads(queries, keys, batch), None if self.causal else batch.may_look)
-        result: Tensor = self.output(pack(mixed, batch))
+        q, k, v = self._heads(queries, keys, batch)
+        looks = None if self.causal else batch.may_look
+        if self._plain:  # training and answers come here so often that the way to the kernel is kept short
+            mixed = _attention(q, k, v, attn_mask=looks, is_causal=self.causal, scale=self._scale)
+        else:
+            mixed = self._mixed(q, k, v, looks)
+        result: Tensor = self.output(pack(_joined(mixed), batch))
         return result
 
     def newest(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
@@ -80,10 +93,12 @@ class Attention(nn.Module):
         q = self.query(queries).view(batch.size, 1, self.heads, -1).transpose(1, 2)  # [B, H, 1, d]
         padded = pad(self.key_value(keys), batch)  # [B, N, 2D]
         k, v = padded.view(batch.size, batch.longest, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
-        bias = None
-        if self.relative is not None:
+        if self._plain:
+            mixed = _attention(q, k, v, attn_mask=batch.may_look, scale=self._scale)
+        else:
             q, k, bias = self._related(q, k, batch.lengths[:, None] - 1)
-        result: Tensor = self.output(self._kernel(q, k, v, batch.may_look, bias).reshape(batch.size, -1))
+            mixed = self._kernel(q, k, v, batch.may_look, bias)
+        result: Tensor = self.output(mixed.reshape(batch.size, -1))
         return result
 
     def kept(self, keys: Tensor) -> Tensor:
@@ -94,7 +109,7 @@ class Attention(nn.Module):
     def among(self, queries: Tensor, kept: Tensor, may_look: Tensor | None = None) -> Tensor:
         """What padded queries [B, M, D] get from tokens of which this is kept [B, N, 2, H, d]. `may_look`
         [B, 1, 1, N] is True where one may. Where tokens look back only, the queries are the last M tokens'."""
-        result: Tensor = self.output(self._mixed(*self._asked_among(queries, kept), may_look))
+        result: Tensor = self.output(_joined(self._mixed(*self._asked_among(queries, kept), may_look)))
         return result
 
     def chosen_among(self, queries: Tensor, kept: Tensor, may_look: Tensor | None = None) -> tuple[Tensor, Chosen]:
@@ -141,31 +156,24 @@ class Attention(nn.Module):
         return attend
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, may_look: Tensor | None) -> Tensor:
-        """Of queries that are the last of the keys' tokens, or another stream's: mixtures [B, M, D]."""
-        bias = None
-        if self.relative is not None:
-            q, k, bias = self._placed(q, k)
-        if self.causal and may_look is None and bias is None and q.shape[2] == k.shape[2] and self.fused:
-            mixed = self._fused(q, k, v, None, causal=True)
-        else:
-            mixed = self._kernel(q, k, v, self._looks(q, k, may_look), bias)
-        return _joined(mixed)
+        """Mixtures [B, H, M, d] for queries that are the last of the keys' tokens, or another stream's."""
+        q, k, bias = self._placed(q, k)
+        if self.causal and self.fused and may_look is None and bias is None and q.shape[2] == k.shape[2]:
+            return _attention(self._asking(q), k, v, is_causal=True, scale=self._scale)
+        return self._kernel(q, k, v, self._looks(q, k, may_look), bias)
 
     def _kernel(self, q: Tensor, k: Tensor, v: Tensor, looks: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Mixtures [B, H, M, d]."""
+        """The same with all that is to be looked at, and what is added to scores."""
         if not self.fused:
             assert self.choice != "reinforce" or not self.training, "it learns from chances: `chosen_among` has them"
             return self._chosen(q, k, looks, bias).weights @ v
         if bias is not None:
             looks = bias if looks is None else torch.where(looks, bias, -math.inf)
-        return self._fused(q, k, v, looks, causal=False)
+        return _attention(self._asking(q), k, v, attn_mask=looks, scale=self._scale)
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
-        assert isinstance(self.score, Product)
-        asking = self.score.asking(q)
-        return functional.scaled_dot_product_attention(
-            asking, k, v, attn_mask=mask, is_causal=causal, scale=self._scale
-        )
+    def _asking(self, q: Tensor) -> Tensor:
+        """Queries whose products with keys the fused kernel is to take."""
+        return self.score.asking(q) if isinstance(self.score, Product) else q
 
     def _chosen(self, q: Tensor, k: Tensor, looks: Tensor | None, bias: Tensor | None) -> Chosen:
         """How much is taken of each value [B, H, M, N]."""
@@ -189,16 +197,15 @@ class Attention(nn.Module):
 
     def _placed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries that are the last of the keys' tokens."""
-        if self.relative is None:
-            return q, k, None
         return self._related(q, k, torch.arange(k.shape[2] - q.shape[2], k.shape[2], device=q.device))
 
     def _related(self, q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries at these places, [M] or [B, M], and keys that know of their distance, and the bias of it."""
+        if self.relative is None:
+            return q, k, None
         keys = torch.arange(k.shape[2], device=k.device)
         if isinstance(self.relative, Rotary):
             return self.relative(q, places), self.relative(k, keys), None
-        assert self.relative is not None
         bias = self.relative(places, keys)
         return q, k, bias if bias.dim() == 4 else bias[None]
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn import functional
 
 from segue.layers.additive import Activation, additive_scores
 from segue.layers.one_token import array, mapped
@@ -53,8 +54,7 @@ class Bilinear(Product):
         self.query = nn.Linear(query_width, key_width, bias=False)
 
     def asking(self, queries: Tensor) -> Tensor:
-        asked: Tensor = self.query(queries)
-        return asked
+        return _each(self.query, queries)
 
     def one_token(self) -> OneScore:
         asking = mapped(self.query)
@@ -74,13 +74,19 @@ class Additive(nn.Module):
     def forward(self, queries: Tensor, keys: Tensor, *, looking_back: bool = False) -> Tensor:
         """[..., M, dq] and [..., N, dk] → [..., M, N]. `looking_back`: those of keys later than the query may be
         anything, which saves half of the work."""
-        asking, asked = self.query(queries), self.key(keys)
+        asking, asked = _each(self.query, queries), _each(self.key, keys)
         return additive_scores(asking, asked, self.vector.weight[0], self.activation, looking_back=looking_back)
 
     def one_token(self) -> OneScore:
         assert self.activation == "tanh"
         asking, key, vector = mapped(self.query), array(self.key.weight), array(self.vector.weight)[0]
         return lambda query, keys: np.tanh(keys.dot(key.T) + asking(query)).dot(vector)
+
+
+def _each(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Of rows, whatever their arrangement: torch would choose another product of the same, with other roundings, where
+    gradients are wanted."""
+    return functional.linear(x.flatten(0, -2), linear.weight).view(*x.shape[:-1], -1)
 
 
 Score = Product | Additive

@@ -54,7 +54,7 @@ def bert4rec(settings: ModelSettings, items: IdTable, generator: torch.Generator
     model = SequenceModel(
         items,
         inputs,
-        LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.positions),
+        LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.counted_from),
         [_block(width, settings) for _ in range(settings.depth)],
         norm_tokens=nn.LayerNorm(width, eps=1e-12),
         norm=nn.Identity(),

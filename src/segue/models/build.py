@@ -19,6 +19,7 @@ from segue.models.nextitnet import nextitnet
 from segue.models.sasrec import sasrec
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
+from segue.models.transformer import transformer
 
 Builder = Callable[[ModelSettings, IdTable, torch.Generator], SequenceModel]
 """Settings and the item table → a model over that table, with weights drawn from the generator."""
@@ -29,6 +30,7 @@ BUILDERS: dict[str, Builder] = {
     "bert4rec": bert4rec,
     "hstu": hstu,
     "sasrec-meta": sasrec_meta,
+    "transformer": transformer,
     "gru4rec": gru4rec,
     "narm": narm,
     "caser": caser,

@@ -24,7 +24,7 @@ def esasrec(settings: ModelSettings, items: IdTable, generator: torch.Generator)
     model = SequenceModel(
         items,
         inputs,
-        LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.positions),
+        LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.counted_from),
         [GatedBlock(width, settings.heads, hidden, settings.dropout) for _ in range(settings.depth)],
         norm=nn.Identity(),
         scale=1.0,

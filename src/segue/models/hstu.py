@@ -56,7 +56,7 @@ def _meta_model(
     model = SequenceModel(
         items,
         inputs,
-        LearnedPositions(settings.length * inputs.tokens_an_event, inputs.width, settings.positions),
+        LearnedPositions(settings.length * inputs.tokens_an_event, inputs.width, settings.counted_from),
         blocks,
         norm=nn.Identity(),
         scale=math.sqrt(inputs.width),

@@ -25,7 +25,7 @@ def sasrec(settings: ModelSettings, items: IdTable, generator: torch.Generator) 
     model = SequenceModel(
         items,
         inputs,
-        LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.positions),
+        LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.counted_from),
         [SASRecBlock(width, settings.heads, hidden, settings.dropout) for _ in range(settings.depth)],
         norm=nn.LayerNorm(width, eps=1e-8),
         scale=math.sqrt(width),

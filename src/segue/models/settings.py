@@ -25,11 +25,20 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The section `model` of the settings."""
 
     builder: Literal[
-        "sasrec", "esasrec", "bert4rec", "hstu", "sasrec-meta", "gru4rec", "narm", "caser", "nextitnet"
+        "sasrec",
+        "esasrec",
+        "bert4rec",
+        "hstu",
+        "sasrec-meta",
+        "transformer",
+        "gru4rec",
+        "narm",
+        "caser",
+        "nextitnet",
     ] = "esasrec"
     """Which encoder: the original SASRec, the gated pre-norm one, BERT4Rec, which looks both ways, HSTU, which knows
-    times, or SASRec as HSTU's authors compare with; the recurrent GRU4Rec, NARM, which is recurrent and then looks
-    back, and Caser and NextItNet, which are convolutions."""
+    times, SASRec as HSTU's authors compare with, or a Transformer whose parts are chosen; the recurrent GRU4Rec, NARM,
+    which is recurrent and then looks back, and Caser and NextItNet, which are convolutions."""
     width: int = 64
     """Features of a token and of an item."""
     depth: int = 2
@@ -42,11 +51,16 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Share of features dropped while training, on the input and on each block's updates."""
     feed_forward: int = 4
     """Hidden width of a block's feed-forward part, in multiples of `width`."""
-    positions: Literal["newest", "oldest"] = "newest"
-    """Where places are counted from. From the oldest, a prefix is encoded as it is inside the whole."""
+    positions: Literal["newest", "oldest", "sinusoidal", "rotary", "buckets"] = "newest"
+    """Where learned places are counted from. From the oldest, a prefix is encoded as it is inside the whole. Only
+    transformer has others, with which it is so as well: waves from the oldest on, features turned by their place, and
+    a number for each bucket of distances."""
+    norm: Literal["pre", "post"] = "pre"
+    """Whether transformer's norms stand before each part of a block, or after each sum as in the original."""
     scores: Literal["dot", "scaled-dot", "bilinear", "additive"] = "scaled-dot"
-    """How narm scores a state that it may look at: by its inner product with the one that looks, as it is or divided by
-    the root of the width; with a matrix between them; or, as published, by a small network."""
+    """How transformer's queries and keys, or narm's states, make a score: by their product, by that divided by the root
+    of their width, by a product with a matrix between them, or by a small network, which takes time and is narm's as
+    published."""
     choice: Literal["soft", "straight-through", "gumbel", "reinforce"] = "soft"
     """What narm takes by the scores: a mean of all states, or one state alone. One is learned about as if it had been
     the mean, the highest or, with 'gumbel', a drawn one; or, drawn, from how well it went."""
@@ -107,6 +121,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     mol_balance: float = 0.001
     """What the loss charges for gates that are all alike, or that a few components have to themselves."""
 
+    @property
+    def counted_from(self) -> Literal["newest", "oldest"]:
+        """Where places are counted from; distances are the same from either end."""
+        return "newest" if self.positions == "newest" else "oldest"
+
     def __post_init__(self) -> None:
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
@@ -122,6 +141,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if not 0 <= self.entropy_bonus < math.inf:
             raise SettingsError(f"model.entropy_bonus must be at least 0, got {self.entropy_bonus}.")
         self._check_widths()
+        self._check_positions()
         self._check_values()
         self._check_mixture()
         self._refuse_without_effect()
@@ -135,6 +155,26 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if self.inputs != "rated" and self.width % self.heads:
             raise SettingsError(
                 f"model.width must be a multiple of model.heads, got {self.width} and {self.heads}; change one of them."
+            )
+
+    def _check_positions(self) -> None:
+        if self.positions not in ("newest", "oldest") and self.builder != "transformer":
+            raise SettingsError(
+                f"model.positions = {self.positions!r} belongs to model.builder = 'transformer': choose that, or "
+                "'newest' or 'oldest'."
+            )
+        if self.positions != "rotary":
+            return
+        if self.scores not in ("dot", "scaled-dot"):
+            raise SettingsError(
+                f"model.positions = 'rotary' needs scores that are products, got model.scores = {self.scores!r}: "
+                "choose 'dot' or 'scaled-dot', or other positions."
+            )
+        width = self.width + (self.value_width if self.inputs == "rated" else 0)
+        if width // self.heads % 2:
+            raise SettingsError(
+                f"model.positions = 'rotary' turns pairs of features, and each of {self.heads} heads has "
+                f"{width // self.heads}: change model.width or model.heads so that it is even."
             )
 
     def _check_values(self) -> None:
@@ -166,7 +206,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ("feed_forward", self.builder not in {"hstu"} | UNPLACED, f"{self.builder} has no feed-forward part"),
             ("heads", self.builder not in UNPLACED, f"{self.builder} has no heads"),
             ("positions", self.builder not in UNPLACED, f"{self.builder} knows the order without them"),
-            ("scores", self.builder == "narm", "it is narm's"),
+            ("norm", self.builder == "transformer", f"{self.builder} has its norms where they are"),
+            ("scores", self.builder in ("transformer", "narm"), f"{self.builder} has none to choose"),
             ("choice", self.builder == "narm", "it is narm's"),
             ("choice_temperature", self.choice != "soft", "it belongs to a choice that is not 'soft'"),
             ("entropy_bonus", self.choice == "reinforce", "it belongs to choice = 'reinforce'"),

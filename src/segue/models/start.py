@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from segue.layers.hstu import HSTUBlock
-from segue.layers.positions import LearnedPositions
+from segue.layers.positions import LearnedPositions, RelativeBuckets, SinusoidalPositions
 from segue.models.inputs import ValueTable
 from segue.models.items import IdTable
 
 POSITION_SPREAD = 0.02  # about that of the item vectors of a catalogue of thousands: at Xavier's own, the places
 # drown the items in every normalised input, and the first epochs go into unlearning them
-SPREAD = 0.02  # of BERT and HSTU
+SPREAD = 0.02  # of BERT, HSTU and the Transformer
 
 
 def xavier_start(model: nn.Module, generator: torch.Generator) -> None:
@@ -77,6 +77,26 @@ def hstu_start(model: nn.Module, generator: torch.Generator) -> None:
             nn.init.xavier_uniform_(part.outer.weight, generator=generator)
             for bias in (part.bias.places, part.bias.times):
                 nn.init.normal_(bias, std=SPREAD, generator=generator)
+
+
+def transformer_start(model: nn.Module, generator: torch.Generator) -> None:
+    """Xavier-normal matrices; item vectors and buckets of distances small.
+
+    Beside sinusoids items are as large as those are, once scaled: smaller ones would drown in waves that never change.
+    """
+    xavier_start(model, generator)
+    parts = list(model.modules())
+    sinusoidal = any(isinstance(part, SinusoidalPositions) for part in parts)
+    for part in parts:
+        if isinstance(part, RelativeBuckets):
+            nn.init.normal_(part.table, std=SPREAD, generator=generator)
+        if isinstance(part, IdTable):
+            for table in (part.into, part.out):
+                if table is not None:
+                    nn.init.normal_(table, std=SPREAD, generator=generator)
+            if sinusoidal:
+                nn.init.normal_(part.into, std=part.into.shape[1] ** -0.5, generator=generator)
+            part.clear_padding()
 
 
 def _truncated(parameter: Tensor, spread: float, generator: torch.Generator) -> None:

@@ -33,7 +33,9 @@ __all__ = [
     "case_of",
     "eight_users",
     "every_builder",
+    "every_builder_and_place",
     "looking_back",
+    "looking_back_from_every_place",
     "looking_both_ways",
     "model_of",
     "new_model",
@@ -48,8 +50,30 @@ __all__ = [
 
 MASK = N_ITEMS + 1
 
-every_builder = pytest.mark.parametrize("builder", sorted(BUILDERS))
-looking_back = pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - BIDIRECTIONAL))
+CHOICES: dict[str, tuple[str, dict[str, str]]] = {
+    "transformer, dot, rotary": ("transformer", {"scores": "dot", "positions": "rotary"}),
+    "transformer, post, bilinear, sinusoidal": (
+        "transformer",
+        {"norm": "post", "scores": "bilinear", "positions": "sinusoidal"},
+    ),
+    "transformer, post, additive, buckets": (
+        "transformer",
+        {"norm": "post", "scores": "additive", "positions": "buckets"},
+    ),
+}
+"""Builders with choices that are held to the laws as well: between them, each choice once."""
+
+every_builder = pytest.mark.parametrize("builder", sorted(BUILDERS.keys() | CHOICES.keys()))
+looking_back = pytest.mark.parametrize("builder", sorted((BUILDERS.keys() | CHOICES.keys()) - BIDIRECTIONAL))
+PLACES = [
+    *((builder, positions) for builder in sorted(BUILDERS.keys() - UNPLACED) for positions in ("newest", "oldest")),
+    *((builder, chosen["positions"]) for builder, (_, chosen) in CHOICES.items()),
+    *((builder, "none") for builder in sorted(UNPLACED)),
+]
+every_builder_and_place = pytest.mark.parametrize(("builder", "positions"), PLACES)
+looking_back_from_every_place = pytest.mark.parametrize(
+    ("builder", "positions"), [case for case in PLACES if case[0] not in BIDIRECTIONAL]
+)
 looking_both_ways = pytest.mark.parametrize("builder", sorted(BIDIRECTIONAL))
 tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 
@@ -60,15 +84,18 @@ def settings_of(builder: str, **changed: Any) -> ModelSettings:
     Recurrent and convolutional builders have no places, heads or feed-forward parts: where a law speaks of them, it
     holds for these without.
     """
+    builder, chosen = CHOICES.get(builder, (builder, {}))
     numbers = {"builder": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0}
     numbers |= {"target_time": False} if builder == "hstu" else {"feed_forward": 2}
     left_out = {"heads", "feed_forward", "positions"} if builder in UNPLACED else set()
-    return msgspec.convert({k: v for k, v in {**numbers, **changed}.items() if k not in left_out}, ModelSettings)
+    return msgspec.convert(
+        {k: v for k, v in {**numbers, **chosen, **changed}.items() if k not in left_out}, ModelSettings
+    )
 
 
 def case_of(builder: str, **changed: Any) -> Case:
     """As the laws take it."""
-    return Case(BUILDERS[builder], settings_of(builder, **changed))
+    return Case(BUILDERS[CHOICES.get(builder, (builder, {}))[0]], settings_of(builder, **changed))
 
 
 def new_model(builder: str, *, seed: int = 0, n_items: int = N_ITEMS, **changed: Any) -> SequenceModel:

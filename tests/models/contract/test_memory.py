@@ -32,6 +32,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sasrec": ("sasrec", {}),
     "sasrec, one head, untied": ("sasrec", {"heads": 1, "tied": False}),
     "sasrec, mixture of logits": ("sasrec", SMALL_MIXTURE),
+    "transformer": ("transformer", {}),
+    "transformer, post, bilinear, sinusoidal": (
+        "transformer",
+        {"norm": "post", "scores": "bilinear", "positions": "sinusoidal"},
+    ),
+    "transformer, rotary, combined": ("transformer", {"positions": "rotary", "inputs": "combined"}),
+    "transformer, additive, buckets, one head": (
+        "transformer",
+        {"heads": 1, "scores": "additive", "positions": "buckets"},
+    ),
     "esasrec": ("esasrec", {}),
     "esasrec, combined, layer norm": ("esasrec", {"inputs": "combined", "output": "layer-norm"}),
     "sasrec-meta, cosine": ("sasrec-meta", {"similarity": "cosine"}),
@@ -44,7 +54,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hstu, combined, now": ("hstu", {"target_time": True, "inputs": "combined"}),
 }
 
-WITH_FEWER = {name for name in CASES if name.endswith(("untied", "logits", "layer norm", "head", "combined"))}
+FEWER = ("untied", "logits", "layer norm", "head", "combined", "sinusoidal", "transformer")
+WITH_FEWER = {name for name in CASES if name.endswith(FEWER)}
 
 
 def assert_alike(found: np.ndarray, expected: Tensor) -> None:
@@ -54,7 +65,7 @@ def assert_alike(found: np.ndarray, expected: Tensor) -> None:
 @cache
 def case_of(name: str, length: int = 16) -> tuple[SequenceModel, Continuation]:
     builder, changed = CASES[name]
-    model = model_of(builder, positions="oldest", length=length, **changed)
+    model = model_of(builder, length=length, **{"positions": "oldest", **changed})
     return model, Continuation(model)
 
 
@@ -266,6 +277,11 @@ def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
         ("esasrec", "oldest", True),
         ("hstu", "oldest", True),
         ("sasrec-meta", "oldest", True),
+        ("transformer", "oldest", True),
+        ("transformer", "sinusoidal", True),
+        ("transformer", "rotary", True),
+        ("transformer", "buckets", True),
+        ("transformer", "newest", False),
         ("sasrec", "newest", False),
         ("hstu", "newest", False),
         ("bert4rec", "oldest", False),

@@ -19,6 +19,7 @@ from model_cases import (
     case_of,
     every_builder,
     looking_back,
+    looking_back_from_every_place,
     looking_both_ways,
     model_of,
     new_model,
@@ -33,7 +34,7 @@ from model_cases import (
 from segue.errors import SegueError
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS
-from segue.models.settings import BIDIRECTIONAL, UNPLACED, ModelSettings
+from segue.models.settings import BIDIRECTIONAL, ModelSettings
 from segue.objective.task import MaskedItem, next_item
 from segue.testing import laws
 
@@ -41,12 +42,11 @@ WITHOUT_ATTENTION = frozenset({"gru4rec", "caser", "nextitnet"})
 
 
 def test_every_builder_is_held_to_this_contract() -> None:
-    assert len(BUILDERS) == 9 and len(BIDIRECTIONAL) == 1 and BUILDERS.keys() >= BIDIRECTIONAL
+    assert len(BUILDERS) == 10 and len(BIDIRECTIONAL) == 1 and BUILDERS.keys() >= BIDIRECTIONAL
     assert set(BUILDERS) == set(get_args(get_type_hints(ModelSettings)["builder"]))
 
 
-@looking_back
-@pytest.mark.parametrize("positions", ["newest", "oldest"])
+@looking_back_from_every_place
 def test_a_later_item_changes_no_earlier_state_at_all(builder: str, positions: str) -> None:
     laws.later_events_change_nothing_earlier(case_of(builder, positions=positions))
 
@@ -115,16 +115,27 @@ def test_users_of_a_batch_are_strangers(builder: str, lengths: list[int], seed: 
     assert_close(model.query(packed_of(*users)), asked(model, users), 1e-10)
 
 
-@looking_back
-def test_counted_from_the_oldest_a_prefix_is_encoded_as_inside_the_whole(builder: str) -> None:
-    """So it is without places, which nothing is counted from."""
-    laws.prefixes_are_encoded_as_inside_the_whole(case_of(builder, positions="oldest"))
-    newest = case_of(builder, positions="newest")
-    if builder in UNPLACED:
-        laws.prefixes_are_encoded_as_inside_the_whole(newest)
-    else:
-        with pytest.raises(AssertionError, match="where more events follow"):
-            laws.prefixes_are_encoded_as_inside_the_whole(newest)
+@looking_back_from_every_place
+def test_unless_counted_from_the_newest_a_prefix_is_encoded_as_inside_the_whole(builder: str, positions: str) -> None:
+    """From the oldest on, between each other, or without places: what comes later moves none."""
+    case = case_of(builder, positions=positions)
+    if positions != "newest":
+        laws.prefixes_are_encoded_as_inside_the_whole(case)
+        return
+    with pytest.raises(AssertionError, match="where more events follow"):
+        laws.prefixes_are_encoded_as_inside_the_whole(case)
+
+
+@pytest.mark.parametrize(
+    ("positions", "counts"), [("oldest", True), ("sinusoidal", True), ("rotary", False), ("buckets", False)]
+)
+def test_who_knows_distances_alone_cannot_count(positions: str, counts: bool) -> None:
+    """Of items that are all the same the mean is the same, however many they are and whatever their weights."""
+    model = model_of("transformer", positions=positions).double()
+    once, thrice = model.query(packed_of([5], [5, 5, 5]))
+    assert torch.allclose(once, thrice, rtol=0, atol=1e-10) is not counts
+    there, back = model.query(packed_of([5, 6, 7], [6, 5, 7]))
+    assert not torch.allclose(there, back, rtol=0, atol=1e-3), "and yet order counts"
 
 
 @every_builder

@@ -27,6 +27,7 @@ from model_cases import (
 )
 
 from segue.data.batch import Batch
+from segue.layers.dropout import draw_from
 from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
@@ -48,6 +49,28 @@ def trained(
 @tied_or_not
 def test_eight_users_of_ten_items_are_learned_by_heart(builder: str, tied: bool) -> None:
     learns_by_heart(case_of(builder, width=16, length=10, tied=tied), steps=150)
+
+
+@looking_back
+def test_what_depends_on_the_event_before_the_last_is_learned(builder: str) -> None:
+    """Two walks on a cycle take turns: the last event says nothing of the next, the one before it everything. What
+    knows no more than the last event is right once in twelve."""
+
+    def walks(first: int, second: int) -> list[int]:
+        return [((first, second)[place % 2] + place // 2) % 12 + 1 for place in range(8)]
+
+    drawn = np.random.default_rng(0).permutation(144)
+    known, others = ([walks(pair // 12, pair % 12) for pair in pairs.tolist()] for pairs in (drawn[:120], drawn[120:]))
+    model = new_model(builder, width=32, length=8)
+    learner, wanted, right = Learner(model, batch_of(*known)), torch.tensor([user[-1] for user in others]), 0.0
+    for _ in range(6):
+        learner.steps(25)
+        with torch.inference_mode():
+            scores = model.score_all(model.query(packed_of(*(user[:-1] for user in others))))
+        right = (scores[:, 1:].argmax(1) + 1 == wanted).double().mean().item()
+        if right > 0.9:
+            return
+    raise AssertionError(f"only {right:.2f} of the answers are right")
 
 
 @looking_both_ways
@@ -77,6 +100,20 @@ def test_what_comes_next_on_a_cycle_is_learned_from_what_is_hidden(builder: str)
     trained(model, batch_of(*(walk(start, length) for start in range(12) for length in (4, 6))), 150)
     found = model.score_all(model.query(packed_of(*(walk(start, 4) for start in range(12)))))[:, 1:].argmax(1) + 1
     assert found.tolist() == [walk(start, 5)[-1] for start in range(12)]
+
+
+@every_builder
+def test_a_seed_gives_one_sequence_of_losses(builder: str) -> None:
+    """The weights' and the one that dropout draws from."""
+
+    def losses(weights: int, dropped: int) -> list[float]:
+        model = new_model(builder, seed=weights, dropout=0.3)
+        draw_from(model, torch.Generator().manual_seed(dropped))
+        return trained(model, batch_of(*random_users([7, 3])), 4)
+
+    first = losses(1, 1)
+    assert losses(1, 1) == first
+    assert losses(2, 1) != first and losses(1, 2) != first
 
 
 @every_builder

@@ -6,16 +6,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_cases import case_of, every_builder, model_of, packed_of, random_users, settings_of, tied_or_not
+from model_cases import (
+    case_of,
+    every_builder,
+    every_builder_and_place,
+    model_of,
+    packed_of,
+    random_users,
+    settings_of,
+    tied_or_not,
+)
 
 from segue.errors import FolderError
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, save_model
 from segue.testing import laws
 
 
-@every_builder
+@every_builder_and_place
 @tied_or_not
-@pytest.mark.parametrize("positions", ["newest", "oldest"])
 def test_saved_and_loaded_is_the_same_model(builder: str, tied: bool, positions: str) -> None:
     laws.saving_changes_nothing(case_of(builder, tied=tied, positions=positions))
 

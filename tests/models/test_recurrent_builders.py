@@ -1,0 +1,174 @@
+"""GRU4Rec and NARM: what they are made of, and that NARM keeps the laws however it looks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from segue.data.batch import Batch
+from segue.errors import SettingsError
+from segue.layers.hard_attention import Choice
+from segue.layers.narm import NarmBlock
+from segue.layers.packed import tensors
+from segue.layers.recurrent import GRUBlock
+from segue.layers.scores import ScoreKind
+from segue.models.build import BUILDERS, build_model
+from segue.models.draws import DrawingModel
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.testing import Case, laws
+from segue.testing.cases import batch_of
+from segue.testing.learning import Learner
+
+TWO_USERS = tensors(
+    Batch(
+        items=np.array([3, 1, 2, 5, 4]),
+        times=np.arange(5),
+        lengths=np.array([3, 2]),
+        values=np.array([1, 2, 3, 4, 5], dtype=np.float32),
+    )
+)
+
+
+def settings_of(**changed: Any) -> ModelSettings:
+    return msgspec.convert({"builder": "gru4rec", "width": 4, "depth": 2, "dropout": 0.0, **changed}, ModelSettings)
+
+
+def model_of(**changed: Any) -> SequenceModel:
+    return build_model(settings_of(**changed), 5, generator=torch.Generator().manual_seed(0)).double().eval()
+
+
+def narm_case(**changed: Any) -> Case:
+    shape = {"builder": "narm", "width": 8, "depth": 1, "length": 64, **changed}
+    return Case(BUILDERS["narm"], settings_of(**shape))
+
+
+def torchs(model: SequenceModel, layers: int) -> nn.GRU:
+    """torch's own, with the model's weights."""
+    gru = nn.GRU(4, 4, num_layers=layers, batch_first=True).double()
+    for layer in range(layers):
+        block = model.blocks[layer]
+        assert isinstance(block, GRUBlock)
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            getattr(gru, f"{name}_l{layer}").data.copy_(getattr(block.cell, f"{name}_l0").data)
+    return gru
+
+
+def test_gru4rec_is_torchs_gru_over_scaled_items_and_a_linear_map() -> None:
+    """E √D through the layers, and W h + b at the questions."""
+    model = model_of()
+    assert [type(block) for block in model.blocks] == [GRUBlock, GRUBlock]
+    gru, tokens = torchs(model, 2), model.items.into * math.sqrt(4)
+    expected = torch.cat([gru(tokens[users][None])[0][0] for users in ([3, 1, 2], [5, 4])])
+    torch.testing.assert_close(model.encode(TWO_USERS), expected, rtol=0, atol=1e-12)
+    linear = model.at_question
+    assert isinstance(linear, nn.Linear)
+    asked = expected[[2, 4]] @ linear.weight.T + linear.bias
+    torch.testing.assert_close(model.query(TWO_USERS), asked, rtol=0, atol=1e-12)
+
+
+def test_narm_asks_with_the_last_state_and_a_mixture_of_all() -> None:
+    """B [Σ w h ; h_n], w ∝ exp(v · hard-sigmoid(A2 h_j + A1 h_n)), through one layer of torch's units."""
+    model = model_of(builder="narm", depth=1, scores="additive")
+    looking = model.blocks[1]
+    assert isinstance(looking, NarmBlock)
+    a1, a2, v = looking.score.query.weight, looking.score.key.weight, looking.score.vector.weight[0]  # type: ignore[union-attr]
+    states = torchs(model, 1)(model.items.into[[3, 1, 2]][None] * 2)[0][0]
+    weights = ((0.2 * (states @ a2.T + states[-1] @ a1.T) + 0.5).clamp(0, 1) @ v).softmax(0)
+    expected = looking.joined.weight @ torch.cat((weights @ states, states[-1]))
+    torch.testing.assert_close(model.query(TWO_USERS)[0], expected, rtol=0, atol=1e-12)
+    told = model.attention(TWO_USERS)
+    assert told is not None and told.shape == (1, 2, 1, 3, 3)
+    torch.testing.assert_close(told[0, 0, 0, 2], weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scores", get_args(ScoreKind))
+@pytest.mark.parametrize("choice", get_args(Choice))
+def test_narm_keeps_the_laws_however_it_looks(scores: ScoreKind, choice: Choice) -> None:
+    case = narm_case(scores=scores, choice=choice)
+    laws.later_events_change_nothing_earlier(case)
+    laws.batches_change_nothing(case)
+    laws.questions_are_the_newest_states(case)
+    laws.evaluation_is_repeatable(case)
+    if choice == "soft":
+        laws.parameters_learn(case)
+
+
+@pytest.mark.parametrize("choice", [choice for choice in get_args(Choice) if choice != "soft"])
+def test_hard_attention_learns_a_cycle_and_so_do_its_scores(choice: Choice) -> None:
+    """What comes next is the item after the last."""
+    model = narm_case(width=16, scores="bilinear", choice=choice).new()
+    assert isinstance(model, DrawingModel)
+    looking = model.blocks[1]
+    assert isinstance(looking, NarmBlock)
+    (scores,) = looking.score.parameters()
+    before = scores.detach().clone()
+    users = [[(start + place) % 12 + 1 for place in range(6)] for start in range(12)]
+    Learner(model, batch_of(*users)).steps(60)
+    assert not torch.allclose(scores, before, atol=1e-3)
+    found = model.score_all(model.query(tensors(batch_of(*(user[:-1] for user in users)))))[:, 1:].argmax(1) + 1
+    assert found.tolist() == [user[-1] for user in users]
+
+
+@pytest.mark.parametrize("builder", ["gru4rec", "narm", "caser", "nextitnet"])
+@pytest.mark.parametrize("inputs", ["rated", "combined"])
+def test_values_of_events_are_no_less_for_these(builder: str, inputs: str) -> None:
+    """Beside an item or after it: what comes later changes nothing earlier, and a question is the newest state's."""
+    model = model_of(builder=builder, inputs=inputs, depth=1, length=8)
+    assert model.length == 8
+    states, query = model.encode(TWO_USERS), model.query(TWO_USERS)
+    assert states.shape[0] == 5 and query.shape == (2, 4)
+    torch.testing.assert_close(model.head(states[[2, 4]]), query, rtol=0, atol=1e-12)
+    assert TWO_USERS.values is not None
+    values = TWO_USERS.values.clone()
+    values[1] = 5.0
+    other = model.encode(with_values(values))
+    assert torch.equal(other[0], states[0]) and not torch.equal(other[1], states[1])
+    assert torch.equal(other[3:], states[3:])
+
+
+def with_values(values: torch.Tensor) -> Any:
+    """The two users with other values."""
+    return tensors(
+        Batch(
+            items=TWO_USERS.items.numpy(),
+            times=TWO_USERS.times.numpy(),
+            lengths=TWO_USERS.lengths.numpy(),
+            values=values.numpy(),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"builder": "gru4rec", "heads": 2}, ("model.heads", "gru4rec has no heads")),
+        ({"builder": "gru4rec", "feed_forward": 2}, ("model.feed_forward", "gru4rec")),
+        ({"builder": "narm", "positions": "oldest"}, ("model.positions", "knows the order without")),
+        ({"builder": "gru4rec", "scores": "dot"}, ("model.scores", "gru4rec has none to choose")),
+        ({"builder": "gru4rec", "choice": "gumbel"}, ("model.choice", "narm")),
+        ({"builder": "narm", "choice_temperature": 0.5}, ("model.choice_temperature", "'soft'")),
+        ({"builder": "narm", "choice": "gumbel", "choice_temperature": 0.0}, ("model.choice_temperature", "above 0")),
+        ({"builder": "narm", "choice": "gumbel", "entropy_bonus": 0.1}, ("model.entropy_bonus", "'reinforce'")),
+        ({"builder": "narm", "choice": "reinforce", "entropy_bonus": -1.0}, ("model.entropy_bonus", "at least 0")),
+        ({"builder": "gru4rec", "kernel": 5}, ("model.kernel", "nextitnet")),
+        ({"builder": "gru4rec", "dilations": [1]}, ("model.dilations", "nextitnet")),
+        ({"builder": "nextitnet", "dilations": []}, ("model.dilations", "at least 1")),
+        ({"builder": "nextitnet", "dilations": [1, 0]}, ("model.dilations", "[1, 0]")),
+        ({"builder": "nextitnet", "kernel": 0}, ("model.kernel", "at least 1")),
+        ({"builder": "nextitnet", "image_events": 3}, ("model.image_events", "caser")),
+        ({"builder": "nextitnet", "horizontal": 3}, ("model.horizontal", "caser")),
+        ({"builder": "nextitnet", "vertical": 3}, ("model.vertical", "caser")),
+    ],
+    ids=str,
+)
+def test_settings_without_effect_or_sense_are_refused_by_name(changed: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises((SettingsError, msgspec.ValidationError)) as caught:
+        msgspec.convert(changed, ModelSettings)
+    assert all(word in str(caught.value) for word in words), str(caught.value)

@@ -1,0 +1,30 @@
+"""What an explanation has to show of attention, where the encoder has some and where it has none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from segue.data.batch import Batch
+from segue.models.build import build_model
+from segue.models.settings import ModelSettings
+from segue.recommend.explain import attention_weights, has_attention
+
+HISTORY = Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array([3]))
+
+
+@pytest.mark.parametrize("builder", ["gru4rec", "caser", "nextitnet"])
+def test_a_model_without_attention_shows_none(builder: str) -> None:
+    settings = ModelSettings(builder=builder, width=4, depth=1)  # type: ignore[arg-type]
+    model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
+    assert not has_attention(model) and attention_weights(model, HISTORY) is None
+
+
+def test_narm_shows_where_each_state_looked_back() -> None:
+    settings = ModelSettings(builder="narm", width=4, depth=2, scores="additive")
+    model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
+    weights = attention_weights(model, HISTORY)
+    assert has_attention(model) and weights is not None and weights.shape == (1, 1, 3, 3)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+    assert (np.triu(weights[0, 0], 1) == 0).all() and weights[0, 0, 0, 0] == 1
