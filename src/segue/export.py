@@ -65,8 +65,9 @@ def export_onnx(
         if progress is not None:
             progress(STAGES[stage], stage, len(STAGES))
 
-    if importlib.util.find_spec("onnx") is None:
-        raise SettingsError("An export needs onnx, which is not installed; run `pip install 'segue[onnx]'`.")
+    for name in ("onnx", "onnxruntime"):
+        if importlib.util.find_spec(name) is None:
+            raise SettingsError(f"An export needs {name}, which is not installed; run `pip install 'segue[onnx]'`.")
     model, facts = recommender.model, _facts_of(recommender)
     with folders.complete_file(path, option="--onnx") as staging:
         begin(0)
@@ -74,8 +75,7 @@ def export_onnx(
         begin(1)
         _add_facts(facts, staging)
         begin(2)
-        made = SlimRecommender.open(staging, threads=1)
-        difference = _difference(model, made)
+        made, difference = _checked(model, staging)
         size = staging.stat().st_size
     exact = recommender.manifest.get("index", {}).get("kind", "exact") == "exact"
     return Export(
@@ -200,8 +200,23 @@ def _add_facts(facts: Facts, path: Path) -> None:
     onnx.save_model(model, path)
 
 
+def _checked(model: SequenceModel, path: Path) -> tuple[SlimRecommender, float]:
+    """What the file answers with, and how far its numbers are from torch's: too far is refused."""
+    try:
+        made = SlimRecommender.open(path, threads=1)
+        difference = _difference(model, made)
+    except Exception as error:  # onnxruntime's errors have no common class of their own
+        raise InputError(f"This run cannot be exported: its graph fails ({in_short(error)}).") from error
+    if not difference <= MOST_DIFFERENCE:
+        raise InputError(
+            f"This run cannot be exported: the graph's numbers differ from torch's by {difference:.1e}, more than "
+            f"rounding explains ({MOST_DIFFERENCE:.0e}); its encoder does something that a trace misses."
+        )
+    return made, difference
+
+
 def _difference(model: SequenceModel, made: SlimRecommender) -> float:
-    """How far the file's numbers are from torch's over random windows; too far is refused."""
+    """How far the file's numbers are from torch's over random windows."""
     length, rng, worst = made.facts.length, np.random.default_rng(0), 0.0
     some = rng.integers(1, length + 1, 5).tolist()
     for lengths in ([1], [length], [length, 1], [1, *some, length]):
@@ -209,18 +224,10 @@ def _difference(model: SequenceModel, made: SlimRecommender) -> float:
         with torch.inference_mode():
             question = model.query(tensors(windows))
             expected = question.numpy(), model.score_all(question)[:, 1:].numpy()
-        try:
-            questions, scores = made.run(windows)
-        except Exception as error:  # onnxruntime's errors have no common class of their own
-            raise InputError(f"This run cannot be exported: its graph fails ({in_short(error)}).") from error
+        questions, scores = made.run(windows)
         for found, wanted in zip((questions, scores[:, 1:]), expected, strict=True):
             most = np.maximum(1, np.abs(wanted).max(axis=1, initial=0))
             worst = max(worst, float((np.abs(found - wanted).max(axis=1, initial=0) / most).max()))
-    if not worst <= MOST_DIFFERENCE:
-        raise InputError(
-            f"This run cannot be exported: the graph's numbers differ from torch's by {worst:.1e}, and "
-            f"{MOST_DIFFERENCE:.0e} is the most that rounding explains; its encoder does something that a trace misses."
-        )
     return worst
 
 
