@@ -179,16 +179,20 @@ def _write_graph(model: SequenceModel, facts: Facts, path: Path) -> None:
 
 @contextlib.contextmanager
 def _no_output() -> Iterator[None]:
-    """Nothing reaches standard output: where it fails, the exporter writes its graph there, from outside Python."""
+    """Nothing is written on the terminal: the exporter thinks aloud from outside Python, and where it fails it writes
+    its whole graph to standard output."""
     sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    sys.stderr.flush()
+    nowhere, kept = os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
     try:
         os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(kept[0], 1)
+        os.dup2(kept[1], 2)
+        for handle in (nowhere, *kept):
+            os.close(handle)
 
 
 def _add_facts(facts: Facts, path: Path) -> None:
