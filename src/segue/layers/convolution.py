@@ -55,7 +55,7 @@ class DilatedBlock(WithoutAttention):
         return result
 
     def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        return self(x, batch)[batch.last]
+        return self.forward(x, batch)[batch.last]
 
 
 class CaserBlock(WithoutAttention):
@@ -84,7 +84,7 @@ class CaserBlock(WithoutAttention):
         return functional.relu(self.joined(self.drop(features)))
 
     def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        return self(x, batch)[batch.last]
+        return self.forward(x, batch)[batch.last]
 
     def highest(self, images: Tensor, batch: PackedBatch) -> Tensor:
         """Of each horizontal filter its largest answer in the image, lowest filters first [T, L * horizontal].

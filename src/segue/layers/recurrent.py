@@ -28,4 +28,4 @@ class GRUBlock(WithoutAttention):
         return result
 
     def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        return self(x, batch)[batch.last]
+        return self.forward(x, batch)[batch.last]

@@ -35,10 +35,12 @@ def recurrent_start(model: nn.Module, generator: torch.Generator) -> None:
     xavier_start(model, generator)
     for part in model.modules():
         if isinstance(part, nn.GRU):
-            for gate in part.weight_hh_l0.detach().chunk(3):
-                nn.init.orthogonal_(gate, generator=generator)
-            for bias in (part.bias_ih_l0, part.bias_hh_l0):
-                nn.init.zeros_(bias)
+            for name, parameter in part.named_parameters():
+                if name.startswith("bias"):
+                    nn.init.zeros_(parameter)
+                elif name.startswith("weight_hh"):
+                    for gate in parameter.detach().chunk(3):
+                        nn.init.orthogonal_(gate, generator=generator)
 
 
 def truncated_normal_start(model: nn.Module, generator: torch.Generator) -> None:
