@@ -17,7 +17,7 @@ SUBJECTS := epoch prepare recommend evaluate serve durability catalogue index in
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check bench results clean
+.PHONY: help setup demo test check docs bench results clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/' | expand -t 16
@@ -35,6 +35,9 @@ check: $(VENV)/.dev  ## lint, format and types
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
+
+docs: $(VENV)/.dev  ## make pages of the API in build/api, from the docstrings
+	@$(VENV)/bin/python docs/api_pages.py build/api
 
 bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|recommend|evaluate|serve|durability|catalogue|index|increment, DATA=folder with events.tsv.gz)
 	@$(VENV)/bin/python -m bench $(or $(SUBJECT),$(SUBJECTS)) $(if $(DATA),--data "$(DATA)") $(ARGS)

@@ -18,7 +18,7 @@ from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 
 N_ITEMS = 30
-SMALL = ModelSettings(width=16, depth=2, heads=2, length=64, dropout=0.0, feed_forward=2)
+SMALL = ModelSettings(width=32, depth=2, heads=2, length=64, dropout=0.0, feed_forward=2)
 
 
 @dataclass(frozen=True)

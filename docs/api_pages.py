@@ -1,0 +1,63 @@
+"""The docstrings of what is public → pages: `python docs/api_pages.py FOLDER`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pdoc
+
+MODULES = ("segue", "segue.errors", "segue.testing", "segue.serve.embedded")
+"""What programs of others import: the verbs, the errors, the laws of models, the service to embed."""
+
+
+def documented() -> dict[str, pdoc.doc.Module]:
+    """Each module as pdoc sees it. The first leads to the others."""
+    found = {}
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for public in getattr(module, "__all__", ()):
+            getattr(module, public)  # verbs are loaded when they are asked for; else pdoc would find the room so called
+        found[name] = pdoc.doc.Module(module)
+        found[name].submodules = []
+        for one in public_names(found[name]):
+            one.docstring = listed(one.docstring)
+    first, *others = found.values()
+    first.submodules = others
+    return found
+
+
+def public_names(module: pdoc.doc.Module) -> Iterator[pdoc.doc.Doc[Any]]:
+    """Its public functions and classes, and theirs."""
+    waiting: list[pdoc.doc.Doc[Any]] = list(module.own_members)
+    while waiting:
+        one = waiting.pop()
+        if not one.name.startswith("_"):
+            yield one
+            waiting += one.own_members if isinstance(one, pdoc.doc.Class) else []
+
+
+def listed(docstring: str) -> str:
+    """A docstring whose lines about parameters, `name: what it is`, are a list."""
+    return re.sub(r"^(\w+(?:, \w+)*): ", r"\n- **\1**: ", docstring, flags=re.MULTILINE)
+
+
+def write_pages(folder: Path) -> Path:
+    """A page a module; gives the one that leads to them."""
+    pdoc.render.configure(docformat="markdown", show_source=False, search=False)
+    modules = documented()
+    for name, module in modules.items():
+        page = folder / f"{name.replace('.', '/')}.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(pdoc.render.html_module(module, modules), encoding="utf-8")
+    index = folder / "index.html"
+    index.write_text(pdoc.render.html_index(modules), encoding="utf-8")
+    return index
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{write_pages(Path(sys.argv[1]))}\n")

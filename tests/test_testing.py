@@ -1,0 +1,207 @@
+"""segue.testing tells a sound model from broken ones: each of these breaks a law, and that law says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from segue import testing
+from segue.layers.one_token import OneToken
+from segue.layers.packed import PackedBatch, pack, pad
+from segue.layers.positions import LearnedPositions
+from segue.models.bert4rec import bert4rec
+from segue.models.build import Builder
+from segue.models.inputs import make_inputs
+from segue.models.items import IdTable
+from segue.models.sasrec import sasrec
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.models.similarity import Dot
+from segue.models.start import xavier_start
+from segue.testing import Case
+
+
+class Sums(nn.Module):
+    """A sound block: a map of the sum of the tokens so far."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.map = nn.Linear(width, width)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        mixed = self.mixed(pad(x, batch), batch)
+        moved: Tensor = self.drop(self.map(torch.tanh(pack(mixed, batch))))
+        return x + moved
+
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        newest: Tensor = self(x, batch)[batch.last]
+        return newest
+
+    def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002  # others look at more
+        return padded.cumsum(1)  # [B, N, D]
+
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> None:
+        """There are none."""
+
+
+def builder_of(block: type[Sums], start: Callable[..., None] = xavier_start, **options: Any) -> Builder:
+    def build(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+        model = SequenceModel(
+            items,
+            make_inputs(settings),
+            LearnedPositions(settings.length, settings.width, settings.positions),
+            [block(settings.width, settings.dropout) for _ in range(settings.depth)],
+            norm=nn.LayerNorm(settings.width),
+            scale=1.0,
+            dropout=settings.dropout,
+            similarity=Dot(),
+            **options,
+        )
+        start(model, generator)
+        return model
+
+    return build
+
+
+class LooksAhead(Sums):
+    def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
+        return padded.flip(1).cumsum(1).flip(1)
+
+
+class MeetsOthers(Sums):
+    def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
+        return padded.cumsum(1) + padded[:, :1].mean(0)
+
+
+class MeetsPadding(Sums):
+    def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:
+        return padded.cumsum(1) / batch.longest
+
+
+class AsksElsewhere(Sums):
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        newest: Tensor = self(x, batch)[batch.last - batch.lengths + 1]
+        return newest
+
+
+class Idle(Sums):
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__(width, dropout)
+        self.never = nn.Linear(width, width)
+
+
+class NeedsTwo(Sums):
+    def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:
+        means = padded.cumsum(1) / torch.arange(1, batch.longest + 1)[:, None]
+        counts = torch.arange(batch.longest)[:, None]  # of degrees of freedom: none for one event
+        return means + (padded - means).square().cumsum(1) / counts
+
+
+class KnowsTheMoment(Sums):
+    def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:
+        moments = batch.times[batch.last] if batch.asked is None else batch.asked
+        last = torch.zeros_like(padded).index_put_((torch.arange(batch.size), batch.lengths - 1), padded.new_ones(()))
+        return padded.cumsum(1) + last * moments.to(padded.dtype)[:, None, None] / 10**6
+
+
+class DropsAlways(Sums):
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        return super().forward(nn.functional.dropout(x, 0.1), batch)
+
+
+class Forgets(Sums):
+    shift: Tensor
+    drawn = 0
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__(width, dropout)
+        Forgets.drawn += 1
+        self.register_buffer("shift", torch.full((), float(Forgets.drawn)), persistent=False)
+
+    def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
+        return padded.cumsum(1) + self.shift
+
+
+class SeesTheNewestOnly(Sums):
+    """Two who touched the same item at the same place cannot be told apart."""
+
+    def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
+        return padded
+
+
+class ClaimsToBeContinued(Sums):
+    """Says that nothing has to be remembered."""
+
+    timed, looks_back = False, True
+
+    def kept(self, x: Tensor) -> Tensor:
+        return x.new_zeros(len(x), 2, 1, 1)
+
+    def one_token(self) -> OneToken:
+        return lambda x, _kept, _buckets: x
+
+
+def drawn_from_nowhere(model: SequenceModel, generator: torch.Generator) -> None:
+    xavier_start(model, generator)
+    nn.init.normal_(cast(Sums, model.blocks[0]).map.weight)
+
+
+def full_padding(model: SequenceModel, generator: torch.Generator) -> None:
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, generator=generator)
+
+
+BROKEN: list[tuple[Builder, Callable[[Case], None], str]] = [
+    (builder_of(LooksAhead), testing.later_events_change_nothing_earlier, "The item at place 1 changes states before"),
+    (builder_of(MeetsOthers), testing.batches_change_nothing, "in a batch are not those of the user alone"),
+    (builder_of(MeetsPadding), testing.padding_changes_nothing, "A user of 13 events changes the states of others"),
+    (builder_of(AsksElsewhere), testing.questions_are_the_newest_states, "`query` is not `head` of the newest state"),
+    (builder_of(Idle), testing.parameters_learn, r"no part in any question: blocks\.0\.never\.bias, "),
+    (builder_of(NeedsTwo), testing.one_event_is_enough, "not finite for a user of one"),
+    (builder_of(KnowsTheMoment), testing.the_moment_counts_only_where_it_says_so, "does not say `target_time`"),
+    (builder_of(DropsAlways), testing.evaluation_is_repeatable, "Two passes in evaluation mode differ"),
+    (builder_of(Forgets), testing.saving_changes_nothing, "`encode` gives other numbers after saving"),
+    (builder_of(SeesTheNewestOnly), testing.learns_by_heart, "answers are known by heart: it does not learn"),
+    (builder_of(Sums, drawn_from_nowhere), testing.building_is_repeatable, "is not drawn from the generator"),
+    (builder_of(Sums, full_padding), testing.padding_is_zero, r"call `items\.clear_padding\(\)`"),
+    (builder_of(Sums), testing.prefixes_are_encoded_as_inside_the_whole, "after 1 events is another where more"),
+    (builder_of(ClaimsToBeContinued), testing.remembering_changes_nothing, "An event encoded alone does not ask as"),
+]
+
+
+def test_a_sound_model_keeps_every_law() -> None:
+    testing.check_encoder(builder_of(Sums))
+
+
+@pytest.mark.parametrize(("build", "law", "sentence"), BROKEN, ids=[law.__name__ for _, law, _ in BROKEN])
+def test_a_broken_model_is_told_what_it_breaks(build: Builder, law: Callable[[Case], None], sentence: str) -> None:
+    counted_from = "oldest" if law is testing.remembering_changes_nothing else "newest"
+    with pytest.raises(AssertionError, match=sentence):
+        law(Case(build).changed(depth=1, positions=counted_from))
+
+
+def test_every_law_can_be_broken() -> None:
+    laws = {getattr(testing, name) for name in testing.__all__} - {Case, testing.check_encoder, testing.laws_of}
+    assert {law for _, law, _ in BROKEN} == laws and len(laws) == 14
+
+
+def test_a_model_is_held_to_what_it_claims() -> None:
+    laws, causal = testing.laws_of(Case(sasrec)), testing.later_events_change_nothing_earlier
+    continued = set(testing.laws_of(Case(sasrec).changed(positions="oldest"))) - set(laws)
+    assert continued == {testing.prefixes_are_encoded_as_inside_the_whole, testing.remembering_changes_nothing}
+    masked = testing.laws_of(Case(bert4rec, ModelSettings(builder="bert4rec", width=32, length=64)))
+    assert set(laws) - set(masked) == {causal} and set(masked) < set(laws)
+
+
+def test_a_checked_model_leaves_the_global_random_state_alone() -> None:
+    before, numbers = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
+    testing.evaluation_is_repeatable(Case(sasrec))
+    testing.learns_by_heart(Case(sasrec))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], numbers)  # type: ignore[index]
