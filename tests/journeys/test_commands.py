@@ -299,7 +299,7 @@ def test_train_set_and_all(line: CommandLine, cycle_data: Path) -> None:
 def test_recipes(line: CommandLine) -> None:
     body = line.answers("recipes")
     assert list(body) == ["recipes"]
-    named = "default esasrec sasrec sasrec-bce sasrec-sampled gsasrec bert4rec sasrec-rss"
+    named = "default esasrec sasrec sasrec-bce sasrec-sampled gsasrec bert4rec sasrec-rss transformer"
     timed = "hstu hstu-large hstu-mol sasrec-meta"
     assert set(body["recipes"]) == {*named.split(), *timed.split()}
     printed = line.does("recipes")

@@ -220,6 +220,7 @@ NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "sasrec-meta": ("sasrec-meta", FEW_NEGATIVES),
     "sasrec-rss": ("sasrec-rss", ()),
     "sasrec-sampled": ("sasrec-sampled", FEW_NEGATIVES),
+    "transformer": ("transformer", ()),
     "popularity": ("sasrec-sampled", (*FEW_NEGATIVES, "objective.sampler=popularity")),
     "in-batch": ("sasrec-sampled", (*FEW_NEGATIVES, "objective.sampler=in-batch")),
     "mixed": ("bert4rec", (*FEW_NEGATIVES, "objective.loss=gbce", "objective.sampler=mixed")),

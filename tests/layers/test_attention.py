@@ -5,11 +5,15 @@ import math
 import pytest
 import torch
 from packed_users import assert_close, batch_of, normal
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch_twins import torch_attention
 
-from segue.layers.attention import Attention
+from segue.layers.attention import Attention, Relative
+from segue.layers.hard_attention import Choice
 from segue.layers.packed import PackedBatch, pack
+from segue.layers.positions import RelativeBuckets, Rotary
+from segue.layers.scores import ScoreKind
 
 # G1: queries, keys and values of the eight tokens, one head of width two.
 G1_ROWS = [[0, 0], [0, 0.6], [0.1, 0.2], [0, 0.3], [-0.1, 0.4], [0, 0.5], [-0.2, 0.6], [0, 0.7]]
@@ -28,8 +32,20 @@ G1_MIXED = [
 back_or_both_ways = pytest.mark.parametrize("causal", [True, False], ids=["back", "both ways"])
 
 
-def attention_of(width: int, heads: int, *, output: bool = True, causal: bool = True, seed: int = 0) -> Attention:
-    attention = Attention(width, heads, output=output, causal=causal).double()
+def attention_of(
+    width: int,
+    heads: int,
+    *,
+    output: bool = True,
+    causal: bool = True,
+    seed: int = 0,
+    scores: ScoreKind = "scaled-dot",
+    relative: Relative | None = None,
+    choice: Choice = "soft",
+) -> Attention:
+    attention = Attention(
+        width, heads, output=output, causal=causal, scores=scores, relative=relative, choice=choice
+    ).double()
     with torch.no_grad():
         for index, parameter in enumerate(attention.parameters()):
             parameter.copy_(normal(*parameter.shape, seed=seed + index))
@@ -45,18 +61,6 @@ def plain_attention(width: int, heads: int = 1) -> Attention:
         attention.query.bias.zero_()
         attention.key_value.bias.zero_()
     return attention
-
-
-def torch_attention(ours: Attention, width: int) -> nn.MultiheadAttention:
-    """torch's own module with our weights."""
-    theirs = nn.MultiheadAttention(width, ours.heads, batch_first=True, dtype=torch.float64)
-    assert isinstance(ours.output, nn.Linear)
-    with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat((ours.query.weight, ours.key_value.weight)))
-        theirs.in_proj_bias.copy_(torch.cat((ours.query.bias, ours.key_value.bias)))
-        theirs.out_proj.weight.copy_(ours.output.weight)
-        theirs.out_proj.bias.copy_(ours.output.bias)
-    return theirs
 
 
 def values_of(attention: Attention, keys: Tensor, width: int) -> Tensor:
@@ -95,7 +99,7 @@ def test_equal_to_torchs_own_attention(heads: int, causal: bool) -> None:
     """Which wants True where a token may NOT look: the opposite of ours. It sees each user alone, without padding."""
     width, lengths = 6, (4, 1, 6)
     ours, batch = attention_of(width, heads, causal=causal), batch_of(*lengths)
-    theirs = torch_attention(ours, width)
+    theirs = torch_attention(ours)
     queries, keys = normal(11, width, seed=20), normal(11, width, seed=21)
     found, weights, begin = ours(queries, keys, batch), ours.weights(queries, keys, batch), 0
     for user, length in enumerate(lengths):
@@ -224,3 +228,292 @@ def test_padding_of_the_weights_packs_away() -> None:
     both = attention.weights(x, x, together)[:, 0]
     assert_close(pack(both, together)[:3, :3], first, 1e-12)
     assert (pack(both, together)[:3, 3:] == 0).all()
+
+
+# --- any score, with distances or without, over packed tokens -----------------------------------------------------
+
+SCORES: tuple[ScoreKind, ...] = ("dot", "scaled-dot", "bilinear", "additive")
+VARIANTS: dict[str, tuple[ScoreKind, str]] = {kind: (kind, "") for kind in SCORES} | {
+    "rotary": ("scaled-dot", "rotary"),
+    "dot, rotary": ("dot", "rotary"),
+    "buckets": ("scaled-dot", "buckets"),
+    "additive, buckets": ("additive", "buckets"),
+}
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def variant_of(name: str, *, heads: int = 2, causal: bool = True, output: bool = True) -> Attention:
+    """Of width four, for up to eight tokens."""
+    scores, related = VARIANTS[name]
+    relative: Relative | None = None
+    if related:
+        relative = Rotary(8, 4 // heads) if related == "rotary" else RelativeBuckets(heads, 8, causal=causal)
+    return attention_of(4, heads, causal=causal, output=output, scores=scores, relative=relative)
+
+
+def split_heads(rows: Tensor, heads: int) -> Tensor:
+    """[N, D] → [H, N, d]."""
+    return rows.view(len(rows), heads, -1).transpose(0, 1)
+
+
+@every_variant
+@back_or_both_ways
+def test_of_every_kind_the_weights_reproduce_the_output(variant: str, causal: bool) -> None:
+    attention, batch = variant_of(variant, causal=causal), batch_of(3, 1, 5)
+    queries, keys = normal(9, 4, seed=7), normal(9, 4, seed=8)
+    weights, found, begin = attention.weights(queries, keys, batch), attention(queries, keys, batch), 0
+    with torch.no_grad():
+        assert_close(attention(queries, keys, batch), found, 1e-12)  # by the other kernel, maybe
+    for user, length in enumerate((3, 1, 5)):
+        own = weights[user, :, :length, :length]
+        assert_close(own.sum(-1), torch.ones(2, length, dtype=torch.float64), 1e-12)
+        assert (own.triu(1) == 0).all() == (causal or length == 1)
+        values = split_heads(values_of(attention, keys[begin : begin + length], 4), 2)
+        mixed = (own @ values).transpose(0, 1).reshape(length, 4)
+        assert_close(found[begin : begin + length], attention.output(mixed), 1e-12)
+        begin += length
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_scores_of_a_head_are_those_of_its_kind(kind: ScoreKind) -> None:
+    """Weights are the softmax of the score of the head's part of the projections, which all heads share."""
+    attention, x = attention_of(4, 2, causal=False, scores=kind), normal(5, 4, seed=3)
+    queries = split_heads(x @ attention.query.weight.T + attention.query.bias, 2)
+    keys = split_heads(x @ attention.key_value.weight[:4].T + attention.key_value.bias[:4], 2)
+    expected = torch.stack([attention.score(q, k).softmax(-1) for q, k in zip(queries, keys, strict=True)])
+    assert_close(attention.weights(x, x, batch_of(5))[0], expected, 1e-12)
+
+
+@every_variant
+@back_or_both_ways
+@pytest.mark.parametrize("lengths", [(3, 1, 5), (4, 4)], ids=str)
+def test_of_every_kind_the_newest_alone_gets_what_it_gets_among_all(
+    variant: str, causal: bool, lengths: tuple[int, ...]
+) -> None:
+    attention, batch, tokens = variant_of(variant, causal=causal), batch_of(*lengths), sum(lengths)
+    queries, keys = normal(tokens, 4, seed=30), normal(tokens, 4, seed=31)
+    expected = attention(queries, keys, batch)[batch.last]
+    assert_close(attention.newest(queries[batch.last], keys, batch), expected, 1e-12)
+
+
+@every_variant
+def test_gradients_of_every_kind(variant: str) -> None:
+    attention, batch = variant_of(variant), batch_of(2, 1, 3)
+    x = normal(6, 4, seed=9).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: attention(x, x, batch), (x,))
+    for name, parameter in attention.named_parameters():
+        if name.startswith(("score", "relative")):
+            assert torch.autograd.gradcheck(lambda _: attention(x.detach(), x.detach(), batch), (parameter,)), name
+
+
+# --- padded tokens and other streams ------------------------------------------------------------------------------
+
+
+def padding(*lengths: int) -> Tensor:
+    """True where the tokens are [B, 1, 1, N]."""
+    return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])[:, None, None]
+
+
+@back_or_both_ways
+@pytest.mark.parametrize("padded", [True, False], ids=["padding", "no padding"])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_among_padded_tokens_it_is_torchs_own_with_every_mask(heads: int, padded: bool, causal: bool) -> None:
+    """Causal, padding, both or none; torch wants True where one may NOT look."""
+    ours = attention_of(4, heads, causal=causal)
+    theirs, x, may_look = torch_attention(ours), normal(3, 5, 4, seed=20), padding(5, 2, 4) if padded else None
+    blocked = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
+    expected, expected_weights = theirs(
+        x,
+        x,
+        x,
+        attn_mask=blocked,
+        key_padding_mask=None if may_look is None else ~may_look[:, 0, 0],
+        average_attn_weights=False,
+    )
+    assert_close(ours.among(x, ours.kept(x), may_look), expected, 1e-12)
+    found, how = ours.chosen_among(x, ours.kept(x), may_look)
+    assert_close(found, expected, 1e-12)
+    assert_close(how.weights, expected_weights, 1e-12)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_across_to_another_stream_it_is_torchs_own(heads: int) -> None:
+    ours = attention_of(4, heads, causal=False)
+    theirs, asking, memory, may_look = (
+        torch_attention(ours),
+        normal(3, 2, 4),
+        normal(3, 5, 4, seed=21),
+        padding(5, 2, 4),
+    )
+    expected, expected_weights = theirs(
+        asking, memory, memory, key_padding_mask=~may_look[:, 0, 0], average_attn_weights=False
+    )
+    assert_close(ours.among(asking, ours.kept(memory), may_look), expected, 1e-12)
+    assert_close(ours.chosen_among(asking, ours.kept(memory), may_look)[1].weights, expected_weights, 1e-12)
+
+
+@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_one_key_that_may_be_looked_at_gives_its_value(kind: ScoreKind, rows: int) -> None:
+    """Mask polarity: True is where one may look."""
+    attention, kept = attention_of(4, 2, output=False, causal=False, scores=kind), normal(2, 5, 2, 2, 2, seed=5)
+    may_look = torch.zeros(2, 1, 1, 5, dtype=torch.bool)
+    may_look[0, :, :, 3] = may_look[1, :, :, 1] = True
+    found = attention.among(normal(2, rows, 4, seed=4), kept, may_look)
+    assert_close(found[0], kept[0, 3, 1].reshape(1, 4).expand(rows, 4), 1e-12)
+    assert_close(found[1], kept[1, 1, 1].reshape(1, 4).expand(rows, 4), 1e-12)
+
+
+@every_variant
+def test_tokens_one_by_one_or_a_few_at_a_time_get_what_they_get_together(variant: str) -> None:
+    attention, x = variant_of(variant), normal(2, 6, 4, seed=22)
+    whole, kept = attention.among(x, attention.kept(x)), attention.kept(x)
+    for begin, end in ((0, 1), (1, 4), (4, 5), (5, 6)):
+        assert_close(attention.among(x[:, begin:end], kept[:, :end]), whole[:, begin:end], 1e-12)
+    packed = attention(x[0], x[0], batch_of(6))
+    assert_close(whole[0], packed, 1e-12)
+
+
+@every_variant
+def test_one_token_in_numpy_gets_what_it_gets_among_all(variant: str) -> None:
+    attention, x = variant_of(variant).float(), normal(6, 4, seed=23, dtype=torch.float32)
+    expected, one = attention(x, x, batch_of(6)).detach(), attention.one_token()
+    for place in range(6):
+        kept = attention.kept(x[: place + 1]).detach().permute(1, 2, 0, 3).contiguous().numpy()
+        own, kept[:, :, -1] = kept[:, :, -1].copy(), 0
+        found = one(x[place].numpy(), x[place].numpy(), kept)
+        torch.testing.assert_close(torch.from_numpy(found), expected[place], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.from_numpy(kept[:, :, -1]), torch.from_numpy(own))
+
+
+# --- distances ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["rotary", "dot, rotary", "buckets"])
+def test_where_tokens_stand_has_no_say_and_how_far_apart_they_are_has(variant: str) -> None:
+    """The same tokens one place later, behind one that may not be looked at; and with a gap between two of them."""
+    attention, x = variant_of(variant), normal(1, 5, 4, seed=24)
+    kept = attention.kept(x)
+    later = torch.cat((normal(1, 2, 2, 2, 2, seed=25), kept), dim=1)
+    may_look = torch.tensor([False, False, True, True, True, True, True])[None, None, None]
+    found = attention.among(x[:, -1:], kept)
+    assert_close(attention.among(x[:, -1:], later, may_look), found, 1e-6)
+    apart = torch.cat((kept[:, :2], later[:, :2], kept[:, 2:]), dim=1)
+    may_look = torch.tensor([True, True, False, False, True, True, True])[None, None, None]
+    assert (attention.among(x[:, -1:], apart, may_look) - found).abs().max() > 1e-3
+
+
+def test_a_bucket_adds_its_number_to_the_scores_of_its_head() -> None:
+    attention, x, batch = variant_of("buckets"), normal(4, 4, seed=26), batch_of(4)
+    before = attention.weights(x, x, batch)[0]
+    assert isinstance(attention.relative, RelativeBuckets)
+    with torch.no_grad():
+        attention.relative.table[2, 1] += 3.0  # keys two tokens back, second head
+    after = attention.weights(x, x, batch)[0]
+    assert torch.equal(after[0], before[0]) and torch.equal(after[:, :2], before[:, :2])
+    assert (after[1, 3, 1] / after[1, 3, 0] / (before[1, 3, 1] / before[1, 3, 0])).log().item() == pytest.approx(3.0)
+
+
+# --- hard ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["straight-through", "gumbel", "reinforce"])
+def test_a_hard_choice_answers_with_the_value_of_the_best(choice: Choice) -> None:
+    attention, x, batch = attention_of(4, 2, choice=choice, output=False).eval(), normal(5, 4, seed=27), batch_of(5)
+    soft = attention_of(4, 2, output=False)
+    best = soft.weights(x, x, batch).argmax(-1)[0]  # [H, N]
+    values = split_heads(values_of(attention, x, 4), 2)
+    expected = torch.stack([own[places] for own, places in zip(values, best, strict=True)]).transpose(0, 1)
+    assert_close(attention(x, x, batch), expected.reshape(5, 4), 1e-12)
+    assert_close(attention.newest(x[-1:], x, batch), expected.reshape(5, 4)[-1:], 1e-12)
+
+
+def test_straight_through_learns_as_soft_attention_does_of_its_weights() -> None:
+    """Of a function that is linear in the mixture the two have one gradient."""
+    hard, soft = attention_of(4, 2, choice="straight-through").train(), attention_of(4, 2)
+    x, batch, wanted = normal(5, 4, seed=28), batch_of(5), normal(5, 4, seed=29)
+    for attention in (hard, soft):
+        torch.autograd.backward((attention(x, x, batch) * wanted).sum())
+    assert hard.query.weight.grad is not None and soft.query.weight.grad is not None
+    assert_close(hard.query.weight.grad, soft.query.weight.grad, 1e-12)
+    assert not torch.allclose(hard(x, x, batch), soft(x, x, batch))
+
+
+def test_reinforce_learns_from_chances_only_and_says_so() -> None:
+    attention, x = attention_of(4, 2, choice="reinforce", causal=False).train(), normal(1, 3, 4)
+    kept = attention.kept(x)
+    attention.generator = torch.Generator().manual_seed(1)
+    mixed, how = attention.chosen_among(x, kept)
+    assert how.log_chance is not None and how.log_chance.shape == (1, 2, 3)
+    through = torch.autograd.grad(mixed.sum(), attention.query.weight, allow_unused=True, retain_graph=True)
+    assert [gradient is None for gradient in through] == [True]
+    (of_chances,) = torch.autograd.grad(how.log_chance.sum(), attention.query.weight)
+    assert (of_chances != 0).any()
+    with pytest.raises(AssertionError, match="chosen_among"):
+        attention.among(x, kept)
+
+
+# --- which kernel -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variant", "learning", "asking"),
+    [
+        ("dot", True, True),
+        ("scaled-dot", True, True),
+        ("bilinear", True, True),
+        ("rotary", True, True),
+        ("buckets", False, True),
+        ("additive", False, False),
+        ("additive, buckets", False, False),
+    ],
+)
+def test_the_fused_kernel_is_used_wherever_it_can_be_and_that_is_said(
+    variant: str, learning: bool, asking: bool
+) -> None:
+    """Torch raises where it is asked for the fused kernel and only the slow one could; other scores never ask."""
+    attention, batch = variant_of(variant).float(), batch_of(2, 1, 3)
+    x = normal(6, 4, dtype=torch.float32).requires_grad_()
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        assert attention.fused is learning
+        torch.autograd.backward(attention(x, x, batch).sum())
+        with torch.inference_mode():
+            assert attention.fused is asking
+            attention(x, x, batch)
+            attention.newest(x[batch.last], x, batch)
+    word = "always" if learning else "without gradients" if asking else "never"
+    assert f"fused={word}" in repr(attention)
+
+
+@pytest.mark.parametrize("choice", ["straight-through", "gumbel", "reinforce"])
+def test_a_hard_choice_is_never_fused(choice: Choice) -> None:
+    attention = attention_of(4, 2, choice=choice)
+    assert not attention.fused and f"choice={choice}, fused=never" in repr(attention)
+
+
+def test_the_fused_kernel_is_called_where_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(*arguments: Tensor, **options: object) -> Tensor:
+        calls.append("fused")
+        return real(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("segue.layers.attention._attention", counted)
+    x, batch = normal(6, 4), batch_of(2, 1, 3)
+    for name in VARIANTS:
+        for gradients in (True, False):
+            calls.clear()
+            attention = variant_of(name)
+            with torch.set_grad_enabled(gradients):
+                attention(x, x, batch)
+                assert len(calls) == attention.fused, name
+                attention.newest(x[batch.last], x, batch)
+                attention.among(x[None], attention.kept(x[None]))
+                assert len(calls) == 3 * attention.fused, name
+
+
+@pytest.mark.parametrize("kind", ["bilinear", "additive"])
+def test_features_are_turned_for_products_only(kind: ScoreKind) -> None:
+    with pytest.raises(AssertionError):
+        Attention(4, 2, output=True, causal=True, scores=kind, relative=Rotary(8, 2))

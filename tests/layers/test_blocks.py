@@ -1,18 +1,25 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
 import pytest
 import torch
 from packed_users import assert_close, batch_of, normal
 from torch import Tensor, nn
 from torch.nn import functional
+from torch_twins import torch_encoder
 
-from segue.layers.attention import Attention
-from segue.layers.blocks import FeedForward, GatedBlock, PostNormBlock, SASRecBlock, SwiGLU
+from segue.layers.attention import Attention, Relative
+from segue.layers.blocks import FeedForward, GatedBlock, PostNormBlock, PreNormBlock, SASRecBlock, SwiGLU
 from segue.layers.dropout import draw_from
 from segue.layers.packed import PackedBatch
+from segue.layers.positions import RelativeBuckets, Rotary
+from segue.layers.scores import ScoreKind
 
 G_TOKENS = [[1.0, 0, -1], [0.5, 1, 0]]
-Kind = type[SASRecBlock] | type[GatedBlock] | type[PostNormBlock]
+Kind = type[SASRecBlock] | type[GatedBlock] | type[PreNormBlock] | type[PostNormBlock]
 EYE = torch.eye(3, dtype=torch.float64)
 
 
@@ -122,38 +129,51 @@ def test_gated_block_reads_its_gates_from_the_stream_before_the_norm() -> None:
     assert_close(block(x, batch), middle + gate(block.gate_forward, middle) * update, 1e-12)
 
 
+TRANSFORMERS: dict[str, Callable[[int], PreNormBlock | PostNormBlock]] = {
+    "pre-norm, back": lambda heads: PreNormBlock(4, heads, 6, 0.0),
+    "pre-norm, both ways": lambda heads: PreNormBlock(4, heads, 6, 0.0, causal=False),
+    "post-norm, back": lambda heads: PostNormBlock(4, heads, 6, 0.0),
+    "post-norm, both ways": lambda heads: PostNormBlock(4, heads, 6, 0.0, causal=False),
+    "BERT's": lambda heads: PostNormBlock(4, heads, 6, 0.0, causal=False, activation=functional.gelu, eps=1e-12),
+}
+
+
 @pytest.mark.parametrize("heads", [1, 2])
-def test_post_norm_block_is_torchs_own(heads: int) -> None:
-    """torch.nn.TransformerEncoderLayer with the same weights, each user alone."""
-    block = PostNormBlock(4, heads, 6, 0.0, causal=False, activation=functional.gelu, eps=1e-12).double()
-    batch, x = batch_of(3, 1, 5), normal(9, 4, seed=51)
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_transformer_blocks_are_torchs_own(name: str, heads: int) -> None:
+    """torch.nn.TransformerEncoderLayer with the same weights, each user alone; True is where one may not look there."""
+    block, batch, x = TRANSFORMERS[name](heads).double(), batch_of(3, 1, 5), normal(9, 4, seed=51)
     randomised(block)
-    assert block.norm_attention.eps == block.norm_forward.eps == 1e-12
-    theirs = nn.TransformerEncoderLayer(
-        4, heads, 6, dropout=0.0, activation="gelu", layer_norm_eps=1e-12, batch_first=True, dtype=torch.float64
-    )  # in training mode: the other has numerics of its own
-    ours, attention = block.feed_forward, block.attention
-    assert isinstance(attention.output, nn.Linear)
-    pairs: list[tuple[Tensor, Tensor]] = [
-        (theirs.self_attn.in_proj_weight, torch.cat((attention.query.weight, attention.key_value.weight))),
-        (theirs.self_attn.in_proj_bias, torch.cat((attention.query.bias, attention.key_value.bias))),
-        (theirs.self_attn.out_proj.weight, attention.output.weight),
-        (theirs.self_attn.out_proj.bias, attention.output.bias),
-        (theirs.linear1.weight, ours.inner.weight),
-        (theirs.linear1.bias, ours.inner.bias),
-        (theirs.linear2.weight, ours.outer.weight),
-        (theirs.linear2.bias, ours.outer.bias),
-        (theirs.norm1.weight, block.norm_attention.weight),
-        (theirs.norm1.bias, block.norm_attention.bias),
-        (theirs.norm2.weight, block.norm_forward.weight),
-        (theirs.norm2.bias, block.norm_forward.bias),
-    ]
-    assert len(pairs) == len(list(theirs.parameters()))
-    with torch.no_grad():
-        for their, our in pairs:
-            their.copy_(our)
-        expected = torch.cat([theirs(own[None])[0] for own in torch.split(x, [3, 1, 5])])
-    assert_close(block(x, batch), expected, 1e-12)
+    theirs, found, begin = torch_encoder(block), block(x, batch), 0
+    for length in (3, 1, 5):
+        own = slice(begin, begin + length)
+        blocked = torch.ones(length, length, dtype=torch.bool).triu(1) if block.looks_back else None
+        assert_close(found[own], theirs(x[None, own], src_mask=blocked)[0], 1e-12)
+        begin += length
+    assert block.looks_back is not (name.endswith("both ways") or name == "BERT's")
+
+
+@pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock])
+@pytest.mark.parametrize(
+    ("scores", "places"),
+    [
+        *product(("dot", "scaled-dot"), ("none", "rotary", "buckets")),
+        *product(("bilinear", "additive"), ("none", "buckets")),  # features are turned for products only
+    ],
+)
+def test_one_token_more_is_what_the_block_gives_it_among_all(
+    kind: type[PreNormBlock] | type[PostNormBlock], scores: ScoreKind, places: str
+) -> None:
+    relatives: dict[str, Relative] = {"rotary": Rotary(9, 2), "buckets": RelativeBuckets(2, 9, causal=True)}
+    relative = relatives.get(places)
+    block, x = kind(4, 2, 6, 0.0, scores=scores, relative=relative), normal(7, 4, seed=52, dtype=torch.float32)
+    randomised(block)
+    expected, step = block(x, batch_of(7)).detach(), block.one_token()
+    kept = np.zeros((2, 2, 7, 2), dtype=np.float32)  # keys and values, heads, tokens, features of a head
+    for place in range(7):
+        found = step(x[place].numpy(), kept[:, :, : place + 1], None)
+        torch.testing.assert_close(torch.from_numpy(found), expected[place], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(kept), block.kept(x).permute(1, 2, 0, 3), rtol=1e-4, atol=1e-4)
 
 
 def test_feed_forward_has_no_activation_after_its_second_map() -> None:
@@ -196,7 +216,7 @@ def test_swiglu_of_known_slopes() -> None:
     assert_close(x.grad, [[0.5, 0], [0.927671, 0.731059]], 1e-6)
 
 
-@pytest.mark.parametrize("kind", [SASRecBlock, GatedBlock, PostNormBlock])
+@pytest.mark.parametrize("kind", [SASRecBlock, GatedBlock, PreNormBlock, PostNormBlock])
 @pytest.mark.parametrize("batch", [batch_of(2, 1, 3), batch_of(2, 2)], ids=["ragged", "rectangular"])
 def test_gradients_of_blocks(kind: Kind, batch: PackedBatch) -> None:
     block = kind(4, 2, 5, 0.0).double()
@@ -207,10 +227,10 @@ def test_gradients_of_blocks(kind: Kind, batch: PackedBatch) -> None:
     for parameter in block.parameters():
         assert torch.autograd.gradcheck(lambda _: block(x.detach(), batch), (parameter,))
         checked += 1
-    assert checked == {SASRecBlock: 12, GatedBlock: 16, PostNormBlock: 14}[kind]
+    assert checked == {SASRecBlock: 12, GatedBlock: 16, PreNormBlock: 14, PostNormBlock: 14}[kind]
 
 
-@pytest.mark.parametrize("kind", [SASRecBlock, GatedBlock, PostNormBlock])
+@pytest.mark.parametrize("kind", [SASRecBlock, GatedBlock, PreNormBlock, PostNormBlock])
 @pytest.mark.parametrize("batch", [batch_of(2, 1, 3), batch_of(2, 2)], ids=["ragged", "rectangular"])
 def test_newest_is_what_the_block_gives_the_newest_token(kind: Kind, batch: PackedBatch) -> None:
     block = kind(4, 2, 5, 0.0).double()
@@ -269,4 +289,18 @@ def test_dropout_is_on_both_updates_of_a_post_norm_block_and_not_on_its_stream()
         gone = update.abs() < 1e-12
         assert 0.35 < gone.double().mean() < 0.65
         assert_close(update[~gone], torch.full_like(update[~gone], 2), 1e-9)
+    assert block.feed_forward.drop.dropped == 0, "between the two maps nothing is"
+
+
+def test_dropout_is_on_both_updates_of_a_pre_norm_block_and_not_on_its_stream() -> None:
+    """Updates of one, everywhere: the stream gets nothing or two of each."""
+    block, x, batch = PreNormBlock(8, 2, 8, 0.5).double().train(), normal(60, 8, seed=43), batch_of(30, 30)
+    draw_from(block, torch.Generator().manual_seed(0))
+    assert isinstance(block.attention.output, nn.Linear)
+    for last in (block.attention.output, block.feed_forward.outer):
+        nn.init.zeros_(last.weight)
+        nn.init.ones_(last.bias)
+    added = block(x, batch) - x
+    counts = [((added - amount).abs() < 1e-9).double().mean().item() for amount in (0, 2, 4)]
+    assert counts == pytest.approx([0.25, 0.5, 0.25], abs=0.12) and sum(counts) == pytest.approx(1)
     assert block.feed_forward.drop.dropped == 0, "between the two maps nothing is"

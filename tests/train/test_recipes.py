@@ -43,6 +43,7 @@ RECIPES = (
     "sasrec-meta",
     "sasrec-rss",
     "sasrec-sampled",
+    "transformer",
 )
 
 every_recipe = pytest.mark.parametrize("name", RECIPES)
@@ -90,6 +91,7 @@ def test_the_settings_of_a_run_are_read_as_they_were_written(name: str) -> None:
         ("bert4rec", "bert4rec", "masked-item", "softmax", 0, True),
         ("sasrec-rss", "sasrec", "recency", "softmax", 0, True),
         ("sasrec-meta", "sasrec-meta", "next-item", "sampled-softmax", 128, False),
+        ("transformer", "transformer", "next-item", "softmax", 0, True),
         ("hstu", "hstu", "next-item", "softmax", 0, True),
         ("hstu-large", "hstu", "next-item", "softmax", 0, True),
         ("hstu-mol", "hstu", "next-item", "sampled-softmax", 32, True),

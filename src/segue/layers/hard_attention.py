@@ -43,18 +43,18 @@ def chosen(
     if may_look is not None:
         logits = logits.masked_fill(~may_look, -math.inf)
     if how == "soft":
-        return Chosen((logits / temperature).softmax(-1))
+        return Chosen(_sharper(logits, temperature).softmax(-1))
     if not training:
         return Chosen(one_hot(logits.argmax(-1), logits))
     match how:
         case "straight-through":
-            return Chosen(straight_through((logits / temperature).softmax(-1), logits.argmax(-1)))
+            return Chosen(straight_through(_sharper(logits, temperature).softmax(-1), logits.argmax(-1)))
         case "gumbel":
             noise = torch.rand(logits.shape, dtype=logits.dtype, generator=generator).to(logits.device)
             noisy = logits + gumbel_noise(noise)
-            return Chosen(straight_through((noisy / temperature).softmax(-1), noisy.argmax(-1)))
+            return Chosen(straight_through(_sharper(noisy, temperature).softmax(-1), noisy.argmax(-1)))
         case "reinforce":
-            log_chances = (logits / temperature).log_softmax(-1)
+            log_chances = _sharper(logits, temperature).log_softmax(-1)
             drawn = _drawn(log_chances.detach().exp(), generator)
             return Chosen(one_hot(drawn, logits), log_chance_of(log_chances, drawn), entropy(log_chances))
 
@@ -66,7 +66,7 @@ def one_hot(places: Tensor, like: Tensor) -> Tensor:
 
 def straight_through(chances: Tensor, drawn: Tensor) -> Tensor:
     """One at what was drawn, with the gradient of the chances [..., N]."""
-    return one_hot(drawn, chances) + chances - chances.detach()
+    return one_hot(drawn, chances) + (chances - chances.detach())
 
 
 def gumbel_noise(uniform: Tensor) -> Tensor:
@@ -100,6 +100,10 @@ def reinforce_loss(
     """
     surprise = (losses - baseline).detach()
     return (surprise * log_chance).mean() - bonus * entropy.mean()
+
+
+def _sharper(logits: Tensor, temperature: float) -> Tensor:
+    return logits if temperature == 1 else logits / temperature
 
 
 def _drawn(chances: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -66,15 +66,19 @@ class SinusoidalPositions(nn.Module):
 class NoPositions(nn.Module):
     """Nothing is added: attention knows distances, or order does not count. A prefix is encoded as inside the whole."""
 
-    table = None
+    table: Tensor
     counted_from: CountedFrom = "oldest"
 
     def __init__(self, length: int) -> None:
         super().__init__()
-        self.length = length
+        self.register_buffer("table", torch.zeros(length, 1), persistent=False)  # adds nothing to any width
+
+    @property
+    def length(self) -> int:
+        return len(self.table)
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        assert batch.longest <= self.length, TOO_LONG
+        assert batch.longest <= len(self.table), TOO_LONG
         return x
 
 

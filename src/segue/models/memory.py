@@ -55,8 +55,7 @@ class Continuation:
         self._model = model
         self._one_token = [block.one_token() for block in blocks]
         self._norm_tokens, self._norm, self._head = mapped(model.norm_tokens), mapped(model.norm), _head(model)
-        places = model.positions.table
-        self._places, self._scale = None if places is None else array(places), np.float32(model.scale)
+        self._places, self._scale = array(model.positions.table), np.float32(model.scale)
         self._timed = any(block.timed for block in blocks)
         self._valued = type(model.inputs) is not ItemInputs
         # Where a token is a row of the table, it is not worth a call of torch.
@@ -125,8 +124,7 @@ class Continuation:
                 tokens = self._model.inputs(self._model.items, self._model.inputs.expanded(tensors(new)))
             vectors = tokens[first - event * self._each :].numpy()
         placed: np.ndarray = vectors * self._scale
-        if self._places is not None:
-            placed += self._places[first : first + len(placed)]
+        placed += self._places[first : first + len(placed)]
         return placed
 
     def _buckets(self, window: Batch, first: int) -> np.ndarray | None:
@@ -151,7 +149,7 @@ class Continuation:
     def _roomy(self, kept: np.ndarray, tokens: int = 0) -> np.ndarray:
         """A copy with room for so many tokens, and some more."""
         *before, rows, features = kept.shape
-        capacity = min(-(-max(tokens, rows) // ROOM) * ROOM, self._model.positions.length)
+        capacity = min(-(-max(tokens, rows) // ROOM) * ROOM, len(self._places))
         roomy = np.empty((*before, capacity, features), dtype=np.float32)
         roomy[:, :, :, :rows] = kept
         return roomy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -10,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from model_cases import (
+    CHOICES,
     MASK,
     N_ITEMS,
     batch_of,
     case_of,
     eight_users,
     every_builder,
-    looking_back,
     looking_both_ways,
     new_model,
     packed_of,
@@ -29,7 +30,9 @@ from model_cases import (
 from segue.data.batch import Batch
 from segue.layers.dropout import draw_from
 from segue.layers.packed import tensors
+from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
+from segue.models.settings import BIDIRECTIONAL
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.testing.learning import QUICK, Learner, learns_by_heart
@@ -45,8 +48,9 @@ def trained(
     return Learner(model, batch, objective=loss, train=msgspec.structs.replace(QUICK, **changed)).steps(steps)
 
 
-@looking_back
-@tied_or_not
+@pytest.mark.parametrize(
+    ("builder", "tied"), [*product(sorted(BUILDERS.keys() - BIDIRECTIONAL), (True, False)), *product(CHOICES, (True,))]
+)
 def test_eight_users_of_ten_items_are_learned_by_heart(builder: str, tied: bool) -> None:
     learns_by_heart(case_of(builder, width=16, length=10, tied=tied), steps=150)
 

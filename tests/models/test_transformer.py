@@ -1,0 +1,188 @@
+"""The Transformer's own: what each choice builds, and which choices are refused."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from segue.data.batch import Batch
+from segue.errors import SettingsError
+from segue.layers.blocks import PostNormBlock, PreNormBlock
+from segue.layers.packed import PackedBatch, tensors
+from segue.layers.positions import NoPositions, RelativeBuckets, Rotary, sinusoids
+from segue.layers.scores import Additive, Bilinear, Product
+from segue.models.build import BUILDERS, build_model
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+
+BATCH: PackedBatch = tensors(Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array([3])))
+
+
+def settings_of(**changed: Any) -> ModelSettings:
+    return ModelSettings(**{"builder": "transformer", "width": 8, "depth": 2, "heads": 2, "length": 7, **changed})
+
+
+def model_of(**changed: Any) -> SequenceModel:
+    return build_model(settings_of(**changed), 5, generator=torch.Generator().manual_seed(0)).double().eval()
+
+
+def tokens_of(model: SequenceModel) -> Tensor:
+    """What the first block is given."""
+    met: list[Tensor] = []
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: met.append(inputs[0]))
+    model.encode(BATCH)
+    return met[0]
+
+
+def attention_parts(model: SequenceModel) -> list[tuple[type, type | None]]:
+    parts = []
+    for block in model.blocks:
+        assert isinstance(block, PreNormBlock | PostNormBlock) and block.looks_back
+        relative = block.attention.relative
+        parts.append((type(block.attention.score), None if relative is None else type(relative)))
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("norm", "kind", "last"), [("pre", PreNormBlock, nn.LayerNorm), ("post", PostNormBlock, nn.Identity)]
+)
+def test_norms_before_parts_need_one_at_the_end(norm: str, kind: type, last: type) -> None:
+    model = model_of(norm=norm, depth=3)
+    assert [type(block) for block in model.blocks] == [kind] * 3 and type(model.norm) is last
+    states = model.encode(BATCH)
+    assert states.mean(1).abs().max() < 1e-6 and (states.var(1, correction=0) - 1).abs().max() < 1e-2, "either way"
+
+
+def test_items_are_scaled_and_places_added() -> None:
+    for positions, places in (("newest", [2, 1, 0]), ("oldest", [0, 1, 2])):
+        model = model_of(positions=positions)
+        expected = model.items.into[[3, 1, 2]] * math.sqrt(8) + model.positions.table[places]
+        torch.testing.assert_close(tokens_of(model), expected)
+    model = model_of(positions="sinusoidal")
+    scaled = model.items.into[[3, 1, 2]] * math.sqrt(8)
+    torch.testing.assert_close(tokens_of(model), scaled + sinusoids(3, 8))
+
+
+@pytest.mark.parametrize(("positions", "relative"), [("rotary", Rotary), ("buckets", RelativeBuckets)])
+def test_where_attention_knows_distances_nothing_is_added(positions: str, relative: type) -> None:
+    model = model_of(positions=positions)
+    assert isinstance(model.positions, NoPositions) and model.length == 7
+    torch.testing.assert_close(tokens_of(model), model.items.into[[3, 1, 2]] * math.sqrt(8))
+    assert attention_parts(model) == [(Product, relative)] * 2
+
+
+@pytest.mark.parametrize(
+    ("scores", "kind", "scale"),
+    [("dot", Product, 1.0), ("scaled-dot", Product, 0.5), ("bilinear", Bilinear, 1.0), ("additive", Additive, None)],
+)
+def test_scores_are_those_asked_for(scores: str, kind: type, scale: float | None) -> None:
+    """Of heads of width four."""
+    model = model_of(scores=scores)
+    assert attention_parts(model) == [(kind, None)] * 2
+    block = model.blocks[1]
+    assert isinstance(block, PreNormBlock)
+    assert getattr(block.attention.score, "scale", None) == scale
+    assert block.attention.fused is (scale is not None)
+
+
+def test_a_model_that_is_printed_says_which_kernel_it_uses() -> None:
+    for changed, word in (
+        ({}, "always"),
+        ({"scores": "additive"}, "never"),
+        ({"positions": "buckets"}, "without gradients"),
+    ):
+        assert f"fused={word}" in repr(model_of(**changed))
+
+
+ALL = list(
+    product(
+        ("pre", "post"),
+        ("newest", "oldest", "sinusoidal", "rotary", "buckets"),
+        ("dot", "scaled-dot", "bilinear", "additive"),
+    )
+)
+
+
+def test_every_choice_can_be_combined_but_turned_features_with_other_scores() -> None:
+    """Forty, less the four of rotary places with scores that are no plain products."""
+    states, refused = [], 0
+    for norm, positions, scores in ALL:
+        if positions == "rotary" and scores in ("bilinear", "additive"):
+            with pytest.raises(SettingsError, match=r"'rotary' needs scores that are products, .* choose 'dot'"):
+                settings_of(norm=norm, positions=positions, scores=scores)
+            refused += 1
+            continue
+        model = model_of(norm=norm, positions=positions, scores=scores)
+        assert model.continuable is (positions != "newest")
+        query = model.query(BATCH)
+        torch.testing.assert_close(query, model.head(model.encode(BATCH)[-1:]))
+        states.append(query.detach())
+    assert (len(states), refused) == (36, 4)
+    distances = torch.cdist(torch.cat(states), torch.cat(states)) + torch.eye(36)
+    assert distances.min() > 1e-9, "each choice has an effect"
+
+
+@pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - {"transformer"}))
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"norm": "post"}, ("model.norm would have no effect", 'Leave it at "pre"')),
+        ({"scores": "additive"}, ("model.scores would have no effect", 'Leave it at "scaled-dot"')),
+        ({"positions": "rotary"}, ("model.positions = 'rotary' belongs to model.builder = 'transformer'", "'oldest'")),
+        ({"positions": "sinusoidal"}, ("model.positions = 'sinusoidal'", "'transformer'")),
+    ],
+    ids=str,
+)
+def test_choices_without_effect_are_refused_by_name(
+    builder: str, changed: dict[str, str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings_of(builder=builder, **changed)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_pairs_of_features_need_heads_of_even_width() -> None:
+    with pytest.raises(SettingsError, match="'rotary' turns pairs of features, and each of 2 heads has 5"):
+        settings_of(positions="rotary", width=10)
+    with pytest.raises(SettingsError, match="each of 2 heads has 7"):
+        settings_of(positions="rotary", inputs="rated", value_width=6)
+    assert settings_of(positions="rotary", inputs="rated").positions == "rotary"
+    assert settings_of(positions="buckets", width=10).width == 10
+
+
+def test_beside_waves_items_begin_as_large_as_those_and_small_elsewhere() -> None:
+    settings = {"width": 64, "length": 50}
+    for positions, size in (("sinusoidal", 1.0), ("oldest", 0.02 * 8), ("rotary", 0.02 * 8)):
+        model = build_model(
+            settings_of(positions=positions, **settings), 500, generator=torch.Generator().manual_seed(1)
+        )
+        assert (model.items.into[1:] * model.scale).std().item() == pytest.approx(size, rel=0.05)
+        assert (model.items.into[0] == 0).all()
+
+
+# --- files of before ----------------------------------------------------------------------------------------------
+
+LINEARS = ("attention.query", "attention.key_value", "feed_forward.inner", "feed_forward.outer")
+NAMES: dict[str, tuple[str, ...]] = {
+    "sasrec": (*LINEARS, "norm_query", "norm_forward"),
+    "esasrec": (*LINEARS, "attention.output", "gate_attention", "gate_forward", "norm_attention", "norm_forward"),
+    "bert4rec": (*LINEARS, "attention.output", "norm_attention", "norm_forward"),
+    "sasrec-meta": (*LINEARS, "attention.output"),
+}
+
+
+@pytest.mark.parametrize("builder", NAMES)
+def test_weights_have_the_names_that_files_of_before_know_them_by(builder: str) -> None:
+    model = build_model(settings_of(builder=builder), 5, generator=torch.Generator())
+    names = {name for name in model.state_dict() if name.startswith("blocks.1.")}
+    parts = {name.rpartition(".")[0] for name in names}
+    assert parts == {f"blocks.1.{part}" for part in NAMES[builder]}
+    unbiased = {"blocks.1.feed_forward.inner", "blocks.1.feed_forward.outer"} if builder == "esasrec" else set()
+    assert names == {f"{part}.weight" for part in parts} | {f"{part}.bias" for part in parts - unbiased}
+    assert "positions.table" in model.state_dict()
