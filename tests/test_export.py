@@ -12,11 +12,11 @@ import pytest
 import torch
 from command_line import CommandLine
 from small_exports import assert_same_answers, recommender_of
-from torch import Tensor
+from torch import Tensor, nn
 
 from segue import api, export
 from segue.errors import FolderError, InputError, SettingsError
-from segue.layers.packed import PackedBatch
+from segue.layers.packed import PackedBatch, pack, pad
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -59,6 +59,26 @@ def test_where_nothing_can_be_written(cycle_run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FolderError, match=r"a part of its path is a file\. Choose another folder with --onnx"):
         api.export(cycle_run, onnx=tmp_path / "file" / "model.onnx")
+
+
+class RunningMean(nn.Module):
+    """A block from outside: each token gets the mean of its user's tokens so far."""
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        return pack(pad(x, batch).cumsum(1), batch) / (batch.position[:, None] + 1)
+
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        return self.forward(x, batch)[batch.last]
+
+
+def test_an_encoder_from_outside(tmp_path: Path) -> None:
+    model = small_model()
+    model.blocks = nn.ModuleList([RunningMean(), model.blocks[0], RunningMean()])
+    run = recommender_of(model)
+    api.export(run, onnx=tmp_path / "model.onnx")
+    slim = SlimRecommender.open(tmp_path / "model.onnx", threads=1)
+    histories = [["i3"], [f"i{number}" for number in range(1, 30)], ["i300", "i7", "i300"]]
+    assert_same_answers(slim.recommend_many(histories), run.recommend_many(histories))
 
 
 class Counting(SequenceModel):

@@ -18,6 +18,7 @@ from model_cases import (
     case_of,
     eight_users,
     every_builder,
+    looking_back,
     looking_both_ways,
     new_model,
     packed_of,
