@@ -17,7 +17,7 @@ SUBJECTS := epoch prepare recommend evaluate serve durability catalogue index in
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check docs bench results clean
+.PHONY: help setup demo test check docs bench results attention clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/' | expand -t 16
@@ -39,11 +39,14 @@ check: $(VENV)/.dev  ## lint, format and types
 docs: $(VENV)/.dev  ## make pages of the API in build/api, from the docstrings
 	@$(VENV)/bin/python docs/api_pages.py build/api
 
-bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|recommend|evaluate|serve|durability|catalogue|index|increment, DATA=folder with events.tsv.gz)
+bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|recommend|evaluate|serve|durability|catalogue|index|increment|plan, DATA=folder with events.tsv.gz)
 	@$(VENV)/bin/python -m bench $(or $(SUBJECT),$(SUBJECTS)) $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 results: $(VENV)/.segue  ## make a row of docs/results.md (ROW=ml-1m/sasrec DATA=folder with events.tsv.gz); without ROW, list them
 	@$(VENV)/bin/python -m bench.quality $(if $(ROW),--row "$(ROW)") $(if $(DATA),--data "$(DATA)") $(ARGS)
+
+attention: $(VENV)/.segue  ## write docs/attention.md, with the numbers computed anew
+	@$(VENV)/bin/python -m bench.attention_document
 
 clean:  ## remove both environments and the caches
 	@rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis

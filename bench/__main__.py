@@ -12,7 +12,18 @@ from pathlib import Path
 
 from segue.errors import SegueError
 
-SUBJECTS = ("epoch", "prepare", "recommend", "evaluate", "serve", "durability", "catalogue", "index", "increment")
+SUBJECTS = (
+    "epoch",
+    "prepare",
+    "recommend",
+    "evaluate",
+    "serve",
+    "durability",
+    "catalogue",
+    "index",
+    "increment",
+    "plan",
+)
 NEED_DATA = ("epoch", "recommend", "evaluate", "serve")
 WHERE = (
     "give DATA=folder with an events.tsv.gz of the columns user, item, ts. The figures quoted are for MovieLens-1M, "

@@ -37,12 +37,17 @@ Client = TestClient[Litestar]
 
 
 def tiny_recommender(
-    ids: Sequence[str], *, seed: int = 3, seen: Seen = "excluded", untrained: int = 0, **columns: Sequence[Any]
+    ids: Sequence[str],
+    *,
+    seed: int = 3,
+    seen: Seen = "excluded",
+    untrained: int = 0,
+    plans: bool = False,
+    **columns: Sequence[Any],
 ) -> Recommender:
     """A model that nobody trained; the first ids are the most frequent ones, the last `untrained` have no events."""
-    model = build_model(
-        ModelSettings(width=8, depth=1, length=5), len(ids), generator=torch.Generator().manual_seed(seed)
-    )
+    settings = ModelSettings(builder="seq2seq" if plans else "esasrec", width=8, depth=1, length=5)
+    model = build_model(settings, len(ids), generator=torch.Generator().manual_seed(seed))
     counts = [max(0, len(ids) - untrained - place) for place in range(len(ids))]
     table = pl.DataFrame({"id": ids, "count": counts, **columns})
     candidates = torch.tensor([False, *(count > 0 for count in counts)]).numpy()

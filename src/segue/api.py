@@ -17,6 +17,7 @@ from segue.data.local import prepare
 from segue.data.summary import summary_lines
 from segue.errors import InputError, SettingsError
 from segue.folders import read_manifest, verify_contents
+from segue.recommend.answers import BEAM
 
 if TYPE_CHECKING:
     from segue.config import About
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from segue.train.loop import Step
 
 __all__ = [
+    "BEAM",
     "Data",
     "Recommender",
     "Report",
@@ -198,11 +200,18 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     _write_page(html(comparison), path)
 
 
-def explanation_lines(explanation: Explanation) -> list[str]:
-    """An explanation as lines for a terminal."""
+def explanation_lines(
+    explanation: Explanation, *, layer: str | None = None, head: int | None = None, query: str | None = None
+) -> list[str]:
+    """An explanation as lines for a terminal.
+
+    layer, head: draw the weights of this layer (its number or its name), of this head or of all of them.
+    query: who looks, as an entry's number or `?` for the question; else the last one, or in a drawing everyone.
+    """
+    from segue.recommend.attention_text import View
     from segue.recommend.explain_text import lines
 
-    return list(lines(explanation))
+    return list(lines(explanation, View(layer=layer, head=head, query=query)))
 
 
 def write_explanation(explanation: Explanation, path: Path) -> None:

@@ -504,25 +504,92 @@ def explain(
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a self-contained page that draws it.", show_default=False)
     ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option("--layer", help="Draw the attention of this layer, by number or name.", show_default=False),
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option("--head", min=1, help="Draw the attention of this head.", show_default=False)
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(
+            "--query", help="Show where this entry looks, by its number; ? is the question.", show_default=False
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Why an item is answered: what each entry of the history did, and where the model looked."""
+    if (history is None) == (user is None):
+        raise typer.BadParameter("give exactly one of --history and --user", param_hint="--history")
+    if json and (layer, head, query) != (None, None, None):
+        raise typer.BadParameter("--json has all of the attention; leave out --layer, --head and --query")
+    from segue import api
+
+    model = api.Recommender.open(run)
+    entries = api.history_of(model, user, data=data) if user is not None else read_row(history or "")
+    explanation = model.explain(entries, item, keep_seen=keep_seen)
+    shown = api.explanation_lines(explanation, layer=layer, head=head, query=query)
+    if html is not None:
+        api.write_explanation(explanation, html)
+    if json:
+        answer(explanation)
+        return
+    for text in shown:
+        say(text)
+    if html is not None:
+        say(f"Wrote {html}.")
+
+
+@app.command()
+def plan(
+    run: Run,
+    history: History = None,
+    user: User = None,
+    n: Annotated[int, typer.Option("-n", help="How many items.")] = 5,
+    beam: Annotated[
+        int | None, typer.Option("--beam", help="How many plans are followed side by side.", show_default="8")
+    ] = None,
+    data: DataOption = None,
+    keep_seen: KeepSeen = None,
+    exclude: Annotated[
+        str | None,
+        typer.Option("--exclude", help="Ids that are no part of it, as one CSV row; or @FILE.", show_default=False),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", help="Ids that may be part of it, as one CSV row; or @FILE.", show_default=False),
+    ] = None,
+    repeats: Annotated[bool, typer.Option("--repeats", help="Let an item come twice.")] = False,
+    json: Json = False,
+) -> None:
+    """The next items as one plan: a basket, a playlist, a course."""
     if (history is None) == (user is None):
         raise typer.BadParameter("give exactly one of --history and --user", param_hint="--history")
     from segue import api
 
     model = api.Recommender.open(run)
     entries = api.history_of(model, user, data=data) if user is not None else read_row(history or "")
-    explanation = model.explain(entries, item, keep_seen=keep_seen)
-    if html is not None:
-        api.write_explanation(explanation, html)
+    result = model.plan(
+        entries,
+        n,
+        beam=api.BEAM if beam is None else beam,
+        exclude=None if exclude is None else read_row(exclude),
+        only=None if only is None else read_row(only),
+        keep_seen=keep_seen,
+        repeats=repeats,
+    )
     if json:
-        answer(explanation)
+        answer(result)
         return
-    for text in api.explanation_lines(explanation):
-        say(text)
-    if html is not None:
-        say(f"Wrote {html}.")
+    if result.fallback:
+        say("No item of the history is known: these are the most popular ones.")
+    if result.unknown:
+        say(f"Unknown items, left out: {', '.join(result.unknown)}")
+    width = max((len(item.id) for item in result.items), default=0)
+    for place, item in enumerate(result.items, start=1):
+        say(f"{place:3}  {item.id:{width}}  {item.log_probability:9.4f}  {item.title or ''}".rstrip())
+    say(f"The plan's log-probability is {result.score:.4f}.")
 
 
 @app.command()

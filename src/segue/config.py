@@ -14,7 +14,7 @@ import msgspec
 from segue.errors import SettingsError
 from segue.evaluate.settings import EvaluateSettings
 from segue.index.settings import IndexSettings, refuse_misfit
-from segue.models.settings import BIDIRECTIONAL, ModelSettings
+from segue.models.settings import BIDIRECTIONAL, CONTINUING, ModelSettings
 from segue.objective.settings import SAMPLED, ObjectiveSettings
 from segue.train.settings import TrainSettings
 
@@ -56,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"objective.task = 'masked-item' hides events between others, and model.builder = "
                 f"{self.model.builder!r} looks back only: choose model.builder = 'bert4rec', or another task."
             )
+        self._check_continuation()
         if self.model.similarity == "mol" and self.objective.loss in ("softmax", "sce"):
             raise SettingsError(
                 f"objective.loss = {self.objective.loss!r} needs scores that are inner products, and model.similarity "
@@ -68,6 +69,29 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"{', '.join(SAMPLED)}, or another model.choice."
             )
         refuse_misfit(self.index.kind, similarity=self.model.similarity)
+
+    def _check_continuation(self) -> None:
+        builder, task = self.model.builder, self.objective.task
+        if builder in CONTINUING and task != "continuation":
+            raise SettingsError(
+                f"model.builder = {builder!r} reads a history whole and then continues it, and objective.task = "
+                f"{task!r} asks for something else: choose objective.task = 'continuation', or another builder."
+            )
+        if task == "continuation" and builder not in CONTINUING:
+            raise SettingsError(
+                "objective.task = 'continuation' asks a decoder for item after item, and model.builder = "
+                f"{builder!r} has none: choose model.builder = 'seq2seq', or another task."
+            )
+        if task == "continuation" and self.objective.temperature != 1:
+            raise SettingsError(
+                "objective.task = 'continuation' takes the chances of a plan's items from the scores as they are: "
+                f"leave objective.temperature at 1, got {self.objective.temperature}."
+            )
+        if task == "continuation" and self.model.similarity == "cosine":
+            raise SettingsError(
+                "objective.task = 'continuation' needs scores that make chances, and a cosine lies between -1 and 1: "
+                "choose model.similarity = 'dot'."
+            )
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {

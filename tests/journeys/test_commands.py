@@ -38,6 +38,7 @@ OPTIONS = {
     "recommend": "--history --user --users --out -k --data --keep-seen --no-keep-seen --exclude --only --json",
     "similar": "-k --json",
     "explain": "--history --user --item --data --keep-seen --no-keep-seen --html --json",
+    "plan": "--history --user -n --beam --data --keep-seen --no-keep-seen --exclude --only --repeats --json",
     "tune": "--out --recipe --trials --minutes --resume --json",
     "serve": "--data --store --runs --host --port --workers --memory-mb --keys --rate-limit --cors --log-level --json",
 }
@@ -92,7 +93,8 @@ def test_help_and_version_in_a_real_process(segue_command: Command, tmp_path: Pa
         (("explain", "run", "--history", "a", "--user", "b"), "exactly one of --history and --user"),
         (("serve",), "Missing argument"),
         (("serve", "run", "--workers", "0"), "--workers"),
-        (("plan", "run"), "No such command 'plan'"),
+        (("plan", "run"), "exactly one of --history and --user"),
+        (("plan", "run", "--history", "a", "-n", "few"), "'-n': Input should be a valid integer"),
     ],
 )
 def test_wrong_usage(line: CommandLine, arguments: tuple[str, ...], says: str) -> None:

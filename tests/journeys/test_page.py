@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from browser import launch_browser
 from page_visit import Visit
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
-from small_service import guarded, on_a_socket, small_service
+from small_service import guarded, on_a_socket, small_service, tiny_recommender
 
 from bench.serving import Server, free_port
 from segue.recommend.recommender import Recommender
@@ -159,6 +159,18 @@ def closed_visit(browser: Browser, closed_service: Running) -> Iterator[Visit]:
     yield from visit_of(browser, closed_service.url)
 
 
+@pytest.fixture(scope="module")
+def planner() -> Recommender:
+    """A model that plans; nobody trained it."""
+    return tiny_recommender([name for name, _ in ITEMS], plans=True, title=[title for _, title in ITEMS])
+
+
+@pytest.fixture
+def planned_visit(browser: Browser, planner: Recommender, tmp_path: Path) -> Iterator[Visit]:
+    with on_a_socket(guarded(small_service(tmp_path / "events.db", planner))) as url:
+        yield from visit_of(browser, url)
+
+
 @pytest.fixture
 def dark_visit(browser: Browser, service: Running) -> Iterator[Visit]:
     yield from visit_of(browser, service.url, color_scheme="dark")
@@ -216,7 +228,7 @@ def test_why_is_drawn_on_the_history_and_heads_can_be_chosen(visit: Visit, servi
         value < 0 for value in expected
     ]
 
-    weights = truth["attention"]["weights"]
+    weights = [layer["weights"] for layer in truth["attention"]]
     assert (len(weights), len(weights[0])) == (2, 2)
     gists = set()
     for layer in range(2):
@@ -231,6 +243,67 @@ def test_why_is_drawn_on_the_history_and_heads_can_be_chosen(visit: Visit, servi
     assert len(gists) == 4
     visit.page.locator("canvas").hover(position={"x": 30, "y": 30})
     expect(visit.page.locator("#cell")).to_contain_text(f"1 “{title(7)}” looks at 1 “{title(7)}”: 1.00")
+
+
+def shown_instead(visit: Visit, path: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Let the page get another answer than the service's."""
+
+    def fulfil(route: Route) -> None:
+        body = route.fetch().json()
+        change(body)
+        route.fulfill(json=body)
+
+    visit.page.route(path, fulfil)
+
+
+def test_attention_of_every_shape_is_drawn(visit: Visit) -> None:
+    """An encoder's square, then a decoder's step, of which one head has weights below zero."""
+    entries = [0, 1, 2]
+    square = {"name": "layer 1", "rows": entries, "columns": entries, "weights": [[[1, 0, 0], [1, 0, 0], [0, 1, 0]]]}
+    heads = [[[0.25, 0.75, 0]], [[-0.5, 0, 0.25]]]
+    step = {"name": "decoder, at the history", "rows": [None], "columns": entries, "weights": heads}
+    shown_instead(visit, "**/explanations", lambda body: body.update(attention=[square, step]))
+    visit.open(address(7, 8, 9))
+    visit.ask_why(0)
+    gist, cell, canvas = (visit.page.locator(name) for name in ("#gist", "#cell", "canvas"))
+    expect(gist).to_have_text(
+        f"In decoder, at the history, mean of the heads, the answer looks most at 2 “{title(8)}” (0.375), "
+        f"1 “{title(7)}” (-0.125), and 3 “{title(9)}” (0.125)."
+    )
+    visit.choose("Head", "2")
+    expect(gist).to_have_text(
+        f"In decoder, at the history, head 2, the answer looks most at 1 “{title(7)}” (-0.500) "
+        f"and 3 “{title(9)}” (0.250)."
+    )
+    expect(visit.page.locator(".legend")).to_have_text("-0.50000.500")
+    canvas.hover(position={"x": 30, "y": 30})
+    expect(cell).to_have_text(f"? “the question” looks at 1 “{title(7)}”: -0.500")
+    canvas.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight"):
+        visit.page.keyboard.press(key)
+    expect(cell).to_have_text(f"? “the question” looks at 3 “{title(9)}”: 0.250")
+    below, above = canvas.evaluate(
+        """drawn => {
+          const scale = devicePixelRatio || 1;
+          const { data } = drawn.getContext("2d").getImageData(0, 34 * scale, drawn.width, 1);
+          const middles = [0, 2].map(key => 4 * Math.round((26 + 34 * (key + 0.5)) * scale));
+          return middles.map(at => [...data.slice(at, at + 3)]);
+        }"""
+    )
+    assert below[0] > below[2] and above[2] > above[0], "what is below zero is reddish, the rest bluish"
+    visit.choose("Layer", "1")
+    expect(gist).to_have_text(f"In layer 1, head 1, 3 “{title(9)}” looks most at 2 “{title(8)}” (1.00).")
+    canvas.hover(position={"x": 30, "y": 30 + 34})
+    expect(cell).to_have_text(f"2 “{title(8)}” looks at 1 “{title(7)}”: 1.00")
+
+
+def test_a_model_without_attention_says_so(visit: Visit) -> None:
+    shown_instead(visit, "**/model", lambda body: body["models"][0].update(attention=False))
+    shown_instead(visit, "**/explanations", lambda body: body.update(attention=[]))
+    visit.open(address(7, 8, 9))
+    visit.ask_why(0)
+    expect(visit.detail).to_contain_text("This model has no attention to show.")
+    expect(visit.page.locator("canvas")).to_have_count(0)
 
 
 def test_what_if_an_item_were_not_there_or_came_at_another_time(visit: Visit, service: Running) -> None:
@@ -563,6 +636,28 @@ def test_filters_by_a_column_of_the_catalogue(visit: Visit, service: Running) ->
     visit.sees_answers(truth)
     visit.press("Take away the filter room: kitchen")
     visit.sees_answers(service.answer(ids(7, 8)))
+
+
+def test_a_plan_stands_beside_the_answers_where_a_model_can_plan(planned_visit: Visit, planner: Recommender) -> None:
+    planned_visit.open(address(7, 8))
+    steps = planned_visit.page.locator("#plan .plan-name")
+
+    def sees_plan(*numbers: int) -> list[str]:
+        names = [item.title or item.id for item in planner.plan(ids(*numbers), 5).items]
+        expect(steps).to_have_text(names)
+        return names
+
+    names = sees_plan(7, 8)
+    planned_visit.page.locator("#plan .plan-step").nth(1).click()
+    expect(planned_visit.history.first).to_have_text(names[1])
+    sees_plan(7, 8, [name for _, name in ITEMS].index(names[1]))
+    planned_visit.press("Clear")
+    expect(planned_visit.page.locator("#plan")).to_contain_text("these are the most frequent items")
+
+
+def test_no_plan_is_shown_where_no_model_can_plan(visit: Visit) -> None:
+    visit.open(address(7, 8))
+    expect(visit.page.locator("#plan")).to_be_hidden()
 
 
 def test_the_api_is_described_and_can_be_tried(visit: Visit, service: Running) -> None:

@@ -188,10 +188,11 @@ def test_unknown_names_are_refused(unknown: dict[str, Any]) -> None:
 
 HINTS = get_type_hints(ObjectiveSettings)
 TASKS, LOSSES, SAMPLERS = (get_args(HINTS[name]) for name in ("task", "loss", "sampler"))
-BUILDERS: dict[str, Literal["sasrec", "esasrec", "bert4rec"]] = {
+BUILDERS: dict[str, Literal["sasrec", "esasrec", "bert4rec", "seq2seq"]] = {
     "next-item": "esasrec",
     "masked-item": "bert4rec",
     "recency": "sasrec",
+    "continuation": "seq2seq",
 }
 MANY_ITEMS = 40
 MANY_COUNTS = np.r_[0, np.arange(MANY_ITEMS) % 5 + 1]
@@ -262,9 +263,9 @@ def name_of(chosen: Combination) -> str:
 
 
 def test_there_are_so_many_combinations() -> None:
-    assert (len(TASKS), len(LOSSES), len(SAMPLERS)) == (3, 9, 5)
+    assert (len(TASKS), len(LOSSES), len(SAMPLERS)) == (4, 9, 5)
     assert set(SAMPLED_LOSSES) < set(LOSSES) and set(BUILDERS) == set(TASKS)
-    assert (len(combinations(wanted=True)), len(combinations(wanted=False))) == (3 * 6 * 4 * 2 + 7, 119)
+    assert (len(combinations(wanted=True)), len(combinations(wanted=False))) == (4 * 6 * 4 * 2 + 9, 159)
 
 
 @pytest.mark.parametrize("chosen", combinations(wanted=True), ids=name_of)
@@ -333,6 +334,7 @@ OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "alpha": (0.2,),
     "taken": (0.6,),
     "cuts": (3,),
+    "plan": (1,),
 }
 
 

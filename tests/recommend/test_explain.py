@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +13,7 @@ import polars as pl
 import pytest
 import torch
 from command_line import CommandLine
+from explained import Page, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from segue.errors import InputError
 from segue.index.exact import ExactIndex
 from segue.layers.blocks import SASRecBlock
 from segue.layers.packed import PackedBatch
+from segue.layers.positions import LearnedPositions
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -107,7 +108,7 @@ def test_contributions_by_hand() -> None:
         Contribution("b", "Title b", True, 1.0),
         Contribution("c", "Title c", True, 5.0),
     ]
-    assert (explanation.attention, explanation.unknown, explanation.fallback) == (None, [], None)
+    assert (explanation.attention, explanation.unknown, explanation.fallback) == ([], [], None)
 
 
 def test_an_older_entry_takes_the_place_of_one_left_out() -> None:
@@ -244,7 +245,7 @@ def test_a_history_without_a_known_item_is_answered_by_popularity() -> None:
         assert recommender.explain(history, "f").rank == 4
         assert recommender.explain(history, "f", exclude=["b"], only=["a", "b", "f"]).rank == 2
         assert recommender.explain(history, "f", exclude=["f"]).rank is None
-    assert real(REAL_IDS).explain(["ghost"]).attention is None
+    assert real(REAL_IDS).explain(["ghost"]).attention == []
 
 
 @pytest.mark.parametrize(
@@ -266,13 +267,22 @@ def test_refusals(history: Any, item: Any, sentence: str) -> None:
 # --- attention ----------------------------------------------------------------------------------------------------
 
 
+def stacked(recommender: Recommender, history: list[str]) -> np.ndarray:
+    """Layers of one shape as one array [layers, heads, n, n]."""
+    return np.stack([*recommender.attention(history).values()])
+
+
+def told_of(explanation: Explanation) -> np.ndarray:
+    return np.array([layer.weights for layer in explanation.attention])
+
+
 def test_attention_of_one_layer_from_its_definition() -> None:
     """softmax over j <= i of q_i · k_j / sqrt(head width), q from the normalised token, k from the token itself."""
     recommender = real(REAL_IDS, builder="sasrec", depth=1, heads=2, positions="oldest")
     history = ["i4", "i1", "i4", "i8"]
     model, numbers = recommender.model, recommender.vocabulary.numbers(history, unknown="error")
-    block = cast(SASRecBlock, model.blocks[0])
-    x = (model.items.into[numbers] * model.scale + model.positions.table[:4]).detach().numpy().astype(np.float64)
+    block, places = cast(SASRecBlock, model.blocks[0]), cast(LearnedPositions, model.positions)
+    x = (model.items.into[numbers] * model.scale + places.table[:4]).detach().numpy().astype(np.float64)
 
     def linear(layer: nn.Linear, inputs: np.ndarray) -> np.ndarray:
         return np.asarray(inputs @ layer.weight.detach().numpy().T + layer.bias.detach().numpy())
@@ -281,25 +291,24 @@ def test_attention_of_one_layer_from_its_definition() -> None:
     normal = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + norm.eps)
     q = linear(block.attention.query, normal * norm.weight.detach().numpy() + norm.bias.detach().numpy())
     k = linear(block.attention.key_value, x)[:, :8]
-    expected = np.zeros((1, 2, 4, 4))
+    expected = np.zeros((2, 4, 4))
     for head, row in itertools.product(range(2), range(4)):
         part = slice(4 * head, 4 * head + 4)
         powers = np.exp([q[row, part] @ k[column, part] / 2 for column in range(row + 1)])  # 2 = sqrt(4)
-        expected[0, head, row, : row + 1] = powers / powers.sum()
+        expected[head, row, : row + 1] = powers / powers.sum()
     found = recommender.attention(history)
-    assert found is not None
-    assert np.abs(found - expected).max() < 1e-5
-    assert len({round(float(weight), 4) for weight in expected[0, :, 3].ravel()}) == 8, "weights too alike to tell"
-    told = recommender.explain(history).attention
-    assert told is not None and told.entries == [0, 1, 2, 3]
+    assert list(found) == ["layer 1"]
+    assert np.abs(found["layer 1"] - expected).max() < 1e-5
+    assert len({round(float(weight), 4) for weight in expected[:, 3].ravel()}) == 8, "weights too alike to tell"
+    (told,) = recommender.explain(history).attention
+    assert (told.name, told.rows, told.columns) == ("layer 1", [0, 1, 2, 3], [0, 1, 2, 3])
     assert np.abs(np.array(told.weights) - expected).max() < 1e-5
 
 
 @pytest.mark.parametrize("builder", ["sasrec", "esasrec"])
 def test_attention_rows_are_shares_and_nobody_looks_ahead(builder: str) -> None:
     recommender = real(REAL_IDS, builder=builder, positions="oldest")
-    whole, start = recommender.attention(["i1", "i7", "i1", "i3", "i0"]), recommender.attention(["i1", "i7", "i1"])
-    assert whole is not None and start is not None
+    whole, start = stacked(recommender, ["i1", "i7", "i1", "i3", "i0"]), stacked(recommender, ["i1", "i7", "i1"])
     assert whole.shape == (2, 2, 5, 5)
     assert np.abs(whole.sum(-1) - 1).max() < 1e-5
     assert (whole[..., *np.triu_indices(5, 1)] == 0).all()
@@ -309,23 +318,23 @@ def test_attention_rows_are_shares_and_nobody_looks_ahead(builder: str) -> None:
 def test_attention_entries_are_those_the_model_looked_at() -> None:
     recommender = half_known("esasrec", "newest")
     history = ["i0", "i1", "ghost", "i3", "i4", "i2", "i5", "i6", "ghost"]
-    told = recommender.explain(history).attention
-    assert told is not None and told.entries == [1, 3, 4, 6, 7]
-    same = recommender.attention(["i1", "i3", "i4", "i5", "i6"])
-    assert same is not None and np.abs(np.array(told.weights) - same).max() < 1e-5
-    assert recommender.explain(history, attention=False).attention is None
-    assert recommender.attention(["ghost"]) is None
-    assert voting().attention(["a"]) is None
+    explanation = recommender.explain(history)
+    assert [layer.name for layer in explanation.attention] == ["layer 1", "layer 2"]
+    assert all(layer.rows == layer.columns == [1, 3, 4, 6, 7] for layer in explanation.attention)
+    assert np.abs(told_of(explanation) - stacked(recommender, ["i1", "i3", "i4", "i5", "i6"])).max() < 1e-5
+    assert recommender.explain(history, attention=False).attention == []
+    assert recommender.attention(["ghost"]) == {}
+    assert voting().attention(["a"]) == {}
 
 
 def test_the_question_of_a_model_that_looks_both_ways_is_one_token_more() -> None:
     """Length five: four entries, and the question's own token after them."""
     recommender = half_known("bert4rec", "newest")
     history = ["i0", "i1", "ghost", "i3", "i4", "i2", "i5", "i6", "ghost"]
-    told, whole = recommender.explain(history).attention, recommender.attention(["i3", "i4", "i5", "i6"])
-    assert told is not None and told.entries == [3, 4, 6, 7, None]
-    assert whole is not None and whole.shape == (2, 2, 5, 5)
-    assert np.abs(np.array(told.weights) - whole).max() < 1e-5
+    explanation, whole = recommender.explain(history), stacked(recommender, ["i3", "i4", "i5", "i6"])
+    assert all(layer.rows == layer.columns == [3, 4, 6, 7, None] for layer in explanation.attention)
+    assert whole.shape == (2, 2, 5, 5)
+    assert np.abs(told_of(explanation) - whole).max() < 1e-5
     assert np.abs(whole.sum(-1) - 1).max() < 1e-5
     assert (whole[..., *np.triu_indices(5, 1)] > 0).all(), "everyone looks ahead"
 
@@ -333,25 +342,22 @@ def test_the_question_of_a_model_that_looks_both_ways_is_one_token_more() -> Non
 def test_of_a_long_history_the_question_is_beside_the_newest_entries() -> None:
     recommender = real(REAL_IDS, builder="bert4rec", length=91)
     history = [REAL_IDS[number] for number in np.random.default_rng(1).integers(0, 9, 100)]
-    explanation, whole = recommender.explain(history, "i3"), recommender.attention(history)
-    told = explanation.attention
-    assert told is not None and whole is not None
-    assert told.entries == [*range(36, 100), None]
+    explanation, whole = recommender.explain(history, "i3"), stacked(recommender, history)
+    assert all(layer.rows == layer.columns == [*range(36, 100), None] for layer in explanation.attention)
     assert whole.shape == (2, 2, 91, 91)
-    assert np.abs(np.array(told.weights) - whole[..., 26:, 26:]).max() < 1e-6
+    assert np.abs(told_of(explanation) - whole[..., 26:, 26:]).max() < 1e-6
     assert any("among the newest 64 entries" in line for line in lines(explanation))
 
 
 def test_an_answer_carries_the_newest_entries_and_python_has_them_all() -> None:
     recommender = real(REAL_IDS, length=90)
     history = [REAL_IDS[number] for number in np.random.default_rng(1).integers(0, 9, 100)]
-    told, whole = recommender.explain(history, "i3").attention, recommender.attention(history)
-    assert told is not None and whole is not None
-    assert told.entries == list(range(36, 100))
+    explanation, whole = recommender.explain(history, "i3"), stacked(recommender, history)
+    assert all(layer.rows == layer.columns == list(range(36, 100)) for layer in explanation.attention)
     assert whole.shape == (2, 2, 90, 90)
-    assert np.abs(np.array(told.weights) - whole[..., 26:, 26:]).max() < 1e-6
+    assert np.abs(told_of(explanation) - whole[..., 26:, 26:]).max() < 1e-6
     assert np.abs(whole.sum(-1) - 1).max() < 1e-5
-    assert np.array(told.weights)[..., -1, :].sum(-1).max() < 1
+    assert told_of(explanation)[..., -1, :].sum(-1).max() < 1
 
 
 # --- a trained model ----------------------------------------------------------------------------------------------
@@ -379,9 +385,9 @@ HOSTILE = [
 ]
 
 
-def made(contributions: list[Contribution], **further: Any) -> Explanation:
-    facts: dict[str, Any] = {"item": ScoredItem("x", None, 1.25), "rank": 2, "contributions": contributions} | further
-    return Explanation(**facts)
+def square(places: list[int | None], weights: list[list[float]]) -> Attention:
+    """One head of one layer."""
+    return Attention("layer 1", places, places, [weights])
 
 
 def test_the_text() -> None:
@@ -391,7 +397,7 @@ def test_the_text() -> None:
         Contribution("ghost", None, False, None),
         Contribution("down", None, True, -1.0),
     ]
-    told = made(entries, unknown=["ghost"], attention=Attention([1, 3], [[[[1.0, 0.0], [0.25, 0.75]]]]))
+    told = made(entries, unknown=["ghost"], attention=[square([1, 3], [[1.0, 0.0], [0.25, 0.75]])])
     assert list(lines(told)) == [
         "Why x: answer number 2, with a score of 1.2500.",
         "Unknown items, left out: ghost",
@@ -410,13 +416,13 @@ def test_the_text() -> None:
 def test_the_text_and_the_page_where_a_question_has_its_own_token() -> None:
     entries = [Contribution("up", None, True, 2.0), Contribution("down", None, True, -1.0)]
     weights = [[0.5, 0.25, 0.25], [0.25, 0.75, 0.0], [0.1, 0.3, 0.6]]
-    told = made(entries, attention=Attention([0, 1, None], [[weights]]))
+    told = made(entries, attention=[square([0, 1, None], weights)])
     assert list(lines(told))[-2:] == [
         "Where the question looks, head by head:",
         "  layer 1, head 1: 0.6 at itself, 0.3 at 2 down, 0.1 at 1 up",
     ]
     text = html(told)
-    assert "the last row is the question itself (?), from which" in text
+    assert "? is the question itself" in text
     titles = Page(text).titles[1:]
     assert titles == [
         *("1 looks at 1: 0.5000", "1 looks at 2: 0.2500", "1 looks at ?: 0.2500"),
@@ -435,47 +441,20 @@ def test_the_text_of_what_cannot_be_said() -> None:
     assert ["by popularity" in text for text in lines(popular)] == [False, True, False]
 
 
-class Page(HTMLParser):
-    """What a browser would find: elements, and the texts of those that hold what users wrote."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.written: list[str] = []
-        self.titles: list[str] = []
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        assert not [name for name, _ in attrs if name.startswith("on") or name in ("src", "href", "srcset", "action")]
-        self._open.append(tag)
-        if tag == "bdi":
-            self.written.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        while self._open and self._open.pop() != tag:
-            pass
-
-    def handle_data(self, data: str) -> None:
-        if self._open and self._open[-1] == "bdi":
-            self.written[-1] += data
-        if self._open and self._open[-1] == "title":
-            self.titles.append(data)
-
-
 def test_the_page_shows_hostile_ids_as_text() -> None:
     entries = [Contribution(name, name, True, 0.5) for name in HOSTILE]
     count = len(HOSTILE)
-    weights = [[np.tri(count).tolist()] * 2] * 3
-    told = made(entries, unknown=HOSTILE, attention=Attention(list(range(count)), weights))
+    weights: list[list[float]] = np.tri(count).tolist()
+    places: list[int | None] = [*range(count)]
+    layers = [Attention(name, places, places, [weights] * 2) for name in HOSTILE[:3]]
+    told = made(entries, unknown=HOSTILE, attention=layers)
     text = html(msgspec.structs.replace(told, item=ScoredItem(HOSTILE[0], HOSTILE[1], 1.0)))
     page = Page(text)
     assert not {"script", "img", "a", "link", "iframe"} & set(page.tags)
     assert page.tags.count("style") == 1
     both = [name for name in HOSTILE for _ in range(2)]
-    assert page.written[1:] == HOSTILE + both  # the heading, then the unknown, then each entry and its title
+    captions = [name for name in HOSTILE[:3] for _ in range(2)]
+    assert page.written[1:] == HOSTILE + both + captions  # the heading, the unknown, each entry and its title, layers
     assert HOSTILE[0] in page.written[0] and HOSTILE[1] in page.written[0]
     assert page.tags.count("svg") == 6
     assert page.tags.count("rect") == 6 * (1 + count * (count + 1) // 2)
@@ -521,13 +500,14 @@ def test_the_command_in_json(line: CommandLine, cycle_run: Path) -> None:
         ("i02", True, None),
     ]
     assert [type(entry["contribution"]) for entry in told["contributions"]] == [float, type(None), float, float]
-    assert told["attention"]["entries"] == [0, 2, 3]
-    assert np.array(told["attention"]["weights"]).shape == (1, 1, 3, 3)
+    (layer,) = told["attention"]
+    assert (layer["name"], layer["rows"], layer["columns"]) == ("layer 1", [0, 2, 3], [0, 2, 3])
+    assert np.array(layer["weights"]).shape == (1, 3, 3)
     assert (told["unknown"], told["fallback"]) == (["ghost"], None)
     same = msgspec.to_builtins(Recommender.open(cycle_run).explain(["i00", "ghost", "i01", "i02"], "i07"))
     assert same == told
     popular = line.answers("explain", cycle_run, "--history", "ghost")
-    assert popular["fallback"] == "popularity" and popular["attention"] is None and popular["rank"] == 1
+    assert popular["fallback"] == "popularity" and popular["attention"] == [] and popular["rank"] == 1
 
 
 def test_the_command_draws_a_page(line: CommandLine, cycle_run: Path) -> None:

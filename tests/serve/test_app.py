@@ -47,6 +47,7 @@ ROUTES = {
     ("get", "/users/{id}/history"): {400, 503},
     ("delete", "/users/{id}"): {400, 503},
     ("post", "/explanations"): {400, 404, 413, 415, 503},
+    ("post", "/plans"): {400, 404, 413, 415, 503},
     ("get", "/model"): {503},
     ("put", "/model"): {400, 409, 413, 415, 503},
     ("post", "/model/rollback"): {409, 413, 415, 503},
@@ -132,8 +133,8 @@ def test_explanations(client: Client, recommender: Recommender) -> None:
         [one.contribution for one in expected.contributions]
     )
     assert answer["contributions"][1] == {"item": "nobody", "title": None, "known": False, "contribution": None}
-    assert answer["attention"]["entries"] == [0, 2]
-    assert client.post("/explanations", json={"history": history, "attention": False}).json()["attention"] is None
+    assert answer["attention"][0]["columns"] == [0, 2]
+    assert client.post("/explanations", json={"history": history, "attention": False}).json()["attention"] == []
     seen = client.post("/explanations", json={"history": history, "item": 7}).json()
     assert (seen["item"]["id"], seen["rank"]) == ("7", None), "a seen item may be explained and is no answer"
     kept = client.post("/explanations", json={"history": history, "item": 7, "keep_seen": True}).json()

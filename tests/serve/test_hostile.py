@@ -73,6 +73,7 @@ ROUTES = [
     ("GET", "/users/{id}/history"),
     ("DELETE", "/users/{id}"),
     ("POST", "/explanations"),
+    ("POST", "/plans"),
     ("GET", "/model"),
     ("PUT", "/model"),
     ("POST", "/model/rollback"),
@@ -84,6 +85,7 @@ TAKING = (
     "events",
     "recommendations",
     "explanations",
+    "plans",
     "items",
     "items/{id}/similar",
     "users/{id}/history",
@@ -102,7 +104,8 @@ QUIET = settings(
 @pytest.fixture(name="address", scope="module")
 def service_on_a_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """With every hostile id in its catalogue, behind the server that hands paths over in its own way."""
-    recommender = tiny_recommender(HOSTILE, title=[f"<b>{name}</b>" for name in HOSTILE], kind=["a", "b"] * 17 + ["a"])
+    titles, kinds = [f"<b>{name}</b>" for name in HOSTILE], ["a", "b"] * 17 + ["a"]
+    recommender = tiny_recommender(HOSTILE, plans=True, title=titles, kind=kinds)
     store = tmp_path_factory.mktemp("store") / "events.sqlite"
     with on_a_socket(guarded(small_service(store, recommender))) as address:
         yield address
@@ -216,7 +219,7 @@ def test_hostile_targets(address: str, method: str, target: str, status: tuple[i
 # --- bodies -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/events", "/recommendations", "/explanations"])
+@pytest.mark.parametrize("path", ["/events", "/recommendations", "/explanations", "/plans"])
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -252,6 +255,7 @@ def test_a_body_that_is_not_said_to_be_json(client: httpx.Client, kind: str | No
         ("POST", "/recommendations"),
         ("PUT", "/model"),
         ("POST", "/explanations"),
+        ("POST", "/plans"),
     ):
         response = client.request(method, path, content=b'{"user": "x", "item": "y"}', headers=headers)
         assert_problem(response, 415, "Content-Type: application/json")

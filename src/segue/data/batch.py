@@ -24,6 +24,7 @@ class Batch:
     asked: np.ndarray | None = None  # [B] int64, seconds: the moment of the question, where it is known
     kinds: np.ndarray | None = None  # [T] int64
     values: np.ndarray | None = None  # [T] float32
+    histories: np.ndarray | None = None  # [B] int64: events that are history, where those after them continue it
 
     def tokens(self, chosen: np.ndarray, lengths: np.ndarray, *, asked: np.ndarray | None = None) -> Batch:
         """The tokens `chosen` (rows, or a mask), of which each user then has `lengths`."""

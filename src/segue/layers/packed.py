@@ -31,6 +31,7 @@ class PackedBatch:
     asked: Tensor | None = None  # [B] int64, seconds
     kinds: Tensor | None = None  # [T] int64
     values: Tensor | None = None  # [T] float32
+    histories: Tensor | None = None  # [B] int64, each at least 1: events that are history; those after continue it
     roomy: bool = False  # T is B * N: each user has room for the longest one's tokens, zeros after its own
 
     @cached_property
@@ -201,6 +202,7 @@ def tensors(batch: Batch, device: torch.device | None = None) -> PackedBatch:
         asked=tensor(batch.asked),
         kinds=tensor(batch.kinds),
         values=tensor(batch.values),
+        histories=tensor(batch.histories),
     )
 
 

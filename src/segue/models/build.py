@@ -17,6 +17,7 @@ from segue.models.items import IdTable, make_items
 from segue.models.narm import narm
 from segue.models.nextitnet import nextitnet
 from segue.models.sasrec import sasrec
+from segue.models.seq2seq import seq2seq
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.transformer import transformer
@@ -35,6 +36,7 @@ BUILDERS: dict[str, Builder] = {
     "narm": narm,
     "caser": caser,
     "nextitnet": nextitnet,
+    "seq2seq": seq2seq,
 }
 
 

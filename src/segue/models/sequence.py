@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from segue.layers.blocks import Block, WithoutAttention
+from segue.layers.blocks import Block
 from segue.layers.dropout import Dropout
 from segue.layers.one_token import Continuable
 from segue.layers.packed import PackedBatch
@@ -25,6 +25,9 @@ class SequenceModel(nn.Module):
     Where tokens look back only, the state at a token asks for the item that comes next. Where they look both ways, the
     item table has a mask, and the state at a mask asks for the item that it hides.
     """
+
+    continues = False
+    """Whether a decoder is asked for item after item, so that a batch may hold what continues its histories."""
 
     def __init__(
         self,
@@ -77,11 +80,6 @@ class SequenceModel(nn.Module):
         """Events by which the start of the window moves on where a history outgrows `length`: while it stays, new
         events can be encoded alone; where they cannot be, it need not stay."""
         return max(1, self.length // 4) if self.continuable else 1
-
-    @property
-    def attentive(self) -> bool:
-        """Whether any block has attention to show."""
-        return not all(isinstance(block, WithoutAttention) for block in self.blocks)
 
     @property
     def width(self) -> int:

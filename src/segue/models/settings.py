@@ -13,6 +13,8 @@ from segue.errors import SettingsError
 BIDIRECTIONAL = frozenset({"bert4rec"})
 """Builders whose tokens look both ways: they are asked what a mask hides. At any other token the answer is in sight."""
 
+CONTINUING = frozenset({"seq2seq"})
+"""Builders with a decoder: they are asked for what comes after a cut, item by item, and so can plan."""
 UNPLACED = frozenset({"gru4rec", "narm", "caser", "nextitnet"})
 """Builders without places and heads: recurrent and convolutional ones."""
 AT_LEAST_ONE = (
@@ -35,10 +37,14 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         "narm",
         "caser",
         "nextitnet",
+        "seq2seq",
     ] = "esasrec"
     """Which encoder: the original SASRec, the gated pre-norm one, BERT4Rec, which looks both ways, HSTU, which knows
     times, SASRec as HSTU's authors compare with, or a Transformer whose parts are chosen; the recurrent GRU4Rec, NARM,
-    which is recurrent and then looks back, and Caser and NextItNet, which are convolutions."""
+    which is recurrent and then looks back, and Caser and NextItNet, which are convolutions; or an encoder with a
+    decoder, which plans several items."""
+    body: Literal["transformer", "gru"] = "transformer"
+    """What seq2seq reads and continues with: attention alone, or recurrent networks with attention between them."""
     width: int = 64
     """Features of a token and of an item."""
     depth: int = 2
@@ -136,6 +142,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise SettingsError(f"model.length must be at least 2 for {self.builder}, whose question takes a place.")
         if not 0 <= self.dropout < 1:
             raise SettingsError(f"model.dropout must lie in [0, 1), got {self.dropout}.")
+        if self.builder in CONTINUING and self.inputs != "items":
+            raise SettingsError(
+                f"model.inputs = {self.inputs!r} needs the values of events, which a plan of {self.builder} has not: "
+                "leave it at 'items', or choose another builder."
+            )
         if not 0 < self.choice_temperature < math.inf:
             raise SettingsError(f"model.choice_temperature must be above 0, got {self.choice_temperature}.")
         if not 0 <= self.entropy_bonus < math.inf:
@@ -202,7 +213,12 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for name in (name for name in DEFAULTS if name.startswith("mol_") and self.similarity != "mol"):
             if getattr(self, name) != DEFAULTS[name]:
                 raise SettingsError(f"model.{name} belongs to model.similarity = 'mol': leave it out, or choose that.")
+        recurrent = self.body == "gru"
         for name, used, where in (
+            ("body", self.builder in CONTINUING, f"only {', '.join(CONTINUING)} has a choice of it"),
+            ("heads", not recurrent, "body = 'gru' attends with one head"),
+            ("positions", not recurrent, "body = 'gru' knows the order without places"),
+            ("feed_forward", not recurrent, "body = 'gru' has no feed-forward part"),
             ("feed_forward", self.builder not in {"hstu"} | UNPLACED, f"{self.builder} has no feed-forward part"),
             ("heads", self.builder not in UNPLACED, f"{self.builder} has no heads"),
             ("positions", self.builder not in UNPLACED, f"{self.builder} knows the order without them"),

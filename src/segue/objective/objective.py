@@ -19,7 +19,7 @@ from segue.objective.sce import sce
 from segue.objective.scores import own_scores, shared_scores
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.softmax import full_softmax, sampled_softmax
-from segue.objective.task import EXTRA, Examples, MaskedItem, Recency, Task, next_item
+from segue.objective.task import EXTRA, Continuation, Examples, MaskedItem, Recency, Task, next_item
 
 
 class Objective:
@@ -162,6 +162,8 @@ def _task(settings: ObjectiveSettings, *, n_items: int) -> Task:
         return MaskedItem(mask=n_items + 1, share=settings.masked, most=settings.most_masked, last=settings.last_masked)
     if settings.task == "recency":
         return Recency(importance=settings.importance, alpha=settings.alpha, share=settings.taken, cuts=settings.cuts)
+    if settings.task == "continuation":
+        return Continuation(items=settings.plan, cuts=settings.cuts)
     return next_item
 
 

@@ -16,9 +16,10 @@ SAMPLED = ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max")
 class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `objective` of the settings."""
 
-    task: Literal["next-item", "masked-item", "recency"] = "next-item"
+    task: Literal["next-item", "masked-item", "recency", "continuation"] = "next-item"
     """What is asked of the encoder: at every token, the item that comes next; at masks, the items they hide; after the
-    history, some recent items that were taken out of it."""
+    history, some recent items that were taken out of it; after a part of the history, the items that followed, one
+    after the other."""
     loss: Literal["softmax", "sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max", "lambdarank", "sce"] = (
         "softmax"
     )
@@ -55,7 +56,10 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     taken: float = 0.2
     """Share of the events before a cut that `recency` draws."""
     cuts: int = 1
-    """Moments of a history that `recency` asks about: its end, and others drawn at random."""
+    """Moments of a history that `recency` asks about, its end and others drawn at random; or `continuation`, all of
+    them drawn."""
+    plan: int = 5
+    """Items that `continuation` asks for after a cut."""
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -108,6 +112,7 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             ("alpha", 0 < self.alpha <= 1, "above 0 and at most 1"),
             ("taken", 0 < self.taken < 1, "between 0 and 1"),
             ("cuts", self.cuts >= 1, "at least 1"),
+            ("plan", self.plan >= 1, "at least 1"),
         ):
             if not sound:
                 raise SettingsError(f"objective.{name} must be {range_}, got {getattr(self, name)}.")
@@ -121,13 +126,18 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             ("loss", "gbce", ("calibration",)),
             ("loss", "bpr-max", ("regularisation",)),
             ("task", "masked-item", ("masked", "most_masked", "last_masked")),
-            ("task", "recency", ("importance", "alpha", "taken", "cuts")),
+            ("task", "recency", ("importance", "alpha", "taken")),
+            ("task", "continuation", ("plan",)),
         ):
             for name in names:
                 if getattr(self, owner) != value and getattr(self, name) != DEFAULTS[name]:
                     raise SettingsError(
                         f"objective.{name} belongs to objective.{owner} = {value!r}: leave it out, or choose that."
                     )
+        if self.cuts != DEFAULTS["cuts"] and self.task not in ("recency", "continuation"):
+            raise SettingsError(
+                "objective.cuts belongs to objective.task = 'recency' and 'continuation': leave it out, or choose one."
+            )
         if not self.shared and not self.samples:
             raise SettingsError(f"objective.shared belongs to the losses {', '.join(SAMPLED)}: leave it out.")
         if not self.log_q and self.sampler in ("uniform", "in-batch"):

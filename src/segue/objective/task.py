@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -26,8 +26,9 @@ Task = Callable[[Batch, np.random.Generator], Examples]
 """Every user of the batch has at least two events. What is drawn is drawn anew at each call."""
 
 EXTRA = 1
-"""Events a training window holds beyond the length of the model. Next-item and recency take at least one event out of
-the inputs; a model that is asked with a mask counts the mask's place apart, and masked events stay where they are."""
+"""Events a training window holds beyond the length of the model. Next-item, recency and continuation take at least one
+event out of what is read; a model that is asked with a mask counts the mask's place apart, and masked events stay where
+they are."""
 
 
 def next_item(batch: Batch, rng: np.random.Generator) -> Examples:  # noqa: ARG001 (nothing is drawn)
@@ -139,6 +140,37 @@ class Recency:
         user = np.repeat(users, inside)[chosen]
         before = chosen - (np.cumsum(inside) - inside)[user] + 2
         return np.concatenate((users, user)), np.concatenate((lengths, before))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """Histories are cut, and what came after a cut is asked for, item by item, the items before it being known.
+
+    For encoders with a decoder. A cut may come after any event but the last; each is an example of its own. The
+    history is what lies before it. The answers are the `items` events after it, or as many as there are, and all but
+    the last of them are fed to the decoder (teacher forcing): what it is fed is the truth, and never what it would have
+    said. The state at the history's last event asks for the first of them.
+    """
+
+    items: int
+    """Asked for after a cut."""
+    cuts: int
+    """Of a window, each with equal chance and at most once."""
+
+    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
+        begins = np.cumsum(batch.lengths) - batch.lengths
+        places = batch.lengths - 1  # cuts after 1 … n - 1 events
+        chosen = draw_without_replacement(places, np.minimum(self.cuts, places), rng)
+        user = np.repeat(np.arange(len(places)), places)[chosen]
+        histories = chosen - (np.cumsum(places) - places)[user] + 1
+        asked = np.minimum(self.items, batch.lengths[user] - histories)
+        lengths = histories + asked - 1
+        inputs = batch.tokens(ragged_rows(begins[user], lengths), lengths)
+        return Examples(
+            inputs=replace(inputs, histories=histories),
+            targets=batch.items[ragged_rows(begins[user] + histories, asked)],
+            positions=ragged_rows(np.cumsum(lengths) - asked, asked),
+        )
 
 
 def _without(drawn: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -34,6 +34,38 @@ class Recommendation(msgspec.Struct, frozen=True):
         return [item.id for item in self.items]
 
 
+BEAM = 8
+"""Plans that are followed side by side unless asked otherwise."""
+
+
+class PlannedItem(msgspec.Struct, frozen=True):
+    """A step of a plan."""
+
+    id: str
+    title: str | None
+    """From the catalogue; null where it has none."""
+    log_probability: float
+    """The natural logarithm of its chance to come here, after the history and the steps before it; in a popularity
+    answer, of its share of the events trained on."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The next items as one plan, the first to come first."""
+
+    items: list[PlannedItem]
+    score: float
+    """The logarithm of the whole plan's chance: the sum of the steps'."""
+    unknown: list[str] = []
+    """Ids of the history that the model does not know, each once; they were left out of the question."""
+    fallback: Literal["popularity"] | None = None
+    """Set where the history had nothing the model knows, so that the most frequent items are the plan."""
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids alone, in their order."""
+        return [item.id for item in self.items]
+
+
 class Contribution(msgspec.Struct, frozen=True):
     """What one entry of a history did for an item's score."""
 
@@ -49,16 +81,20 @@ class Contribution(msgspec.Struct, frozen=True):
 
 
 class Attention(msgspec.Struct, frozen=True):
-    """Who looked at whom inside the model."""
+    """Who looked at whom in one layer of the model."""
 
-    entries: list[int | None]
-    """The entries that the rows and columns stand for: places in `contributions`, oldest first. Of those that the
-    model looked at, the newest 64 at most. Null, always the last, is the question itself, for models that ask with a
-    token of its own after the history. The answer is made from the last row."""
-    weights: list[list[list[list[float]]]]
-    """[layer][head][who looks][at whom], to six decimals; zero above the diagonal where nobody looks ahead. A row adds
-    up to one, or to less where it also looks at entries older than these. HSTU's weights stand each for itself: they
-    add up to nothing in particular and may be below zero."""
+    name: str
+    """`layer 1` and so on, or where in the model it stands."""
+    rows: list[int | None]
+    """Who looks: places in `contributions`, oldest first. Null is no entry but a token of the model's own: the question
+    after the history, or the steps of a decoder in their order."""
+    columns: list[int | None]
+    """Who is looked at, in the same way: the newest 64 entries at most of those that the model looked at, and after
+    them the question where it has a token of its own."""
+    weights: list[list[list[float]]]
+    """[head][row][column], to six decimals; zero above the diagonal where nobody looks ahead. A row adds up to one, or
+    to less where it also looks at entries older than these; where attention is hard, it is one at a single entry.
+    HSTU's weights stand each for itself: they add up to nothing in particular and may be below zero."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -69,8 +105,9 @@ class Explanation(msgspec.Struct, frozen=True):
     """Its place among the answers, 1 the best; null where the rules do not allow it as one."""
     contributions: list[Contribution]
     """One for each entry of the history, oldest first."""
-    attention: Attention | None = None
-    """Null where the model has none to show, where it was not asked for, and in a popularity answer."""
+    attention: list[Attention] = []
+    """One for each layer that has any, in the order of the model: the answer is made from the last row of the last.
+    Empty where the model has none to show, where it was not asked for, and in a popularity answer."""
     unknown: list[str] = []
     """Ids of the history that the model does not know, each once; they were left out of the question."""
     fallback: Literal["popularity"] | None = None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from segue.data.batch import Batch, newest, window_begins
 from segue.errors import InputError
 from segue.index.search import ItemIndex
-from segue.layers.packed import PackedBatch, tensors
+from segue.layers.packed import tensors
+from segue.models.attention_map import AttentionMap, attention_maps
 from segue.models.sequence import SequenceModel
 from segue.recommend.answers import Attention, Contribution, Explanation, ScoredItem
 from segue.recommend.history import ReadHistory, pack_histories
@@ -23,23 +24,8 @@ if TYPE_CHECKING:
     from segue.recommend.recommender import Recommender
 
 TOKENS = 16384  # events encoded at a time
-MOST_ENTRIES = 64  # of an `Attention`: its size grows with their square
+MOST_ENTRIES = 64  # of an `Attention`, a side: its size grows with their square
 FIRST_LOOK = 100  # answers among which an item is looked for first; ten times as many each time it is not there
-
-
-@runtime_checkable
-class Attentive(Protocol):
-    """What a model can do that may have attention weights to show."""
-
-    attentive: bool
-    """Whether it has."""
-
-    def attention(self, batch: PackedBatch) -> Tensor | None:
-        """Who looked at whom [layers, B, heads, N, N]: row = who looks, column = at whom; None: nobody did.
-
-        The tokens are the history's and, where the model asks with one of its own, that one after them.
-        """
-        ...
 
 
 def explain_history(
@@ -66,7 +52,7 @@ def explain_history(
     added = np.full(len(numbers), np.nan)
     added[known] = contributions(recommender.model, recommender.index, packed.batch, number, score)
     window = newest(packed.batch, recommender.model.length, recommender.model.window_step)
-    weights = attention_weights(recommender.model, window) if attention else None
+    maps = looks(recommender.model, window) if attention else []
     places = np.flatnonzero(known)[len(packed.batch.items) - len(window.items) :].tolist()
     return Explanation(
         item=ScoredItem(id=vocabulary.ids(chosen)[0], title=vocabulary.titles(chosen)[0], score=score),
@@ -77,7 +63,7 @@ def explain_history(
                 history.items, vocabulary.titles(numbers), known.tolist(), added.tolist(), strict=True
             )
         ],
-        attention=None if weights is None else told_attention(weights, places),
+        attention=[told(each, places) for each in maps],
         unknown=packed.unknown[0],
         fallback="popularity" if fallback else None,
     )
@@ -140,27 +126,26 @@ def _scores(model: SequenceModel, index: ItemIndex, histories: Batch, item: int)
     return scores[:, 0].numpy().astype(np.float64)
 
 
-def has_attention(model: nn.Module) -> TypeGuard[Attentive]:
-    """Whether the model has weights to show."""
-    return isinstance(model, Attentive) and model.attentive
+def looks(model: nn.Module, history: Batch) -> list[AttentionMap]:
+    """Who looked at whom in one history, no longer than the model has room for: weights [1, heads, M, N] float32.
 
-
-def attention_weights(model: nn.Module, history: Batch) -> np.ndarray | None:
-    """Who looked at whom in one history, no longer than the model has room for [layers, heads, n, n] float32.
-
-    n is one more than the history where the model asks with a token of its own. None where the model has no attention
-    to show, and for an empty history.
+    None for an empty history, and where the model has no attention to show.
     """
-    if not has_attention(model) or not len(history.items):
-        return None
+    if not len(history.items):
+        return []
     with torch.inference_mode():
-        weights = model.attention(tensors(history))
-    return None if weights is None else weights[:, 0].numpy()
+        return attention_maps(model, tensors(history))
 
 
-def told_attention(weights: np.ndarray, places: Sequence[int]) -> Attention:
-    """The newest part of the weights as an answer carries it; `places` are those of the events in the whole history."""
-    question = [None] * (weights.shape[-1] - len(places))  # the token that is no event, where there is one
+def told(looked: AttentionMap, places: Sequence[int]) -> Attention:
+    """The newest part of a layer's weights as an answer carries it; `places` are those of the events in the whole
+    history."""
+    weights = looked.weights[0].numpy().astype(np.float64)
     first = max(0, len(places) - MOST_ENTRIES)
-    shown = weights[..., first:, first:].astype(np.float64)
-    return Attention(entries=[*places[first:], *question], weights=shown.round(6).tolist())
+    columns = [*places[first:], *[None] * (weights.shape[2] - len(places))]  # the token that is no event, if any
+    if looked.rows == "tokens":
+        rows, shown = columns, weights[:, first:, first:]
+    else:
+        shown = weights[:, :MOST_ENTRIES, first:]
+        rows = [None] * shown.shape[1]
+    return Attention(name=looked.name, rows=rows, columns=columns, weights=shown.round(6).tolist())

@@ -10,7 +10,8 @@ import math
 from html import escape
 
 from segue.recommend.answers import Attention, Explanation
-from segue.recommend.explain_text import POPULARITY, cut_note, headline, reason
+from segue.recommend.attention_text import QUESTION, cut_note, labels
+from segue.recommend.explain_text import POPULARITY, headline, reason
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 STYLE = """
@@ -44,7 +45,6 @@ svg rect.well { fill: var(--well); } svg rect.down { fill: var(--down); } svg te
 CELL = 8  # units of the drawing
 MOST_LABELS = 16  # numbers along a side
 LEGEND = (0.01, 0.05, 0.2, 0.5, 1.0)  # shares of the largest weight
-QUESTION = "?"  # stands for the question's own token
 
 
 def html(explanation: Explanation) -> str:
@@ -55,8 +55,8 @@ def html(explanation: Explanation) -> str:
     if explanation.unknown:
         parts.append(f"<p>Unknown items, left out: {', '.join(map(_text, explanation.unknown))}</p>")
     parts.append(_contributions(explanation))
-    if explanation.attention is not None:
-        parts.append(_attention(explanation, explanation.attention))
+    if explanation.attention:
+        parts.append(_attention(explanation))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -98,24 +98,22 @@ def _bar(value: float, longest: float) -> str:
     return f'<span class="{"up" if value >= 0 else "down"}" style="width:{share:.2f}%"></span>'
 
 
-def _attention(explanation: Explanation, attention: Attention) -> str:
-    most = max(abs(weight) for heads in attention.weights for head in heads for row in head for weight in row)
+def _attention(explanation: Explanation) -> str:
+    layers = explanation.attention
+    most = max(abs(weight) for layer in layers for head in layer.weights for row in head for weight in row)
     maps = [
-        f"<figure>{_heat_map(weights, attention.entries, most)}"
-        f"<figcaption>layer {layer}, head {head}</figcaption></figure>"
-        for layer, heads in enumerate(attention.weights, start=1)
-        for head, weights in enumerate(heads, start=1)
+        f"<figure>{_heat_map(layer, head, most)}<figcaption>{_text(layer.name)}, head {head + 1}</figcaption></figure>"
+        for layer in layers
+        for head in range(len(layer.weights))
     ]
-    scale = "".join(
-        f'<li><i style="opacity:{_opacity(share):.3f}"></i> {share * most:.2g}</li>'
-        for share in (0.01, 0.05, 0.2, 0.5, 1.0)
-    )
-    last = f"the question itself ({QUESTION})" if attention.entries[-1] is None else "the newest entry"
+    scale = "".join(f'<li><i style="opacity:{_opacity(share):.3f}"></i> {share * most:.2g}</li>' for share in LEGEND)
+    own = any(None in layer.rows for layer in layers)
+    question = f" {QUESTION} is the question itself, a token of the model's own." if own else ""
     return (
         f"<h2>Where the model looked{cut_note(explanation)}</h2>\n"
-        '<p class="soft">A row is the entry that looks, a column the one it looks at, by their numbers above; the last '
-        f"row is {last}, from which the answer is made. Point at a cell for its weight. A weight below "
-        f"zero, which only some models have, is drawn in the colour of what lowers a score.</p>\n"
+        '<p class="soft">A row is the entry that looks, a column the one it looks at, by their numbers above.'
+        f"{question} The answer is made from the last row of the last layer. Point at a cell for its weight. A weight "
+        "below zero, which only some models have, is drawn in the colour of what lowers a score.</p>\n"
         f'<ul class="scale">{scale}</ul>\n<div class="maps">\n' + "\n".join(maps) + "\n</div>"
     )
 
@@ -125,27 +123,39 @@ def _opacity(share: float) -> float:
     return math.sqrt(abs(share))
 
 
-def _heat_map(weights: list[list[float]], places: list[int | None], most: float) -> str:
+def _heat_map(layer: Attention, head: int, most: float) -> str:
     """One head's weights, numbered as the entries are; above the diagonal only what is looked at."""
-    size = len(places) * CELL
-    letters = max(5, size // 32)  # a long history's map is drawn smaller, so that its letters must be larger
-    margin = 3 * letters
-    parts = [f'<rect class="well" x="{margin}" y="{margin}" width="{size}" height="{size}"/>']
-    every = math.ceil(len(places) / MOST_LABELS)
-    names = [QUESTION if place is None else str(place + 1) for place in places]
-    for row, name in enumerate(names):
-        if (len(names) - 1 - row) % every == 0:
-            middle, edge = margin + (row + 0.5) * CELL, margin - letters / 2
-            parts.append(f'<text x="{edge}" y="{middle + 0.35 * letters}" text-anchor="end">{name}</text>')
-            parts.append(f'<text x="{middle}" y="{edge}" text-anchor="middle">{name}</text>')
-        parts += [
-            f'<rect{" class=down" if weight < 0 else ""} x="{margin + column * CELL}" y="{margin + row * CELL}" '
-            f'width="{CELL}" height="{CELL}" opacity="{_opacity(weight / most if most else 0.0):.3f}">'
-            f"<title>{name} looks at {names[column]}: {weight:.4f}</title></rect>"
-            for column, weight in enumerate(weights[row])
-            if column <= row or weight
-        ]
-    whole = margin + size
-    style = f"max-width:{3 * whole}px;font-size:{letters}px"  # a short history's map stays small
-    head = f'<svg viewBox="0 0 {whole} {whole}" style="{style}" role="img" aria-label="attention weights">'
-    return f"{head}{''.join(parts)}</svg>"
+    rows, columns, weights = labels(layer.rows), labels(layer.columns), layer.weights[head]
+    square, longer = layer.rows == layer.columns, max(len(rows), len(columns))
+    letters = max(5, longer * CELL // 32)  # a long history's map is drawn smaller, so that its letters must be larger
+    margin, every = 3 * letters, math.ceil(longer / MOST_LABELS)
+    wide, high = len(columns) * CELL, len(rows) * CELL
+    parts = [f'<rect class="well" x="{margin}" y="{margin}" width="{wide}" height="{high}"/>']
+    parts += [
+        f'<text x="{margin - letters / 2}" y="{middle + 0.35 * letters}" text-anchor="end">{name}</text>'
+        for name, middle in _spaced(rows, margin, every)
+    ]
+    parts += [
+        f'<text x="{middle}" y="{margin - letters / 2}" text-anchor="middle">{name}</text>'
+        for name, middle in _spaced(columns, margin, every)
+    ]
+    parts += [
+        f'<rect{" class=down" if weight < 0 else ""} x="{margin + column * CELL}" y="{margin + row * CELL}" '
+        f'width="{CELL}" height="{CELL}" opacity="{_opacity(weight / most if most else 0.0):.3f}">'
+        f"<title>{rows[row]} looks at {columns[column]}: {weight:.4f}</title></rect>"
+        for row in range(len(rows))
+        for column, weight in enumerate(weights[row])
+        if weight or not square or column <= row
+    ]
+    style = f"max-width:{3 * (margin + wide)}px;font-size:{letters}px"  # a short history's map stays small
+    name = escape(f"attention weights, {layer.name}, head {head + 1}", quote=True)
+    return (
+        f'<svg viewBox="0 0 {margin + wide} {margin + high}" style="{style}" role="img" aria-label="{name}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _spaced(names: list[str], margin: int, every: int) -> list[tuple[str, float]]:
+    """Every so many of the names, the last among them, and the middle of each one's cell."""
+    last = len(names) - 1
+    return [(name, margin + (at + 0.5) * CELL) for at, name in enumerate(names) if (last - at) % every == 0]

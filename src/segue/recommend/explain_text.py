@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from segue.recommend.answers import Contribution, Explanation
+from segue.recommend.attention_text import View, attention_lines
 
 HALF = 12  # characters of the longest bar
-MOST_LOOKS = 3  # entries named for each head
 
 
-def lines(explanation: Explanation) -> Iterator[str]:
-    """The whole text, line by line."""
+def lines(explanation: Explanation, view: View | None = None) -> Iterator[str]:
+    """The whole text, line by line; `view` is what of the attention is to be shown."""
     yield headline(explanation)
     if explanation.fallback:
         yield POPULARITY
@@ -21,7 +21,7 @@ def lines(explanation: Explanation) -> Iterator[str]:
         yield ""
         yield "What each entry of the history did, oldest first: the score less the score without it."
         yield from _bars(explanation.contributions)
-        yield from _looks(explanation)
+    yield from attention_lines(explanation, view or View())
 
 
 POPULARITY = (
@@ -68,29 +68,3 @@ def _bar(value: float, longest: float) -> str:
     """To the right of the middle for what raised the score, to the left for what lowered it."""
     bar = "█" * round(HALF * abs(value) / longest) if longest else ""
     return f"{bar if value < 0 else '':>{HALF}}│{bar if value > 0 else '':<{HALF}}"
-
-
-def _looks(explanation: Explanation) -> Iterator[str]:
-    if explanation.attention is None:
-        return
-    places = explanation.attention.entries
-    yield ""
-    asking = "question" if places[-1] is None else "newest known entry"
-    yield f"Where the {asking} looks, head by head{cut_note(explanation)}:"
-    for layer, heads in enumerate(explanation.attention.weights, start=1):
-        for head, weights in enumerate(heads, start=1):
-            looks = sorted(zip(weights[-1], range(len(places)), strict=True), reverse=True)[:MOST_LOOKS]
-            named = ", ".join(f"{weight:.2g} at {_named(explanation, places[column])}" for weight, column in looks)
-            yield f"  layer {layer}, head {head}: {named}"
-
-
-def _named(explanation: Explanation, place: int | None) -> str:
-    return "itself" if place is None else f"{place + 1} {explanation.contributions[place].item}"
-
-
-def cut_note(explanation: Explanation) -> str:
-    """Said where the attention shown is only a part."""
-    assert explanation.attention is not None
-    shown = sum(place is not None for place in explanation.attention.entries)
-    looked = sum(entry.contribution is not None for entry in explanation.contributions)
-    return f", among the newest {shown} entries" if shown < looked else ""

@@ -136,7 +136,7 @@ def read_history(history: Iterable[Any] | ReadHistory) -> ReadHistory:
     return ReadHistory([str(entry.item) for entry in entries], times, [entry.value for entry in entries])
 
 
-def read_histories(histories: Iterable[Iterable[Any]]) -> list[ReadHistory]:
+def read_histories(histories: Iterable[Iterable[Any] | ReadHistory]) -> list[ReadHistory]:
     """Several of them."""
     _refuse_single(histories, "The histories")
     return [read_history(history) for history in histories]

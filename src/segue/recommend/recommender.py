@@ -25,8 +25,8 @@ from segue.layers.packed import tensors
 from segue.models.build import Builder
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model
 from segue.models.sequence import SequenceModel
-from segue.recommend.answers import Explanation, Ranking, Recommendation
-from segue.recommend.explain import attention_weights, explain_history
+from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation
+from segue.recommend.explain import explain_history, looks
 from segue.recommend.history import (
     Moment,
     ReadHistory,
@@ -37,6 +37,7 @@ from segue.recommend.history import (
     read_history,
 )
 from segue.recommend.known import KnownItems
+from segue.recommend.plan import Search, plan_histories
 from segue.recommend.rules import Rules, left_out
 
 TOKENS = 16384  # events encoded at a time
@@ -157,6 +158,51 @@ class Recommender:
         """
         return self.known.answers(histories, lambda batch: self.rank(batch, rules, encode=encode), asked=asked)
 
+    def plan(
+        self,
+        history: Iterable[Any] | ReadHistory,
+        n: int = 5,
+        *,
+        beam: int = BEAM,
+        exclude: Iterable[Any] | None = None,
+        only: Iterable[Any] | None = None,
+        keep_seen: bool | None = None,
+        repeats: bool = False,
+        now: Moment | None = None,
+    ) -> Plan:
+        """The next n items as one plan: `plan_many` for one history."""
+        return self.plan_many(
+            [history], n, beam=beam, exclude=exclude, only=only, keep_seen=keep_seen, repeats=repeats, now=now
+        )[0]
+
+    def plan_many(
+        self,
+        histories: Iterable[Iterable[Any] | ReadHistory],
+        n: int = 5,
+        *,
+        beam: int = BEAM,
+        exclude: Iterable[Any] | None = None,
+        only: Iterable[Any] | None = None,
+        keep_seen: bool | None = None,
+        repeats: bool = False,
+        now: Moment | None = None,
+    ) -> list[Plan]:
+        """The next n items of each history as one plan, in the order they come; fewer only where fewer remain.
+
+        Where `recommend_many` ranks items that stand each for itself, here each is chosen knowing those before it. For
+        models that can plan, such as those of the recipe seq2seq; others refuse.
+
+        histories, exclude, only, keep_seen, now: as for `recommend_many`. A history without any known id gets the most
+            frequent items, and the plan says so.
+        beam: plans that are followed side by side; with one, each item is the likeliest after those before it.
+        repeats: whether an item may come twice.
+        """
+        search = Search(n=n, beam=beam, repeats=repeats)
+        read = read_histories(histories)
+        asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
+        rules = self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen)
+        return plan_histories(self, read, rules, search, asked=asked)
+
     def rules(
         self,
         *,
@@ -220,14 +266,17 @@ class Recommender:
             attention=attention,
         )
 
-    def attention(self, history: Iterable[Any]) -> np.ndarray | None:
-        """All attention weights [layers, heads, n, n] of the n newest known entries that the model has room for.
+    def attention(self, history: Iterable[Any]) -> dict[str, np.ndarray]:
+        """All attention weights of the n newest known entries that the model has room for, by the layer's name, in the
+        order of the model: `layer 1`, `layer 2` and so on, or where in the model they stand.
 
-        Row = who looks, column = at whom, oldest first. A model that puts a token of its own after the history, to ask
-        with, has one row and column more, the last. None where the model has none to show or knows no entry.
+        Each is [heads, n, n]: row = who looks, column = at whom, oldest first. A model that puts a token of its own
+        after the history, to ask with, has one row and column more, the last. Where a decoder looks at the history,
+        the rows are its steps. Empty where the model has none to show or knows no entry.
         """
         packed = pack_histories([read_history(history)], self.vocabulary, known=self.trained)
-        return attention_weights(self.model, newest(packed.batch, self.model.length, self.model.window_step))
+        window = newest(packed.batch, self.model.length, self.model.window_step)
+        return {each.name: each.weights[0].numpy() for each in looks(self.model, window)}
 
     def rank(self, histories: Batch, rules: Sequence[Rules], *, encode: Encode | None = None) -> Ranking:
         """Answers in numbers to whole histories of items that were trained on, some perhaps empty; each has its rules.

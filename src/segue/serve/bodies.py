@@ -8,10 +8,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from segue.errors import InputError
-from segue.recommend.answers import Recommendation
+from segue.recommend.answers import BEAM, Plan, Recommendation
 from segue.recommend.history import Entry
 
 MOST_ANSWERS = 1000
+MOST_PLANNED = 50  # items of a plan
+MOST_BEAM = 32
 MOST_BYTES = 1_000_000  # of a request's body
 MOST_ENTRIES = 10_000
 MOST_EVENTS = 1000
@@ -167,6 +169,35 @@ class ExplanationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     model: ModelName = None
 
 
+class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A history, or a user, and what the plan may hold."""
+
+    history: Annotated[History | None, about("A history; else name a user.")] = None
+    user: Annotated[Id | None, about("A user whose history the service keeps.")] = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MOST_PLANNED, description="How many items to plan.")] = 5
+    beam: Annotated[int, msgspec.Meta(ge=1, le=MOST_BEAM, description="How many plans are followed side by side.")] = (
+        BEAM
+    )
+    exclude: Annotated[Ids | None, about("Ids that are no part of a plan.")] = None
+    only: Annotated[Ids | None, about("Ids that may be part of it; unknown ones are ignored.")] = None
+    keep_seen: Annotated[
+        bool | None, about("Whether items of the history may be planned; null is the run's own way.")
+    ] = None
+    repeats: Annotated[bool, about("Whether an item may come twice.")] = False
+    where: Annotated[Where | None, about("Filters on the catalogue.")] = None
+    now: Annotated[
+        float | datetime | None,
+        about("The moment of the question, for models that use it: seconds since 1970, or ISO 8601."),
+    ] = None
+    model: ModelName = None
+
+
+class PlanAnswer(Plan, frozen=True, kw_only=True):
+    """A plan and the run that made it."""
+
+    model: str
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """A run being served: what it is and how it was measured."""
 
@@ -176,6 +207,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     length: int
     """The newest events that the model looks at, at most."""
     attention: bool
+    plan: bool
+    """Whether it can plan several items: see POST /plans."""
     columns: list[str]
     """Columns of the catalogue, to filter by."""
     manifest: dict[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -10,7 +11,7 @@ import msgspec
 
 from segue.errors import InputError
 from segue.recommend.answers import Explanation
-from segue.recommend.history import identifier, read_history
+from segue.recommend.history import ReadHistory, identifier, read_history
 from segue.recommend.memories import MEGABYTE
 from segue.serve.answering import answer_questions, read_rows, whole_histories
 from segue.serve.bodies import (
@@ -21,6 +22,8 @@ from segue.serve.bodies import (
     KeptEvent,
     KeptHistory,
     ModelsServed,
+    PlanAnswer,
+    PlanRequest,
     Switched,
 )
 from segue.serve.models import Models, ServedModel
@@ -95,17 +98,39 @@ class Engine:
         if (asked.history is None) == (asked.user is None):
             raise InputError("Give either a history or a user to explain an answer to.")
         served = self.models.named(asked.model)
-        if asked.user is None:
-            history = read_history(asked.history or [])
-        else:
-            history = read_rows(whole_histories(self._store, [identifier(asked.user)])[0][-MOST_ENTRIES:])
-        only: Sequence[str | int] | None = asked.only
-        if asked.where is not None:
-            fitting = served.recommender.vocabulary.ids(served.catalogue.allowed(asked.where))
-            only = fitting if only is None else list({*map(str, only)} & {*fitting})
         return served.recommender.explain(
-            history, asked.item, exclude=asked.exclude, only=only, keep_seen=asked.keep_seen, attention=asked.attention
+            self._history_of(asked),
+            asked.item,
+            exclude=asked.exclude,
+            only=_only(asked, served),
+            keep_seen=asked.keep_seen,
+            attention=asked.attention,
         )
+
+    def plan(self, asked: PlanRequest) -> PlanAnswer:
+        """The next items as one plan."""
+        if (asked.history is None) == (asked.user is None):
+            raise InputError("Give either a history or a user to plan for.")
+        served = self.models.named(asked.model)
+        plan = served.recommender.plan(
+            self._history_of(asked),
+            asked.n,
+            beam=asked.beam,
+            exclude=asked.exclude,
+            only=_only(asked, served),
+            keep_seen=asked.keep_seen,
+            repeats=asked.repeats,
+            now=time.time() if asked.now is None else asked.now,
+        )
+        return PlanAnswer(
+            items=plan.items, score=plan.score, unknown=plan.unknown, fallback=plan.fallback, model=served.name
+        )
+
+    def _history_of(self, asked: ExplanationRequest | PlanRequest) -> ReadHistory:
+        """The history that was given, or that is kept of the user who was named."""
+        if asked.user is None:
+            return read_history(asked.history or [])
+        return read_rows(whole_histories(self._store, [identifier(asked.user)])[0][-MOST_ENTRIES:])
 
     def forget(self, user: str) -> None:
         """Remember nothing of a user, whom the store does not have any more."""
@@ -152,6 +177,14 @@ class Engine:
     def check(self) -> None:
         """Raise `StoreError` when histories cannot be read."""
         self._store.check()
+
+
+def _only(asked: ExplanationRequest | PlanRequest, served: ServedModel) -> Sequence[str | int] | None:
+    """The ids that may be answered: those named, and those that the filters let through."""
+    if asked.where is None:
+        return asked.only
+    fitting = served.recommender.vocabulary.ids(served.catalogue.allowed(asked.where))
+    return fitting if asked.only is None else list({*map(str, asked.only)} & {*fitting})
 
 
 def _shown(rows: Sequence[Row], model: ServedModel) -> list[KeptEvent]:

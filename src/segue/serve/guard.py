@@ -45,6 +45,7 @@ OPEN = frozenset({b"", b"page", b"schema", b"health"})
 ROLES: dict[tuple[str, bytes, int], Role] = {
     ("POST", b"recommendations", 1): "read",
     ("POST", b"explanations", 1): "read",
+    ("POST", b"plans", 1): "read",
     ("POST", b"events", 1): "write",
     ("DELETE", b"users", 2): "write",
     ("PUT", b"model", 1): "admin",

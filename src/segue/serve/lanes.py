@@ -27,7 +27,7 @@ from segue.serve.settings import ServiceSettings
 if TYPE_CHECKING:
     from segue.serve.engine import Engine
 
-Lane = Literal["answers", "events", "lookups", "explanations", "deletions", "control"]
+Lane = Literal["answers", "events", "lookups", "explanations", "plans", "deletions", "control"]
 
 LANES: tuple[Lane, ...] = get_args(Lane)
 STOPPING_SECONDS = 10.0

@@ -14,8 +14,8 @@ import numpy as np
 from segue.errors import FolderError, InputError, SegueError
 from segue.folders import MANIFEST, verify_contents
 from segue.models.checkpoint import WEIGHTS
-from segue.recommend.explain import has_attention
 from segue.recommend.memories import Memories
+from segue.recommend.plan import Planner
 from segue.recommend.recommender import Recommender
 from segue.serve.bodies import ModelCard, ModelsServed, Switched
 from segue.serve.catalogue import Catalogue
@@ -61,7 +61,8 @@ class ServedModel:
             seen=model.seen,
             items=len(model.vocabulary),
             length=model.model.length,
-            attention=has_attention(model.model),
+            attention=bool(model.attention(model.recommend([], k=1).ids)),
+            plan=isinstance(model.model, Planner),
             columns=self.catalogue.columns,
             manifest=_without_places(facts),
             report=self._report(),

@@ -28,6 +28,8 @@ from segue.serve.bodies import (
     Health,
     KeptHistory,
     ModelsServed,
+    PlanAnswer,
+    PlanRequest,
     RecommendationRequest,
     Switched,
     SwitchRequest,
@@ -203,6 +205,18 @@ async def explanations(data: JSONBody[ExplanationRequest], request: JsonRequest)
     return await request.service.explain(data)
 
 
+@post(
+    "/plans",
+    status_code=200,
+    summary="The next items as one plan",
+    description="Each is chosen knowing those before it, by a model that can plan; GET /model says which can. A "
+    "history without any known item gets the most frequent items, and the plan says so.",
+    responses={**WITH_BODY, 400: BAD, 404: UNKNOWN, 503: BUSY},
+)
+async def plans(data: JSONBody[PlanRequest], request: JsonRequest) -> PlanAnswer:
+    return await request.service.plan(data)
+
+
 @get("/model", summary="What is being served", responses={**GUARDED, 503: BUSY})
 async def model_served(request: JsonRequest) -> ModelsServed:
     return await request.service.served()
@@ -260,6 +274,7 @@ ROUTES: list[BaseRouteHandler] = [
     history,
     forget,
     explanations,
+    plans,
     model_served,
     switch,
     rollback,

@@ -23,6 +23,8 @@ from segue.serve.bodies import (
     ExplanationRequest,
     KeptHistory,
     ModelsServed,
+    PlanAnswer,
+    PlanRequest,
     Switched,
 )
 from segue.serve.lanes import Lanes
@@ -40,10 +42,12 @@ WRITE_WAIT = 0.005  # seconds the first of them waits for others: a commit costs
 MOST_KNOWN = 100_000  # items that are remembered as known to the active model
 MOST_LOOKUPS = 128  # searches, histories, neighbours
 MOST_EXPLANATIONS = 16
+MOST_PLANS = 16  # that wait to be made
 MOST_FORGOTTEN = 64  # users who wait to be forgotten
 WRITE_DEADLINE = 10.0  # seconds: the store may be busy with a user to forget, and an event is worth the wait
 FORGET_DEADLINE = 30.0  # seconds: a large file is wiped, not only unlinked
-DEADLINE = 2.0  # seconds; for an explanation, which encodes a history as often as it has entries, five times that
+DEADLINE = 2.0  # seconds; five times that for an explanation, which encodes a history as often as it has entries, and
+# for a plan, which asks again for each of its items
 FOLLOWED_EVERY = 0.5  # seconds between two looks at which run is active
 RETRIED_AFTER = 10.0  # seconds after a run that could not be followed
 EARLIEST, LATEST = -62_135_596_800 * MICROSECONDS, 253_402_300_799 * MICROSECONDS  # the years 1 and 9999
@@ -68,6 +72,7 @@ class Service:
         )
         self._looking = Batching[Call, Any](self._look_one, most_waiting=MOST_LOOKUPS, most_together=1)
         self._explaining = Batching[Call, Any](self._explain_one, most_waiting=MOST_EXPLANATIONS, most_together=1)
+        self._planning = Batching[Call, Any](self._plan_one, most_waiting=MOST_PLANS, most_together=1)
         self._forgetting = Batching[str, int](self._forget_one, most_waiting=MOST_FORGOTTEN, most_together=1)
         self._control = asyncio.Lock()
         self._known: set[str] = set()
@@ -80,7 +85,7 @@ class Service:
             yield
         finally:
             following.cancel()
-            parts = (self._answering, self._writing, self._looking, self._explaining, self._forgetting)
+            parts = (self._answering, self._writing, self._looking, self._explaining, self._planning, self._forgetting)
             try:
                 await asyncio.gather(following, *(part.close() for part in parts), return_exceptions=True)
             finally:
@@ -129,6 +134,11 @@ class Service:
         explained: Explanation = await self._explaining.ask(("explain", asked), deadline=5 * DEADLINE)
         return explained
 
+    async def plan(self, asked: PlanRequest) -> PlanAnswer:
+        """The next items as one plan."""
+        planned: PlanAnswer = await self._planning.ask(("plan", asked), deadline=5 * DEADLINE)
+        return planned
+
     async def served(self) -> ModelsServed:
         """What is being served, with its report."""
         found: ModelsServed = await self._look("served")
@@ -154,6 +164,9 @@ class Service:
 
     async def _explain_one(self, calls: Sequence[Call]) -> list[Any]:
         return [await self._lanes.call("explanations", *calls[0])]
+
+    async def _plan_one(self, calls: Sequence[Call]) -> list[Any]:
+        return [await self._lanes.call("plans", *calls[0])]
 
     async def _forget_one(self, users: Sequence[str]) -> list[int | Exception]:
         """From the store first: what the engine reads there after it has forgotten is nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -76,9 +76,15 @@ def random_users(lengths: Sequence[int], seed: int = 0, n_items: int = N_ITEMS) 
     return [rng.integers(1, n_items + 1, size=length).tolist() for length in lengths]
 
 
-def states_of(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Each user's states, encoded together."""
-    return list(torch.split(model.encode(packed_of(*users)), [len(user) for user in users]))
+def states_of(
+    model: SequenceModel, users: Sequence[Sequence[int]], histories: Sequence[int] | None = None
+) -> list[Tensor]:
+    """Each user's states, encoded together; `histories`: how many events of each are read, where a decoder is fed the
+    rest."""
+    batch = batch_of(*users)
+    if histories is not None:
+        batch = replace(batch, histories=np.array(histories))
+    return list(torch.split(model.encode(tensors(batch)), [len(user) for user in users]))
 
 
 def questioned(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -30,10 +30,11 @@ CONTINUABLE: tuple[Law, ...] = (laws.prefixes_are_encoded_as_inside_the_whole, l
 
 
 def laws_of(case: Case) -> tuple[Law, ...]:
-    """The laws that apply: states of a model that looks both ways, which has a mask, know what comes later; and only
-    models that say `continuable` claim that a prefix is encoded as it is inside the whole."""
+    """The laws that apply: states of a model that looks both ways, which has a mask, or a decoder that is asked after
+    the history, know what comes later; and only models that say `continuable` claim that a prefix is encoded as it is
+    inside the whole."""
     model = case.new()
-    looking_back = () if model.items.mask is not None else LOOKING_BACK
+    looking_back = () if model.continues or model.items.mask is not None else LOOKING_BACK
     return (*ALWAYS, *looking_back, *(CONTINUABLE if model.continuable else ()))
 
 

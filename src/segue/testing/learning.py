@@ -12,7 +12,7 @@ from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.task import MaskedItem, Task, next_item
+from segue.objective.task import Continuation, MaskedItem, Task, next_item
 from segue.testing.cases import Case, batch_of, packed_of, random_users
 from segue.train.optimiser import optimiser
 from segue.train.settings import TrainSettings
@@ -22,6 +22,8 @@ QUICK = TrainSettings(learning_rate=1e-2)
 
 def task_of(model: SequenceModel) -> Task:
     """A task that the model can learn."""
+    if model.continues:
+        return Continuation(items=3, cuts=4)
     mask = model.items.mask_number
     return next_item if model.items.mask is None else MaskedItem(mask=mask, share=0.3, most=20, last=1.0)
 
@@ -87,7 +89,10 @@ def _known_by_heart(model: SequenceModel, users: Sequence[Sequence[int]]) -> tup
     """How many answers are right, and of how many."""
     known = packed_of(*(user[:-1] for user in users))
     with torch.inference_mode():
-        if model.items.mask is None:
+        if model.continues:
+            prefixes = [user[:length] for user in users for length in range(1, len(user))]
+            questions, wanted = model.query(packed_of(*prefixes)), [item for user in users for item in user[1:]]
+        elif model.items.mask is None:
             questions, wanted = model.head(model.encode(known)), [item for user in users for item in user[1:]]
         else:
             questions, wanted = model.query(known), [user[-1] for user in users]

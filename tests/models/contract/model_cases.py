@@ -10,7 +10,7 @@ import pytest
 
 from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
-from segue.models.settings import BIDIRECTIONAL, UNPLACED, ModelSettings
+from segue.models.settings import BIDIRECTIONAL, CONTINUING, UNPLACED, ModelSettings
 from segue.testing.cases import (
     N_ITEMS,
     Case,
@@ -26,7 +26,10 @@ from segue.testing.learning import eight_users, task_of
 
 __all__ = [
     "MASK",
+    "NOT_CAUSAL",
     "N_ITEMS",
+    "PLANNING",
+    "RECURRENT",
     "asked",
     "assert_close",
     "batch_of",
@@ -40,6 +43,7 @@ __all__ = [
     "model_of",
     "new_model",
     "packed_of",
+    "planning",
     "questioned",
     "random_users",
     "settings_of",
@@ -50,7 +54,9 @@ __all__ = [
 
 MASK = N_ITEMS + 1
 
+RECURRENT = "seq2seq, gru"
 CHOICES: dict[str, tuple[str, dict[str, str]]] = {
+    RECURRENT: ("seq2seq", {"body": "gru"}),
     "transformer, dot, rotary": ("transformer", {"scores": "dot", "positions": "rotary"}),
     "transformer, post, bilinear, sinusoidal": (
         "transformer",
@@ -63,16 +69,20 @@ CHOICES: dict[str, tuple[str, dict[str, str]]] = {
 }
 """Builders with choices that are held to the laws as well: between them, each choice once."""
 
+PLANNING = (*sorted(CONTINUING), RECURRENT)
+NOT_CAUSAL = BIDIRECTIONAL.union(PLANNING)
+
 every_builder = pytest.mark.parametrize("builder", sorted(BUILDERS.keys() | CHOICES.keys()))
-looking_back = pytest.mark.parametrize("builder", sorted((BUILDERS.keys() | CHOICES.keys()) - BIDIRECTIONAL))
+looking_back = pytest.mark.parametrize("builder", sorted((BUILDERS.keys() | CHOICES.keys()) - NOT_CAUSAL))
+planning = pytest.mark.parametrize("builder", PLANNING)
 PLACES = [
     *((builder, positions) for builder in sorted(BUILDERS.keys() - UNPLACED) for positions in ("newest", "oldest")),
-    *((builder, chosen["positions"]) for builder, (_, chosen) in CHOICES.items()),
+    *((builder, chosen.get("positions", "none")) for builder, (_, chosen) in CHOICES.items()),
     *((builder, "none") for builder in sorted(UNPLACED)),
 ]
 every_builder_and_place = pytest.mark.parametrize(("builder", "positions"), PLACES)
 looking_back_from_every_place = pytest.mark.parametrize(
-    ("builder", "positions"), [case for case in PLACES if case[0] not in BIDIRECTIONAL]
+    ("builder", "positions"), [case for case in PLACES if case[0] not in NOT_CAUSAL]
 )
 looking_both_ways = pytest.mark.parametrize("builder", sorted(BIDIRECTIONAL))
 tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -87,7 +97,8 @@ def settings_of(builder: str, **changed: Any) -> ModelSettings:
     builder, chosen = CHOICES.get(builder, (builder, {}))
     numbers = {"builder": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0}
     numbers |= {"target_time": False} if builder == "hstu" else {"feed_forward": 2}
-    left_out = {"heads", "feed_forward", "positions"} if builder in UNPLACED else set()
+    unplaced = builder in UNPLACED or chosen.get("body") == "gru"
+    left_out = {"heads", "feed_forward", "positions"} if unplaced else set()
     return msgspec.convert(
         {k: v for k, v in {**numbers, **chosen, **changed}.items() if k not in left_out}, ModelSettings
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from segue.models.build import BUILDERS
-from segue.models.settings import BIDIRECTIONAL, UNPLACED
+from segue.models.settings import BIDIRECTIONAL, CONTINUING, UNPLACED
 
 TESTS = Path(__file__).parents[2]
 NOT_OF_BUILDERS = "It is a law of this room's functions, which know no builder: it holds for all of them at once."
@@ -28,17 +28,22 @@ class Law:
 HIDDEN = "It looks both ways: later events are in sight by design, and what is asked for is hidden instead."
 NO_ATTENTION = "It has none: see test_where_nobody_looks_at_anybody_there_is_no_attention_to_show."
 
+READ_WHOLE = "It is asked by a decoder after the history, which is read whole: no event in it asks anything."
+
 LAWS = {
     "V1": Law(
         "A later event changes no earlier state.",
         ("test_a_later_item_changes_no_earlier_state_at_all",),
-        {"bert4rec": f"{HIDDEN} See test_hidden_items_never_reach_the_encoder."},
+        {
+            "bert4rec": f"{HIDDEN} See test_hidden_items_never_reach_the_encoder.",
+            "seq2seq": f"{READ_WHOLE} See test_what_continues_a_history_never_reaches_its_reader.",
+        },
     ),
     "V2": Law("Padding changes nothing.", ("test_a_longer_user_in_the_batch_changes_nothing",)),
     "V3": Law(
         "A prefix is encoded as inside the whole.",
         ("test_unless_counted_from_the_newest_a_prefix_is_encoded_as_inside_the_whole",),
-        {"bert4rec": HIDDEN},
+        {"bert4rec": HIDDEN, "seq2seq": READ_WHOLE},
         "Not where places are counted from the newest, which the same test asserts; those without places always do.",
     ),
     "V4": Law("Packed is padded.", ("test_states_and_gradients_of_a_batch_are_those_of_its_users",)),
@@ -48,6 +53,7 @@ LAWS = {
         (
             "test_targets_never_reach_the_encoder",
             "test_hidden_items_never_reach_the_encoder",
+            "test_what_continues_a_history_never_reaches_its_reader",
             "test_random_targets_stay_at_chance_on_users_not_trained_on",
         ),
     ),
@@ -56,6 +62,7 @@ LAWS = {
         (
             "test_eight_users_of_ten_items_are_learned_by_heart",
             "test_what_is_hidden_of_eight_users_is_learned_by_heart",
+            "test_what_came_after_each_cut_of_eight_users_is_learned_by_heart",
         ),
     ),
     "V8": Law(
@@ -65,7 +72,10 @@ LAWS = {
             "test_what_comes_next_on_a_cycle_is_learned_from_what_is_hidden",
             "test_what_depends_on_the_event_before_the_last_is_learned",
         ),
-        {"bert4rec": "Only the second part: asked for hidden events, it has both neighbours of each to go by."},
+        {
+            "bert4rec": "Only the second part: asked for hidden events, it has both neighbours of each to go by.",
+            "seq2seq": "Another grammar: see test_attention_alone_continues_every_route.",
+        },
     ),
     "V9": Law("Popularity is beaten.", ("test_a_recipe_learns_the_planted_cycle",), note="Of recipes, not builders."),
     "V10": Law("The loss starts at chance.", ("test_loss_starts_at_chance",)),
@@ -119,5 +129,5 @@ def test_every_law_is_held_by_tests_that_are_there() -> None:
 def test_who_is_excused_is_a_builder_with_a_reason(number: str) -> None:
     law = LAWS[number]
     assert law.held_by and law.asked.endswith(".")
-    assert law.not_for.keys() <= BIDIRECTIONAL | UNPLACED <= BUILDERS.keys()
+    assert law.not_for.keys() <= BIDIRECTIONAL | CONTINUING | UNPLACED <= BUILDERS.keys()
     assert all(why.endswith(".") for why in law.not_for.values())

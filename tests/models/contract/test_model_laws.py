@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from model_cases import (
     MASK,
     N_ITEMS,
+    PLANNING,
+    RECURRENT,
     asked,
     assert_close,
     batch_of,
@@ -24,6 +26,7 @@ from model_cases import (
     model_of,
     new_model,
     packed_of,
+    planning,
     questioned,
     random_users,
     states_of,
@@ -42,7 +45,7 @@ WITHOUT_ATTENTION = frozenset({"gru4rec", "caser", "nextitnet"})
 
 
 def test_every_builder_is_held_to_this_contract() -> None:
-    assert len(BUILDERS) == 10 and len(BIDIRECTIONAL) == 1 and BUILDERS.keys() >= BIDIRECTIONAL
+    assert len(BUILDERS) == 11 and len(BIDIRECTIONAL) == 1 and len(PLANNING) == 2 and BUILDERS.keys() >= BIDIRECTIONAL
     assert set(BUILDERS) == set(get_args(get_type_hints(ModelSettings)["builder"]))
 
 
@@ -201,17 +204,17 @@ def test_a_user_without_events_is_never_answered_with_anothers_state(builder: st
 @pytest.mark.parametrize("builder", sorted(WITHOUT_ATTENTION))
 def test_where_nobody_looks_at_anybody_there_is_no_attention_to_show(builder: str) -> None:
     model = model_of(builder)
-    assert not model.attentive and model.attention(packed_of([1, 2], [3])) is None
+    assert model.attention(packed_of([1, 2], [3])) is None
 
 
-@pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - WITHOUT_ATTENTION))
+@pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - WITHOUT_ATTENTION - {*PLANNING}))
 @pytest.mark.parametrize("heads", [1, 4])
 def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
     """Of the history's tokens and, where the model asks with a mask, of that one after them."""
     model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
     layers, heads = (1, 1) if builder == "narm" else (3, heads)  # one look back, after its recurrent layers
     found, tokens = model.attention(packed_of(*users)), [len(user) for user in questioned(model, users)]
-    assert model.attentive and found is not None and found.shape == (layers, 2, heads, tokens[0], tokens[0])
+    assert found is not None and found.shape == (layers, 2, heads, tokens[0], tokens[0])
     for user, length in enumerate(tokens):
         own = found[:, user, :, :length, :length]
         if builder != "hstu":  # its weights stand each for itself
@@ -222,6 +225,25 @@ def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
         assert alone is not None
         assert_close(alone[:, 0], own, 1e-10)
     assert layers == 1 or not torch.equal(found[0], found[1]), "each layer has its own"
+
+
+@planning
+@pytest.mark.parametrize("heads", [1, 4])
+def test_attention_says_where_a_decoder_looks_when_it_begins(builder: str, heads: int) -> None:
+    """Its row comes after the events; they look both ways, or, where they are read one by one, at nobody."""
+    model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
+    found, recurrent = model.attention(packed_of(*users)), builder == RECURRENT
+    assert model.attentive and found is not None
+    assert found.shape == ((1, 2, 1, 6, 6) if recurrent else (3, 2, heads, 6, 6))
+    for user, length in enumerate((5, 2)):
+        own = found[:, user, :, : length + 1, : length + 1]
+        assert_close(own[:, :, -1].sum(-1), torch.ones_like(own[:, :, -1, 0]), 1e-12)
+        assert_close(own[:, :, :-1].sum(-1), torch.full_like(own[:, :, :-1, 0], 0 if recurrent else 1), 1e-12)
+        assert (own >= 0).all() and (own[..., -1] == 0).all() and (own[:, :, -1, :-1] > 0).all()
+        assert ((own[:, :, :-1].triu(1) != 0).any()) != recurrent
+        alone = model.attention(packed_of(users[user]))
+        assert alone is not None
+        assert_close(alone[:, 0], own, 1e-10)
 
 
 @every_builder
@@ -266,7 +288,35 @@ def test_hidden_items_never_reach_the_encoder(builder: str) -> None:
     assert torch.equal(model.encode(tensors(true.inputs)), model.encode(tensors(other.inputs)))
 
 
-@every_builder
+@planning
+def test_what_continues_a_history_never_reaches_its_reader(builder: str) -> None:
+    """Other items after a cut: the states up to the first that is fed one of them stay as they were."""
+    model, users = model_of(builder), random_users([9, 4, 2])
+    read = [4, 2, 1]
+    before = states_of(model, users, read)
+    for step in range(4, 9):
+        changed = [[*users[0]], users[1], users[2]]
+        changed[0][step] = users[0][step] % N_ITEMS + 1
+        after = states_of(model, changed, read)
+        assert torch.equal(after[0][:step], before[0][:step])
+        assert not torch.equal(after[0][step:], before[0][step:])
+        assert torch.equal(after[1], before[1]) and torch.equal(after[2], before[2])
+
+
+@planning
+def test_what_is_asked_of_a_decoder_in_training_is_what_is_asked_in_service(builder: str) -> None:
+    """The state at a cut is the question of the history before it; the events before that ask nothing."""
+    model, users = model_of(builder).double(), random_users([6, 2, 9])
+    inputs = task_of(model)(batch_of(*users), np.random.default_rng(0)).inputs
+    assert inputs.histories is not None and len(inputs.histories) == 4 + 1 + 4
+    states = torch.split(model.encode(tensors(inputs)), inputs.lengths.tolist())
+    items = np.split(inputs.items, np.cumsum(inputs.lengths)[:-1])
+    for state, user, read in zip(states, items, inputs.histories.tolist(), strict=True):
+        assert_close(model.head(state[read - 1 : read]), model.query(packed_of(user[:read].tolist())), 1e-10)
+        assert (state[: read - 1] == 0).all()
+
+
+@pytest.mark.parametrize("builder", sorted(BUILDERS.keys() - {*PLANNING}))
 def test_what_is_asked_in_training_is_what_is_asked_in_service(builder: str) -> None:
     """The question about a user's last event, which training asks, is that of the history before it."""
     model, users = model_of(builder).double(), random_users([6, 2, 9])

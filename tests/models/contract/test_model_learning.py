@@ -14,6 +14,7 @@ from model_cases import (
     CHOICES,
     MASK,
     N_ITEMS,
+    NOT_CAUSAL,
     batch_of,
     case_of,
     eight_users,
@@ -22,6 +23,7 @@ from model_cases import (
     looking_both_ways,
     new_model,
     packed_of,
+    planning,
     random_users,
     states_of,
     task_of,
@@ -33,7 +35,6 @@ from segue.layers.dropout import draw_from
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
-from segue.models.settings import BIDIRECTIONAL
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.testing.learning import QUICK, Learner, learns_by_heart
@@ -50,7 +51,11 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("builder", "tied"), [*product(sorted(BUILDERS.keys() - BIDIRECTIONAL), (True, False)), *product(CHOICES, (True,))]
+    ("builder", "tied"),
+    [
+        *product(sorted(BUILDERS.keys() - NOT_CAUSAL), (True, False)),
+        *product(sorted(CHOICES.keys() - NOT_CAUSAL), (True,)),
+    ],
 )
 def test_eight_users_of_ten_items_are_learned_by_heart(builder: str, tied: bool) -> None:
     learns_by_heart(case_of(builder, width=16, length=10, tied=tied), steps=150)
@@ -105,6 +110,11 @@ def test_what_comes_next_on_a_cycle_is_learned_from_what_is_hidden(builder: str)
     trained(model, batch_of(*(walk(start, length) for start in range(12) for length in (4, 6))), 150)
     found = model.score_all(model.query(packed_of(*(walk(start, 4) for start in range(12)))))[:, 1:].argmax(1) + 1
     assert found.tolist() == [walk(start, 5)[-1] for start in range(12)]
+
+
+@planning
+def test_what_came_after_each_cut_of_eight_users_is_learned_by_heart(builder: str) -> None:
+    learns_by_heart(case_of(builder, width=32, depth=1, length=10), steps=200)
 
 
 @every_builder

@@ -126,6 +126,9 @@ export const answers = (history, { k, model, keepSeen, where }, signal) =>
 export const explanation = (history, item, { model, keepSeen, where }, signal) =>
   request("POST", "/explanations", { body: stated({ history, item, model, keep_seen: keepSeen, where }), signal });
 
+export const plan = (history, n, { model, keepSeen, where }, signal) =>
+  request("POST", "/plans", { body: stated({ history, n, model, keep_seen: keepSeen, where }), signal });
+
 export const record = event => request("POST", "/events", { body: event });
 
 /** Only what was chosen: what is left out is the service's own default. */

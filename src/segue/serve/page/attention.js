@@ -20,12 +20,12 @@ export function attentionView(redraw) {
   };
 
   function section(answer) {
-    const { weights } = answer.attention;
-    const heads = weights[0].length;
-    const chosenLayer = layer === null || layer >= weights.length ? weights.length - 1 : layer;
-    const chosenHead = head !== MEAN && Number(head) >= heads ? MEAN : head;
-    const map = named(chosenMap(weights[chosenLayer], chosenHead), answer);
-    const where = `layer ${chosenLayer + 1}, ${chosenHead === MEAN ? "mean of the heads" : `head ${Number(chosenHead) + 1}`}`;
+    const layers = answer.attention;
+    const chosenLayer = layer === null || layer >= layers.length ? layers.length - 1 : layer;
+    const heads = layers[chosenLayer].weights.length;
+    const chosenHead = heads === 1 ? "0" : head !== MEAN && Number(head) >= heads ? MEAN : head;
+    const map = named(layers[chosenLayer], chosenHead, answer);
+    const where = `${map.name}, ${chosenHead === MEAN ? "mean of the heads" : `head ${Number(chosenHead) + 1}`}`;
     return element(
       "section",
       { class: "detail-section" },
@@ -33,7 +33,7 @@ export function attentionView(redraw) {
       element(
         "div",
         { class: "attention-choice" },
-        segments("Layer", "layer", numbered(weights.length), String(chosenLayer), value =>
+        segments("Layer", "layer", layers.map(choiceOfLayer), String(chosenLayer), value =>
           choose(() => {
             layer = Number(value);
           }),
@@ -42,16 +42,16 @@ export function attentionView(redraw) {
           "Head",
           "head",
           [...(heads > 1 ? [{ value: MEAN, label: "Mean" }] : []), ...numbered(heads)],
-          heads > 1 ? chosenHead : "0",
+          chosenHead,
           value =>
             choose(() => {
               head = value;
             }),
         ),
       ),
-      element("p", { class: "headline", id: "gist", text: gist(map, where) }),
+      element("p", { class: "headline", id: "gist", text: gist(map, where, asking(layers, chosenLayer, map)) }),
       heatmap(everything ? map : newest(map), `Attention, ${where}`),
-      allButton(answer.attention.entries.length, everything, () =>
+      allButton(map.columns.length, everything, () =>
         choose(() => {
           everything = !everything;
         }),
@@ -62,6 +62,9 @@ export function attentionView(redraw) {
   return { section };
 }
 
+/** `layer 2` is the choice 2; a layer of another name has it whole. */
+const choiceOfLayer = ({ name }, index) => ({ value: String(index), label: name.replace(/^layer (?=\d+$)/, "") });
+
 const numbered = length => Array.from({ length }, (_, index) => ({ value: String(index), label: String(index + 1) }));
 
 function allButton(length, everything, press) {
@@ -70,34 +73,51 @@ function allButton(length, everything, press) {
   return element("button", { type: "button", class: "text-button", text, "data-focus": "all", on: { click: press } });
 }
 
-function chosenMap(layer, head) {
-  if (head !== MEAN) return layer[Number(head)];
-  return layer[0].map((row, query) =>
-    row.map((_, key) => layer.reduce((sum, one) => sum + one[query][key], 0) / layer.length),
+function chosenWeights(weights, head) {
+  if (head !== MEAN) return weights[Number(head)];
+  return weights[0].map((row, query) =>
+    row.map((_, key) => weights.reduce((sum, one) => sum + one[query][key], 0) / weights.length),
   );
 }
 
-/** The map with what each of its entries is called and its place in the history; null is the question's own token. */
-function named(weights, { attention, contributions }) {
-  const entries = attention.entries.map(index =>
-    index === null
-      ? { place: "?", name: "the question" }
-      : { place: index + 1, name: brief(contributions[index].title ?? contributions[index].item) },
-  );
-  return { weights, entries };
+/** The map with what each of its rows and columns is called. */
+const named = ({ name, rows, columns, weights }, head, { contributions }) => ({
+  name,
+  weights: chosenWeights(weights, head),
+  rows: entriesOf(rows, contributions),
+  columns: entriesOf(columns, contributions),
+});
+
+/** The name and the place in the history of each; null is a token of the model's own. */
+function entriesOf(indexes, contributions) {
+  const own = indexes.filter(index => index === null).length;
+  return indexes.map((index, at) => {
+    if (index !== null) return { place: index + 1, name: brief(contributions[index].title ?? contributions[index].item) };
+    const step = at + 1 + own - indexes.length; // they are the last ones
+    return own > 1 ? { place: `?${step}`, name: `step ${step}` } : { place: "?", name: "the question" };
+  });
 }
 
-function newest({ weights, entries }) {
-  return { weights: weights.slice(-NEWEST).map(row => row.slice(-NEWEST)), entries: entries.slice(-NEWEST) };
+const newest = ({ weights, rows, columns }) => ({
+  weights: weights.slice(-NEWEST).map(row => row.slice(-NEWEST)),
+  rows: rows.slice(-NEWEST),
+  columns: columns.slice(-NEWEST),
+});
+
+/** Who looks in the last row: the answer, where it is the token that the answer is made from. */
+function asking(layers, chosen, { rows }) {
+  if (layers[chosen].rows.at(-1) === layers.at(-1).rows.at(-1)) return "the answer";
+  return `${rows.at(-1).place} “${rows.at(-1).name}”`;
 }
 
-/** The last row is the one that the answer is made from. */
-function gist({ weights, entries }, where) {
-  const row = weights.at(-1) ?? [];
-  const named = row
-    .map((weight, key) => ({ weight, ...entries[key] }))
-    .sort((one, other) => other.weight - one.weight)
+/** Where the last row looks most, in words. */
+function gist({ weights, columns }, where, who) {
+  const named = weights
+    .at(-1)
+    .map((weight, key) => ({ weight, ...columns[key] }))
+    .filter(({ weight }) => weight !== 0)
+    .sort((one, other) => Math.abs(other.weight) - Math.abs(one.weight))
     .slice(0, NAMED)
     .map(({ weight, place, name }) => `${place} “${name}” (${decimal(weight)})`);
-  return `In ${where}, the answer looks most at ${new Intl.ListFormat("en").format(named)}.`;
+  return `In ${where}, ${who} looks most at ${new Intl.ListFormat("en").format(named)}.`;
 }

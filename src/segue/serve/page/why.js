@@ -55,7 +55,7 @@ export function whyView(redraw) {
     }
     yield detailHead("Why", nameOf(answer.item), facts(answer, model));
     yield contributionsSection(answer);
-    if (answer.attention !== null) yield attention.section(answer);
+    if (answer.attention.length) yield attention.section(answer);
     else if (answer.fallback === null && !modelNamed(model).attention)
       yield element("p", { class: "hint", text: "This model has no attention to show." });
   }

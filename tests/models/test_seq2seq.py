@@ -1,0 +1,198 @@
+"""The encoder-decoder's own: both bodies by their formulas, and plans decoded step by step as all at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from segue.data.batch import Batch
+from segue.layers.attention import Attention
+from segue.layers.blocks import DecoderBlock, PostNormBlock
+from segue.layers.dropout import draw_from
+from segue.layers.packed import PackedBatch, tensors
+from segue.layers.recurrent_plan import RecurrentDecoder, RecurrentReader
+from segue.layers.scores import Additive
+from segue.models.build import build_model
+from segue.models.seq2seq import EncoderDecoder
+from segue.models.settings import ModelSettings
+from segue.recommend.explain import Attentive
+from segue.recommend.plan import Planner
+
+WIDTH, N_ITEMS = 6, 9
+BODIES: dict[str, dict[str, Any]] = {"transformer": {"heads": 2, "feed_forward": 2}, "gru": {"body": "gru"}}
+both_bodies = pytest.mark.parametrize("body", BODIES)
+
+
+def model_of(body: str, *, depth: int = 2, **changed: Any) -> EncoderDecoder:
+    """In float64, with weights that are nowhere zero but in the padding row."""
+    shape: dict[str, Any] = {"width": WIDTH, "depth": depth, "length": 8, "dropout": 0.0, **BODIES[body], **changed}
+    model = build_model(ModelSettings(builder="seq2seq", **shape), N_ITEMS, generator=torch.Generator()).double()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    model.items.clear_padding()
+    return cast(EncoderDecoder, model.eval())
+
+
+def packed(users: list[list[int]], histories: list[int] | None = None) -> PackedBatch:
+    lengths = np.array([len(user) for user in users])
+    items = np.array([item for user in users for item in user])
+    read = None if histories is None else np.array(histories)
+    return tensors(Batch(items=items, times=np.arange(len(items)), lengths=lengths, histories=read))
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+# --- steps --------------------------------------------------------------------------------------------------------
+
+USERS = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2], [3, 9, 4, 8]]
+READ = [3, 2, 1]
+PLANS = torch.tensor([[4, 5, 6], [9, 1, 2], [9, 4, 8]])
+
+
+@both_bodies
+@pytest.mark.parametrize("depth", [1, 3])
+def test_one_step_after_the_other_asks_what_all_at_once_asks(body: str, depth: int) -> None:
+    model = model_of(body, depth=depth)
+    states = torch.split(model.encode(packed(USERS, READ)), [len(user) for user in USERS])
+    expected = [model.head(state[read - 1 :]) for state, read in zip(states, READ, strict=True)]
+    questions, decoding = model.begin_plan(packed([user[:read] for user, read in zip(USERS, READ, strict=True)]))
+    for step in range(4):
+        assert_close(questions, torch.stack([own[step] for own in expected]))
+        if step < 3:
+            questions, decoding = model.extend_plan(decoding, torch.arange(3), PLANS[:, step])
+
+
+@both_bodies
+def test_plans_go_on_from_any_of_those_before_and_from_some_twice(body: str) -> None:
+    model = model_of(body)
+    histories = [user[:read] for user, read in zip(USERS, READ, strict=True)]
+    _, begun = model.begin_plan(packed(histories))
+    _, going = model.extend_plan(begun, torch.tensor([2, 0, 0]), torch.tensor([5, 6, 7]))
+    questions, _ = model.extend_plan(going, torch.tensor([1, 0, 2, 1]), torch.tensor([1, 2, 3, 4]))
+    plans = [(0, [6, 1]), (2, [5, 2]), (0, [7, 3]), (0, [6, 4])]
+    for question, (owner, items) in zip(questions, plans, strict=True):
+        whole = packed([[*histories[owner], *items]], [len(histories[owner])])
+        assert_close(question, model.head(model.encode(whole))[-1])
+
+
+@both_bodies
+def test_a_plan_may_be_longer_than_any_history(body: str) -> None:
+    model = model_of(body, length=3)
+    questions, decoding = model.begin_plan(packed([[1, 2, 3]]))
+    for item in range(40):
+        questions, decoding = model.extend_plan(decoding, torch.tensor([0]), torch.tensor([item % N_ITEMS + 1]))
+    assert torch.isfinite(questions).all()
+
+
+@both_bodies
+def test_it_can_plan_and_be_looked_into_and_is_read_whole_each_time(body: str) -> None:
+    model = model_of(body)
+    assert isinstance(model, Planner) and isinstance(model, Attentive)
+    assert not model.continuable and model.window_step == 1 and not model.target_time
+
+
+# --- the bodies ---------------------------------------------------------------------------------------------------
+
+
+def by_hand(model: EncoderDecoder, history: list[int], plan: list[int]) -> Tensor:
+    """The recurrent states of one user, written out with torch's cells and the formulas of additive attention."""
+    decoder, (reader,) = cast(RecurrentDecoder, model.decoder), cast(list[RecurrentReader], list(model.blocks))
+    vectors = model.items.into * math.sqrt(WIDTH)
+    read, _ = reader.gru(vectors[history][None])
+    ends = torch.cat((read[0, -1, :WIDTH], read[0, 0, WIDTH:]))
+    hidden = torch.tanh(decoder.first.weight @ ends + decoder.first.bias)
+    cell, score = nn.GRUCell(3 * WIDTH, WIDTH, dtype=torch.float64), cast(Additive, decoder.score)
+    with torch.no_grad():
+        for name, weight in cell.named_parameters():
+            weight.copy_(getattr(decoder.gru, f"{name}_l0"))
+    states = []
+    for newest in (model.start, *vectors[plan]):
+        asked = torch.tanh(read[0] @ score.key.weight.T + score.query.weight @ hidden)
+        context = torch.softmax(asked @ score.vector.weight[0], 0) @ read[0]
+        hidden = cell(torch.cat((newest, context))[None], hidden[None])[0]
+        states.append(decoder.output.weight @ torch.cat((hidden, context)) + decoder.output.bias)
+    return cast(Tensor, model.norm(torch.stack(states)))
+
+
+def test_the_recurrent_body_by_its_formulas() -> None:
+    """With a longer user beside it, so that there is padding to look past."""
+    model = model_of("gru", depth=1)
+    found = model.encode(packed([[3, 1, 4, 5, 9], [1, 2, 3, 4, 5, 6, 7]], [3, 7]))
+    assert_close(found[2:5], by_hand(model, [3, 1, 4], [5, 9]))
+
+
+def copy_attention(theirs: nn.MultiheadAttention, ours: Attention) -> None:
+    assert isinstance(ours.output, nn.Linear)
+    theirs.in_proj_weight.copy_(torch.cat((ours.query.weight, ours.key_value.weight)))
+    theirs.in_proj_bias.copy_(torch.cat((ours.query.bias, ours.key_value.bias)))
+    theirs.out_proj.load_state_dict(ours.output.state_dict())
+
+
+@torch.no_grad()
+def torchs_own(model: EncoderDecoder) -> tuple[nn.TransformerEncoder, nn.TransformerDecoder]:
+    """The same weights in torch's modules, in training mode: the other has numerics of its own."""
+    shape: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "dtype": torch.float64}
+    coder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, **shape), 2, enable_nested_tensor=False
+    )
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, 2, 2 * WIDTH, **shape), 2)
+    for read, block in zip(coder.layers, cast(list[PostNormBlock], list(model.blocks)), strict=True):
+        theirs = cast(nn.TransformerEncoderLayer, read)
+        copy_attention(theirs.self_attn, block.attention)
+        for part, own in (
+            (theirs.norm1, block.norm_attention),
+            (theirs.norm2, block.norm_forward),
+            (theirs.linear1, block.feed_forward.inner),
+            (theirs.linear2, block.feed_forward.outer),
+        ):
+            part.load_state_dict(own.state_dict())
+    blocks = cast(list[DecoderBlock], list(cast(Any, model.decoder).blocks))
+    for written, step in zip(decoder.layers, blocks, strict=True):
+        layer = cast(nn.TransformerDecoderLayer, written)
+        copy_attention(layer.self_attn, step.own)
+        copy_attention(layer.multihead_attn, step.across)
+        for part, own in (
+            (layer.norm1, step.norm_own),
+            (layer.norm2, step.norm_across),
+            (layer.norm3, step.norm_forward),
+            (layer.linear1, step.feed_forward.inner),
+            (layer.linear2, step.feed_forward.outer),
+        ):
+            part.load_state_dict(own.state_dict())
+    return coder, decoder
+
+
+def test_the_transformer_is_torchs_own() -> None:
+    """Read with learned places from the newest, continued with sines and cosines: of place 1 at width 6, say, sin and
+    cos of 1, of 10000^(-1/3) and of 10000^(-2/3)."""
+    model = model_of("transformer")
+    found = model.encode(packed([[3, 1, 4, 5, 9], [1, 2, 3, 4, 5, 6, 7]], [3, 7]))[2:5]
+    coder, decoder = torchs_own(model)
+    vectors = model.items.into * math.sqrt(WIDTH)
+    assert model.positions.table is not None
+    read = coder((vectors[[3, 1, 4]] + model.positions.table[[2, 1, 0]])[None])
+    angles = [[place / 10000 ** (pair / 3) for pair in range(3)] for place in range(3)]
+    places = torch.tensor([[wave(angle) for angle in row for wave in (math.sin, math.cos)] for row in angles])
+    fed = torch.stack((model.start, *vectors[[5, 9]])) + places.double()
+    ahead = nn.Transformer.generate_square_subsequent_mask(3, dtype=torch.float64)
+    expected = decoder(fed[None], read, tgt_mask=ahead)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@both_bodies
+def test_dropout_is_drawn_from_the_generator_alone(body: str) -> None:
+    """torch's own networks would draw from the global one."""
+    model, before = model_of(body, dropout=0.5), torch.get_rng_state()
+    draw_from(model, torch.Generator().manual_seed(1))
+    batch = packed(USERS, READ)
+    assert not torch.equal(model.train().encode(batch), model.encode(batch))
+    assert torch.equal(torch.get_rng_state(), before)

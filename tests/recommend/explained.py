@@ -1,0 +1,43 @@
+"""Explanations made by hand, and what a browser would find on the page of one."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+from segue.recommend.answers import Contribution, Explanation, ScoredItem
+
+
+def made(contributions: list[Contribution], **further: Any) -> Explanation:
+    facts: dict[str, Any] = {"item": ScoredItem("x", None, 1.25), "rank": 2, "contributions": contributions} | further
+    return Explanation(**facts)
+
+
+class Page(HTMLParser):
+    """What a browser would find: elements, and the texts of those that hold what users wrote."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.written: list[str] = []
+        self.titles: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not [name for name, _ in attrs if name.startswith("on") or name in ("src", "href", "srcset", "action")]
+        self._open.append(tag)
+        if tag == "bdi":
+            self.written.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] == "bdi":
+            self.written[-1] += data
+        if self._open and self._open[-1] == "title":
+            self.titles.append(data)
