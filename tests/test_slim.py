@@ -48,10 +48,22 @@ Pair = tuple[Recommender, SlimRecommender]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the file is."""
+    return tmp_path_factory.mktemp("slim")
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Pair:
     """A run and its file."""
     run = recommender_of(small_model(), counts=COUNTS, ids=IDS, titles=TITLES)
-    return run, exported(run, tmp_path_factory.mktemp("slim"))
+    return run, exported(run, folder)
+
+
+@pytest.fixture
+def graph(pair: Pair, folder: Path) -> onnx.ModelProto:  # noqa: ARG001  # it made the file
+    """What is in the file."""
+    return onnx.load_model(folder / "model.onnx")
 
 
 some_ids = st.lists(st.sampled_from([*IDS, "nobody", "never"]), max_size=30)
@@ -120,10 +132,9 @@ print(msgspec.json.encode(answer).decode())
 """
 
 
-def test_nothing_is_imported_but_numpy_msgspec_and_onnxruntime(pair: Pair, tmp_path: Path) -> None:
-    exported(pair[0], tmp_path)
+def test_nothing_is_imported_but_numpy_msgspec_and_onnxruntime(pair: Pair, folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, str(tmp_path / "model.onnx")],
+        [sys.executable, "-c", BLOCKED, str(folder / "model.onnx")],
         capture_output=True,
         text=True,
         timeout=60,
@@ -151,22 +162,18 @@ def test_a_file_that_is_none_of_ours(tmp_path: Path) -> None:
         ("[", "is damaged"),
     ],
 )
-def test_a_model_that_says_something_else(pair: Pair, tmp_path: Path, facts: str | None, said: str) -> None:
-    exported(pair[0], tmp_path)
-    model = onnx.load_model(str(tmp_path / "model.onnx"))
-    onnx.helper.set_model_props(model, {} if facts is None else {METADATA: facts})
-    onnx.save_model(model, str(tmp_path / "other.onnx"))
+def test_a_model_that_says_something_else(graph: onnx.ModelProto, tmp_path: Path, facts: str | None, said: str) -> None:
+    onnx.helper.set_model_props(graph, {} if facts is None else {METADATA: facts})
+    onnx.save_model(graph, tmp_path / "other.onnx")
     with pytest.raises(FolderError, match=said):
         SlimRecommender.open(tmp_path / "other.onnx")
 
 
-def test_an_answer_that_is_no_number(pair: Pair, tmp_path: Path) -> None:
-    exported(pair[0], tmp_path)
-    model = onnx.load_model(str(tmp_path / "model.onnx"))
-    for one in model.graph.initializer:
+def test_an_answer_that_is_no_number(graph: onnx.ModelProto, tmp_path: Path) -> None:
+    for one in graph.graph.initializer:
         if one.data_type == onnx.TensorProto.FLOAT:
             one.CopyFrom(onnx.numpy_helper.from_array(np.full(one.dims, np.nan, dtype=np.float32), one.name))
-    onnx.save_model(model, str(tmp_path / "damaged.onnx"))
+    onnx.save_model(graph, tmp_path / "damaged.onnx")
     with pytest.raises(FolderError, match="not a finite number"):
         SlimRecommender.open(tmp_path / "damaged.onnx").recommend(["i8"])
 
