@@ -50,7 +50,7 @@ def test_whatever_is_proposed_is_possible(recipe: str, log: LogFacts) -> None:
             made = laid_over(settings, {LOSS: loss, **dict(zip(names, point, strict=True))})
             assert made.objective.loss == loss
             tried += 1
-    assert tried >= 9
+    assert tried >= (9 if "model.heads" in space else 5)
     assert laid_over(settings, own_values(settings, space)) == settings
     for name, value in own_values(settings, space).items():
         assert value in values[name] if space[name].choices else values[name][0] <= value <= values[name][1]

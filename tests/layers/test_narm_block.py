@@ -12,7 +12,7 @@ from torch import Tensor
 from segue.layers.dropout import draw_from
 from segue.layers.hard_attention import Choice
 from segue.layers.narm import NarmBlock
-from segue.layers.scores import ScoreKind
+from segue.layers.scores import Additive, ScoreKind
 
 every_score = pytest.mark.parametrize("scores", get_args(ScoreKind))
 every_choice = pytest.mark.parametrize("choice", get_args(Choice))
@@ -33,7 +33,8 @@ def hard_sigmoid(x: Tensor) -> Tensor:
 def test_every_event_has_what_the_original_has_after_a_sessions_last() -> None:
     """B [Σ w h ; h_t], w the softmax over the user's states so far of v · hard-sigmoid(A2 h_j + A1 h_t)."""
     block, lengths, x = block_of(4), [6, 1, 3], normal(10, 4)
-    a1, a2, v = block.score.query.weight, block.score.key.weight, block.score.vector.weight[0]  # type: ignore[union-attr]
+    assert isinstance(block.score, Additive)
+    a1, a2, v = block.score.query.weight, block.score.key.weight, block.score.vector.weight[0]
     found = torch.split(block(x, batch_of(*lengths)), lengths)
     for user, own in zip(torch.split(x, lengths), found, strict=True):
         for place, last in enumerate(user):

@@ -37,7 +37,7 @@ def test_packed_states_are_those_of_torch_for_each_user_alone() -> None:
 def test_packed_sequences_of_torch_give_the_same_gradients() -> None:
     block, batch = block_of(5), batch_of(4, 2, 6)
     wanted, x = normal(12, 5, seed=3), normal(12, 5).requires_grad_()
-    (block(x, batch) * wanted).sum().backward()  # type: ignore[no-untyped-call]
+    (block(x, batch) * wanted).sum().backward()
     found = [x.grad, *(parameter.grad for parameter in block.parameters())]
     block.zero_grad(set_to_none=True)
     own = x.detach().requires_grad_()
@@ -83,5 +83,5 @@ def test_a_users_first_state_knows_nothing_of_the_user_before() -> None:
 
 def test_gradients_reach_back_through_the_whole_history() -> None:
     x = normal(40, 4).requires_grad_()
-    block_of(4)(x, batch_of(40))[-1].sum().backward()  # type: ignore[no-untyped-call]
+    block_of(4)(x, batch_of(40))[-1].sum().backward()
     assert x.grad is not None and (x.grad.abs().sum(1) > 0).all()

@@ -17,7 +17,7 @@ from segue.layers.hard_attention import Choice
 from segue.layers.narm import NarmBlock
 from segue.layers.packed import tensors
 from segue.layers.recurrent import GRUBlock
-from segue.layers.scores import ScoreKind
+from segue.layers.scores import Additive, ScoreKind
 from segue.models.build import BUILDERS, build_model
 from segue.models.draws import DrawingModel
 from segue.models.sequence import SequenceModel
@@ -77,8 +77,8 @@ def test_narm_asks_with_the_last_state_and_a_mixture_of_all() -> None:
     """B [Σ w h ; h_n], w ∝ exp(v · hard-sigmoid(A2 h_j + A1 h_n)), through one layer of torch's units."""
     model = model_of(builder="narm", depth=1, scores="additive")
     looking = model.blocks[1]
-    assert isinstance(looking, NarmBlock)
-    a1, a2, v = looking.score.query.weight, looking.score.key.weight, looking.score.vector.weight[0]  # type: ignore[union-attr]
+    assert isinstance(looking, NarmBlock) and isinstance(looking.score, Additive)
+    a1, a2, v = looking.score.query.weight, looking.score.key.weight, looking.score.vector.weight[0]
     states = torchs(model, 1)(model.items.into[[3, 1, 2]][None] * 2)[0][0]
     weights = ((0.2 * (states @ a2.T + states[-1] @ a1.T) + 0.5).clamp(0, 1) @ v).softmax(0)
     expected = looking.joined.weight @ torch.cat((weights @ states, states[-1]))

@@ -9,7 +9,7 @@ import torch
 from segue.data.batch import Batch
 from segue.models.build import build_model
 from segue.models.settings import ModelSettings
-from segue.recommend.explain import attention_weights, has_attention
+from segue.recommend.explain import looks
 
 HISTORY = Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array([3]))
 
@@ -18,13 +18,14 @@ HISTORY = Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array(
 def test_a_model_without_attention_shows_none(builder: str) -> None:
     settings = ModelSettings(builder=builder, width=4, depth=1)  # type: ignore[arg-type]
     model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
-    assert not has_attention(model) and attention_weights(model, HISTORY) is None
+    assert looks(model, HISTORY) == []
 
 
 def test_narm_shows_where_each_state_looked_back() -> None:
     settings = ModelSettings(builder="narm", width=4, depth=2, scores="additive")
     model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
-    weights = attention_weights(model, HISTORY)
-    assert has_attention(model) and weights is not None and weights.shape == (1, 1, 3, 3)
+    (looked,) = looks(model, HISTORY)
+    weights = looked.weights[0].numpy()  # [1, 3, 3]
+    assert weights.shape == (1, 3, 3) and looked.rows == "tokens"
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
-    assert (np.triu(weights[0, 0], 1) == 0).all() and weights[0, 0, 0, 0] == 1
+    assert (np.triu(weights[0], 1) == 0).all() and weights[0, 0, 0] == 1

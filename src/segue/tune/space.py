@@ -12,6 +12,7 @@ import msgspec
 from segue.config import Settings, make_settings
 from segue.data.dataset import Data
 from segue.errors import SettingsError, TrainingError
+from segue.models.settings import UNPLACED
 from segue.train.loop import training_windows
 
 
@@ -97,6 +98,7 @@ def space_for(recipe: Settings, log: LogFacts) -> Space:
         "objective.negatives": lambda count: count < log.items,
         "model.length": lambda length: length < log.longest or (length == covering and model.length < log.longest),
         "model.width": lambda width: width % model.heads == 0,
+        "model.heads": lambda heads: heads == 1 or model.builder not in UNPLACED,
         "train.tokens": lambda tokens: tokens * LEAST_STEPS <= log.events,
     }
     space: Space = {}
