@@ -129,10 +129,16 @@ def test_the_engine_of_the_service_refuses_it_with_one_sentence(outside_run: Pat
         Engine.open(ServiceSettings(runs=(outside_run,), store=str(tmp_path / "store.sqlite")))
 
 
-def test_a_recipe_cannot_name_a_builder_alone(cycle_data: Path, quick_recipe: Path, line: CommandLine) -> None:
+def test_a_recipe_cannot_name_a_builder_alone(
+    cycle_data: Path, quick_recipe: Path, outside_run: Path, line: CommandLine
+) -> None:
     line.refuses(
         *("train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--set", "model.encoder=shop:mine"),
         says=("shop:mine", "segue.train(data, encoder=build)"),
+    )
+    line.refuses(
+        *("tune", cycle_data, "--out", "tuned", "--recipe", outside_run / "settings.toml", "--trials", 1),
+        says=(NAME, "segue.train(data, encoder=build)"),
     )
 
 

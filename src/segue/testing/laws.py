@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ from segue.data.batch import Batch
 from segue.layers.packed import tensors
 from segue.models.checkpoint import load_model, save_model
 from segue.models.memory import Continuation
+from segue.models.sequence import SequenceModel
 from segue.testing.cases import Case, asked, assert_close, batch_of, packed_of, questioned, random_users, states_of
 
 EXACT = 1e-10  # in float64: sums of other lengths are taken in another order, and nothing more
@@ -67,12 +69,13 @@ def batches_change_nothing(case: Case, lengths: tuple[int, ...] = (6, 1, 9, 3), 
     users = questioned(model, random_users(lengths, seed, n_items=case.n_items))
     generator, width = torch.Generator().manual_seed(1), model.item_vectors().shape[1]
     wanted = [torch.randn(len(user), width, dtype=torch.float64, generator=generator) for user in users]
-    together, backwards = states_of(model, users), states_of(model, users[::-1])[::-1]
+    read = _read(model, users)
+    together, backwards = states_of(model, users, read), states_of(model, users[::-1], read and read[::-1])[::-1]
     torch.autograd.backward([(model.head(one) * weight).sum() for one, weight in zip(together, wanted, strict=True)])
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
-    for user, weight, inside, turned in zip(users, wanted, together, backwards, strict=True):
-        (alone,) = states_of(model, [user])
+    for place, (user, weight, inside, turned) in enumerate(zip(users, wanted, together, backwards, strict=True)):
+        (alone,) = states_of(model, [user], read and read[place : place + 1])
         assert_close(inside, alone, EXACT, "A user's states in a batch are not those of the user alone.")
         assert_close(turned, alone, EXACT, "The order of users in a batch changes their states.")
         torch.autograd.backward((model.head(alone) * weight).sum())
@@ -84,6 +87,12 @@ def batches_change_nothing(case: Case, lengths: tuple[int, ...] = (6, 1, 9, 3), 
             assert_close(gradient, parameter.grad, EXACT, sentence)
 
 
+def _read(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[int] | None:
+    """Where a model has a decoder, how many events of each user are read and not fed to it. Its first step has nobody
+    to look back at: what it looks back with has a part only in later ones."""
+    return [(len(user) + 1) // 2 for user in users] if model.continues else None
+
+
 def parameters_learn(case: Case) -> None:
     """Every parameter has a part in the questions, but what items alone have on the way out.
 
@@ -91,9 +100,7 @@ def parameters_learn(case: Case) -> None:
     """
     model = case.moved().double()
     users = questioned(model, random_users([6, 1, 9, 3], n_items=case.n_items))
-    # A decoder's first step has nobody to look back at: what it looks back with has a part only in later ones.
-    read = [(len(user) + 1) // 2 for user in users] if model.continues else None
-    states = model.head(torch.cat(states_of(model, users, read)))
+    states = model.head(torch.cat(states_of(model, users, _read(model, users))))
     weights = torch.randn(states.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.autograd.backward((states * weights).sum())
     idle = {

@@ -28,6 +28,7 @@ from segue import folders
 from segue.config import DEFAULT_RECIPE, About, Settings, make_settings, parse_toml, read_recipe, settings_toml
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
+from segue.models.build import refuse_other_builder
 from segue.train.run import device_of
 from segue.tune.report import Outcome, TrialRecord, Tuning
 from segue.tune.space import Space, changes, laid_over, log_facts, own_values, rounded, space_for
@@ -134,6 +135,7 @@ def begin(folder: Path, data: Data, recipe: str | Path | None) -> Search:
     folders.refuse_existing(folder, overwrite=None)
     settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE))
     device_of(settings.train)  # one that is not there is refused before anything is written
+    refuse_other_builder(settings.model, None, whose="The recipe")
     manifest = Manifest(
         segue=version("segue"),
         optuna=optuna.__version__,
