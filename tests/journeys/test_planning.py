@@ -71,8 +71,10 @@ def test_a_run_that_plans_ranks_and_explains_as_any_other(line: CommandLine, run
     assert report["metrics"]["ndcg@10"] > 2 * report["baselines"]["popularity"]["ndcg@10"]
     explained = line.answers("explain", run, "--history", row)
     assert explained["item"]["id"] == right[0]
-    assert explained["attention"]["entries"] == [*range(len(history)), None], "the decoder asks after the history"
-    assert "Where the question looks" in line.does("explain", run, "--history", row)
+    (looks,) = explained["attention"]
+    assert (looks["name"], looks["rows"]) == ("decoder, layer 1, at the history", [None])
+    assert looks["columns"] == [*range(len(history))]
+    assert "decoder, layer 1, at the history" in line.does("explain", run, "--history", row)
 
 
 def test_plans_on_the_command_line(line: CommandLine, run: Path, data: Path) -> None:

@@ -17,10 +17,10 @@ from segue.layers.dropout import draw_from
 from segue.layers.packed import PackedBatch, tensors
 from segue.layers.recurrent_plan import RecurrentDecoder, RecurrentReader
 from segue.layers.scores import Additive
+from segue.models.attention_map import Mapped
 from segue.models.build import build_model
 from segue.models.seq2seq import EncoderDecoder
 from segue.models.settings import ModelSettings
-from segue.recommend.explain import Attentive
 from segue.recommend.plan import Planner
 
 WIDTH, N_ITEMS = 6, 9
@@ -96,7 +96,7 @@ def test_a_plan_may_be_longer_than_any_history(body: str) -> None:
 @both_bodies
 def test_it_can_plan_and_be_looked_into_and_is_read_whole_each_time(body: str) -> None:
     model = model_of(body)
-    assert isinstance(model, Planner) and isinstance(model, Attentive)
+    assert isinstance(model, Planner) and isinstance(model, Mapped)
     assert not model.continuable and model.window_step == 1 and not model.target_time
 
 

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from command_line import CommandLine
 
 from segue.api import train
-from segue.data.batch import newest
-from segue.layers.packed import tensors
-from segue.recommend.history import pack_histories, read_history
 from segue.recommend.recommender import Recommender
 
 HISTORY = [f"i{number:02}" for number in (0, 1, 2, 3)]
@@ -58,16 +54,3 @@ def test_the_encoder_and_the_decoder_each_have_their_maps(line: CommandLine, run
     line.does(*asked, "--html", "why.html")
     page = (line.folder / "why.html").read_text(encoding="utf-8")
     assert page.count("<svg") == heads * len(found) and "? looks at 4: " in page
-
-
-def test_the_maps_are_those_that_the_model_mixes_by(run: Path) -> None:
-    """The contract's square holds both: events' rows, and the question's after them."""
-    model = Recommender.open(run)
-    found = model.attention(HISTORY)
-    packed = pack_histories([read_history(HISTORY)], model.vocabulary, known=model.trained)
-    with torch.no_grad():
-        square = model.model.attention(tensors(newest(packed.batch, model.model.length, model.model.window_step)))
-    for layer, whole in enumerate(square[:, 0].numpy(), start=1):
-        assert np.abs(found[AT_HISTORY.format(layer)][:, 0] - whole[:, 4, :4]).max() < 1e-6
-        if run.name == "transformer":
-            assert np.abs(found[f"encoder, layer {layer}"] - whole[:, :4, :4]).max() < 1e-6

@@ -24,8 +24,8 @@ def test_a_model_without_attention_shows_none(builder: str) -> None:
 def test_narm_shows_where_each_state_looked_back() -> None:
     settings = ModelSettings(builder="narm", width=4, depth=2, scores="additive")
     model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
-    (looked,) = looks(model, HISTORY)
-    weights = looked.weights[0].numpy()  # [1, 3, 3]
-    assert weights.shape == (1, 3, 3) and looked.rows == "tokens"
+    (layer,) = looks(model, HISTORY)
+    weights = layer.weights[0].numpy()
+    assert (layer.name, layer.rows, weights.shape) == ("layer 1", "tokens", (1, 3, 3))
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
     assert (np.triu(weights[0], 1) == 0).all() and weights[0, 0, 0] == 1

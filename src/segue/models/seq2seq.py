@@ -71,10 +71,6 @@ class EncoderDecoder(SequenceModel):
         self.decoder = decoder
         self.start = nn.Parameter(torch.zeros(settings.width))
 
-    @property
-    def attentive(self) -> bool:
-        return True
-
     def encode(self, batch: PackedBatch) -> Tensor:
         """The states that ask for what comes after each history and after each event that continues it [T, D]; the
         events before a history's last ask nothing, and their rows are zero."""
@@ -108,32 +104,16 @@ class EncoderDecoder(SequenceModel):
         read, kept = decoding.read.rows(rows), self._decoder.rows(decoding.kept, rows)
         return self._stepped(self.items.input(items) * self.scale, read, kept)
 
-    def attention(self, batch: PackedBatch) -> Tensor:
-        """Who looked at whom [layers, B, heads, N + 1, N + 1], in evaluation mode: the encoder's events at each other,
-        where they do, and each user's question, after its events, at them; the latter is the decoder's first step."""
-        x, weights = self._tokens(batch), []
-        for block in self.blocks:
-            looked = cast(Block, block).attention_weights(x, batch)
-            weights += [] if looked is None else [looked]
-            x = block(x, batch)
-        looks = self._decoder.first_looks(self._starts(batch.size)[:, 0], Read.of(x, batch))  # [layers, B, heads, N]
-        layers, users, heads, longest = looks.shape
-        found = looks.new_zeros(layers, users, heads, longest + 1, longest + 1)
-        if weights:
-            found[..., :-1, :-1] = torch.stack(weights)
-        found[:, torch.arange(users), :, batch.lengths, :-1] = looks.transpose(0, 1)
-        return found
-
     def attention_maps(self, batch: PackedBatch) -> list[AttentionMap]:
-        """The encoder's layers, where they look at each other, and then where the decoder's first step looks."""
+        """The encoder's layers, where events look at each other, and then where the decoder's first step looks."""
         x, maps = self._tokens(batch), []
         for layer, block in enumerate(self.blocks, start=1):
-            if hasattr(block, "attention_weights"):
-                maps.append(AttentionMap(f"encoder, layer {layer}", block.attention_weights(x, batch)))
+            weights = cast(Block, block).attention_weights(x, batch)
+            maps += [] if weights is None else [AttentionMap(f"encoder, layer {layer}", weights)]
             x = block(x, batch)
         looks = self._decoder.first_looks(self._starts(batch.size)[:, 0], Read.of(x, batch))  # [layers, B, heads, N]
-        for layer, own in enumerate(looks, start=1):
-            maps.append(AttentionMap(f"decoder, layer {layer}, at the history", own[:, :, None], rows="steps"))
+        decoding = (f"decoder, layer {layer}, at the history" for layer in range(1, len(looks) + 1))
+        maps += [AttentionMap(name, own[:, :, None], rows="steps") for name, own in zip(decoding, looks, strict=True)]
         return maps
 
     def _stepped(self, newest: Tensor, read: Read, kept: Any) -> tuple[Tensor, Decoding]:

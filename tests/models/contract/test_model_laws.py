@@ -36,6 +36,7 @@ from model_cases import (
 
 from segue.errors import SegueError
 from segue.layers.packed import tensors
+from segue.models.attention_map import attention_maps
 from segue.models.build import BUILDERS
 from segue.models.settings import BIDIRECTIONAL, ModelSettings
 from segue.objective.task import MaskedItem, next_item
@@ -230,20 +231,22 @@ def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
 @planning
 @pytest.mark.parametrize("heads", [1, 4])
 def test_attention_says_where_a_decoder_looks_when_it_begins(builder: str, heads: int) -> None:
-    """Its row comes after the events; they look both ways, or, where they are read one by one, at nobody."""
+    """After the layers of the encoder, whose events look both ways, or, where they are read one by one, at nobody."""
     model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
-    found, recurrent = model.attention(packed_of(*users)), builder == RECURRENT
-    assert model.attentive and found is not None
-    assert found.shape == ((1, 2, 1, 6, 6) if recurrent else (3, 2, heads, 6, 6))
+    found, recurrent = attention_maps(model, packed_of(*users)), builder == RECURRENT
+    layers, heads = (1, 1) if recurrent else (3, heads)
+    encoder = [] if recurrent else [f"encoder, layer {layer}" for layer in (1, 2, 3)]
+    assert [each.name for each in found if each.rows == "tokens"] == encoder
+    decoder = [f"decoder, layer {layer}, at the history" for layer in range(1, layers + 1)]
+    assert [each.name for each in found] == [*encoder, *decoder]
     for user, length in enumerate((5, 2)):
-        own = found[:, user, :, : length + 1, : length + 1]
-        assert_close(own[:, :, -1].sum(-1), torch.ones_like(own[:, :, -1, 0]), 1e-12)
-        assert_close(own[:, :, :-1].sum(-1), torch.full_like(own[:, :, :-1, 0], 0 if recurrent else 1), 1e-12)
-        assert (own >= 0).all() and (own[..., -1] == 0).all() and (own[:, :, -1, :-1] > 0).all()
-        assert ((own[:, :, :-1].triu(1) != 0).any()) != recurrent
-        alone = model.attention(packed_of(users[user]))
-        assert alone is not None
-        assert_close(alone[:, 0], own, 1e-10)
+        for each, alone in zip(found, attention_maps(model, packed_of(users[user])), strict=True):
+            assert each.weights.shape == (2, heads, 5 if each.rows == "tokens" else 1, 5)
+            own = each.weights[user, :, :length, :length]
+            assert_close(own.sum(-1), torch.ones_like(own[..., 0]), 1e-12)
+            assert (own > 0).all(), "everyone looks at everything"
+            assert_close(alone.weights[0], own, 1e-10)
+    assert recurrent or not torch.equal(found[0].weights, found[1].weights), "each layer has its own"
 
 
 @every_builder
