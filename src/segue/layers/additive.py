@@ -69,10 +69,11 @@ def additive_scores(
     if tracing():
         sums = queries[..., :, None, :] + keys[..., None, :, :]
         return (sums.tanh() if activation == "tanh" else sums.clamp(0, 1)) @ vector
-    before, (m, n) = queries.shape[:-2], (queries.shape[-2], keys.shape[-2])
+    before = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
+    (m, width), n = queries.shape[-2:], keys.shape[-2]
     flat: Tensor = _AdditiveScores.apply(  # type: ignore[no-untyped-call]
-        queries.reshape(-1, m, queries.shape[-1]),
-        keys.reshape(-1, n, keys.shape[-1]),
+        queries.expand(*before, m, width).reshape(-1, m, width),
+        keys.expand(*before, n, width).reshape(-1, n, width),
         vector,
         activation,
         looking_back,
