@@ -102,6 +102,13 @@ def test_heads_share_every_width() -> None:
     assert space["model.heads"].choices == (1, 2)
 
 
+def test_no_heads_are_offered_to_recurrent_networks() -> None:
+    planned: dict[str, Any] = {"objective": {"task": "continuation"}}
+    for body, offered in (("gru", False), ("transformer", True)):
+        space = space_for(settings_of(model={"builder": "seq2seq", "body": body}, **planned), LARGE)
+        assert ("model.heads" in space) is offered
+
+
 def test_another_loss_leaves_nothing_of_the_old_one_behind() -> None:
     drawn = {"loss": "sampled-softmax", "sampler": "popularity", "negatives": 9, "power": 0.75}
     settings = settings_of(objective=drawn)

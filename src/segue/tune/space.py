@@ -98,7 +98,7 @@ def space_for(recipe: Settings, log: LogFacts) -> Space:
         "objective.negatives": lambda count: count < log.items,
         "model.length": lambda length: length < log.longest or (length == covering and model.length < log.longest),
         "model.width": lambda width: width % model.heads == 0,
-        "model.heads": lambda heads: heads == 1 or model.builder not in UNPLACED,
+        "model.heads": lambda heads: heads == 1 or not (model.builder in UNPLACED or model.body == "gru"),
         "train.tokens": lambda tokens: tokens * LEAST_STEPS <= log.events,
     }
     space: Space = {}
