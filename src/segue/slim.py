@@ -24,6 +24,8 @@ from segue.recommend.history import Moment, microseconds, read_histories
 from segue.recommend.known import KnownItems
 from segue.recommend.rules import Rules, left_out
 
+__all__ = ["Facts", "SlimRecommender"]
+
 FORMAT = 1
 METADATA = "segue"  # the key in the file's metadata under which `Facts` stand
 TOKENS = 16384  # events encoded at a time
