@@ -11,8 +11,9 @@ from typing import Any
 
 import pdoc
 
-MODULES = ("segue", "segue.errors", "segue.testing", "segue.serve.embedded")
-"""What programs of others import: the verbs, the errors, the laws of models, the service to embed."""
+MODULES = ("segue", "segue.errors", "segue.testing", "segue.serve.embedded", "segue.slim")
+"""What programs of others import: the verbs, the errors, the laws of models, the service to embed, and answers without
+torch."""
 
 
 def documented() -> dict[str, pdoc.doc.Module]:

@@ -28,6 +28,8 @@ DIRECTION = [
     {"models"},
     {"objective", "evaluate", "index"},
     {"train", "recommend"},
+    {"slim"},
+    {"export"},
     {"config"},
     {"runs"},
     {"api", "serve", "tune", "testing"},
@@ -208,7 +210,7 @@ except SystemExit as left:
 """
 
 
-@pytest.mark.parametrize("code", ["import segue", "import segue.data, segue.errors", HELP])
+@pytest.mark.parametrize("code", ["import segue", "import segue.data, segue.errors", "import segue.slim", HELP])
 def test_torch_is_not_imported_before_it_is_needed(code: str) -> None:
     """It costs over a second, and neither `import segue` nor `segue --help` should."""
     code += "\nimport sys\nsys.exit('torch was imported' if 'torch' in sys.modules else 0)"

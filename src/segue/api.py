@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from segue.config import About
     from segue.evaluate.compare import Comparison, MeasuredRun
     from segue.evaluate.report import Report
+    from segue.export import Export
     from segue.models.build import Builder
     from segue.recommend.answers import Explanation
     from segue.recommend.recommender import Recommender
@@ -37,6 +38,7 @@ __all__ = [
     "comparison_table",
     "evaluate",
     "explanation_lines",
+    "export",
     "history_of",
     "kept_report",
     "load",
@@ -217,6 +219,20 @@ def write_explanation(explanation: Explanation, path: Path) -> None:
     from segue.recommend.explain_page import html
 
     _write_page(html(explanation), path)
+
+
+def export(
+    run: Recommender | Path | str, *, onnx: Path | str, progress: Callable[[str, int, int], None] | None = None
+) -> Export:
+    """Write a run as one ONNX file that `segue.slim` answers from without torch; it is complete and compared with
+    torch, or not there.
+
+    progress: told of each stage, how many are done and of how many.
+    """
+    from segue.export import export_onnx
+    from segue.recommend.recommender import Recommender
+
+    return export_onnx(run if isinstance(run, Recommender) else Recommender.open(run), Path(onnx), progress=progress)
 
 
 def _write_page(page: str, path: Path) -> None:

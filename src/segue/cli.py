@@ -593,6 +593,29 @@ def plan(
 
 
 @app.command()
+def export(
+    run: Run,
+    onnx: Annotated[Path, typer.Option("--onnx", help="The file to make.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Write a run as one ONNX file, for answers without torch."""
+    from segue import api
+
+    with PrepareDisplay(quiet=json) as display:
+        made = api.export(run, onnx=onnx, progress=display)
+    if json:
+        answer(made)
+        return
+    say(
+        f"Made {onnx}: {made.items:,} items, {made.bytes:,} bytes. Its answers differ from torch's by "
+        f"{made.difference:.0e} at most."
+    )
+    if made.note:
+        say(made.note)
+    say(f'Next, in Python: from segue.slim import SlimRecommender; SlimRecommender.open("{onnx}").recommend([…])')
+
+
+@app.command()
 def serve(
     runs: Annotated[
         list[Path],

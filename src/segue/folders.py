@@ -66,17 +66,37 @@ def complete_folder(path: Path, *, overwrite: bool | None = None) -> Iterator[Pa
 
 
 @contextlib.contextmanager
-def explained_writing(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to write `path` into a sentence."""
+def complete_file(path: Path, *, option: str) -> Iterator[Path]:
+    """Give a staging file beside `path`; on success it takes its place, on any error it is removed.
+
+    What is there already is refused; `option` names the path on the command line.
+    """
+    path = Path(path).absolute()
+    with explained_writing(path, option=option), contextlib.ExitStack() as stack:
+        if path.exists() or path.is_symlink():
+            raise FolderError(f"{path} exists already; name another file with {option}.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+        staging = Path(name)
+        stack.callback(staging.unlink, missing_ok=True)
+        staging.chmod(0o644)
+        yield staging
+        staging.rename(path)
+
+
+@contextlib.contextmanager
+def explained_writing(path: Path, *, option: str = "--out") -> Iterator[None]:
+    """Turn the operating system's refusal to write `path`, which `option` names, into a sentence."""
     try:
         yield
     except OSError as error:
-        raise _explained(error, path) from error
+        raise _explained(error, path, option) from error
     except Exception as error:
         number = re.search(r"\(os error (\d+)\)", str(error))  # how polars and safetensors wrap it
         if number is None:
             raise
-        raise _explained(OSError(int(number[1]), os.strerror(int(number[1]))), path) from error
+        raise _explained(OSError(int(number[1]), os.strerror(int(number[1]))), path, option) from error
 
 
 def _replace(staging: Path, path: Path) -> None:
@@ -94,16 +114,16 @@ def _replace(staging: Path, path: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _explained(error: OSError, path: Path) -> FolderError:
+def _explained(error: OSError, path: Path, option: str) -> FolderError:
     """The sentence for the operating system's refusal to write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FolderError(
             f"The disk is full: {path} could not be written and is not there. Free some space and try again."
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return FolderError(f"No permission to write {path}. Choose a folder you may write to with --out.")
+        return FolderError(f"No permission to write {path}. Choose a folder you may write to with {option}.")
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return FolderError(f"{path} cannot be made: a part of its path is a file. Choose another folder with --out.")
+        return FolderError(f"{path} cannot be made: a part of its path is a file. Choose another folder with {option}.")
     return FolderError(f"{path} could not be written: {error.strerror or error}.")
 
 

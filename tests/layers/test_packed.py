@@ -11,7 +11,7 @@ from packed_users import batch_of, normal
 
 from segue.data.batch import Batch
 from segue.errors import SegueError
-from segue.layers.packed import PackedBatch, pack, pad, tensors, with_question
+from segue.layers.packed import PackedBatch, pack, pad, tensors
 
 some_lengths = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 
@@ -140,14 +140,14 @@ def test_a_question_comes_after_the_newest_event_of_each_user() -> None:
         kinds=np.array([4, 1, 1]),
         values=np.array([1.0, 2.0, 3.0], dtype=np.float32),
     )
-    found = with_question(tensors(batch), 99)
+    found = tensors(batch).with_question(99)
     assert found.items.tolist() == [5, 6, 99, 7, 99] and found.lengths.tolist() == [3, 2]
     assert found.times.tolist() == [10, 20, 20, 30, 30] and found.asked is None
     assert found.kinds is not None and found.kinds.tolist() == [4, 1, 0, 1, 0]
     assert found.values is not None and found.values.dtype == torch.float32
     assert found.values.nan_to_num(-1).tolist() == [1, 2, -1, 3, -1]
     assert found.last.tolist() == [2, 4]
-    known = with_question(tensors(replace(batch, asked=np.array([25, 31]), kinds=None, values=None)), 99)
+    known = tensors(replace(batch, asked=np.array([25, 31]), kinds=None, values=None)).with_question(99)
     assert known.times.tolist() == [10, 20, 25, 30, 31]
     assert known.asked is not None and known.asked.tolist() == [25, 31]
     assert known.kinds is None and known.values is None
@@ -156,7 +156,7 @@ def test_a_question_comes_after_the_newest_event_of_each_user() -> None:
 
 def test_a_user_without_events_is_not_asked_about() -> None:
     with pytest.raises(AssertionError):
-        with_question(batch_of(2, 0, 3), 99)
+        batch_of(2, 0, 3).with_question(99)
 
 
 def test_with_room_by_hand() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from task_users import batch_of, chi_square, most_chi_square, owners, some_users, users_of
 
 from segue.data.batch import newest
-from segue.layers.packed import tensors, with_question
+from segue.layers.packed import tensors
 from segue.objective.task import MaskedItem
 
 MASK = 51
@@ -40,7 +40,7 @@ def test_the_toy_user() -> None:
         found.add((tuple(first), int(place)))
     instances = [(mask, 20, 30, 40), (10, mask, 30, 40), (10, 20, mask, 40), (10, 20, 30, mask)]
     assert found == {(instance, place) for place, instance in enumerate(instances)}
-    assert with_question(tensors(newest(batch, 3)), mask).items.tolist() == [20, 30, 40, mask]
+    assert tensors(newest(batch, 3)).with_question(mask).items.tolist() == [20, 30, 40, mask]
 
 
 def test_the_worked_instance() -> None:

@@ -5,14 +5,28 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
-import polars as pl
 
 from segue.errors import InputError
 
+if TYPE_CHECKING:
+    import polars as pl  # whoever has a table has it already, and who only asks for names need not wait for it
+
 PADDING = 0
+
+
+class Names(Protocol):
+    """What answering needs to know of items: their ids, their numbers and their titles."""
+
+    def __len__(self) -> int: ...
+
+    def numbers(self, ids: Sequence[str], *, unknown: Literal["error", "zero"]) -> np.ndarray: ...
+
+    def ids(self, numbers: np.ndarray) -> list[str]: ...
+
+    def titles(self, numbers: np.ndarray) -> list[str | None]: ...
 
 
 class Vocabulary:
@@ -58,6 +72,8 @@ class Vocabulary:
             others = [name for name in self.table.columns if name not in ("id", "count", "title")]
             has = f"it has {', '.join(others)}" if others else "it has none: give one with `segue prepare --items`"
             raise InputError(f"The catalogue has no column {column!r} to take categories from; {has}.")
+        import polars as pl
+
         _, numbers = np.unique(self.table[column].cast(pl.String).fill_null("").to_numpy(), return_inverse=True)
         return np.concatenate(([PADDING], numbers + 1)).astype(np.int64)
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor  # who has ragged lists alone need not wait for it
 
 RECALL_AT = 100  # answers that recall is reported for
 SAME_SCORE = 1e-5  # scores that differ by less than this share of them may differ by rounding alone

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from segue.layers.padded import tracing
+
 Activation = Literal["tanh", "hard-sigmoid"]
 
 SLOPE, MIDDLE = 0.2, 0.5  # of the hard sigmoid, Theano's and so NARM's; torch's rises with one sixth
@@ -64,6 +66,9 @@ def additive_scores(
     """
     if activation == "hard-sigmoid":
         queries, keys = SLOPE * queries + MIDDLE, SLOPE * keys
+    if tracing():
+        sums = queries[..., :, None, :] + keys[..., None, :, :]
+        return (sums.tanh() if activation == "tanh" else sums.clamp(0, 1)) @ vector
     (m, n), width = (queries.shape[-2], keys.shape[-2]), keys.shape[-1]
     before = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])  # type: ignore[no-untyped-call]
     flat: Tensor = _AdditiveScores.apply(  # type: ignore[no-untyped-call]

@@ -15,8 +15,7 @@ def earlier(x: Tensor, batch: PackedBatch, by: int) -> Tensor:
     """At each token what stands so many places before it [T, D]; zeros where its user has nothing there."""
     if by == 0:
         return x
-    moved = functional.pad(x[: max(0, len(x) - by)], (0, 0, min(by, len(x)), 0))
-    return moved * (batch.position >= by)[:, None]
+    return x.roll(by, 0) * (batch.position >= by)[:, None]  # what comes round from the end is among what is zero
 
 
 def windows(x: Tensor, batch: PackedBatch, count: int, step: int = 1) -> Tensor:
@@ -79,7 +78,8 @@ class CaserBlock(WithoutAttention):
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         images = windows(x, batch, self.events)  # [T, L * D]
-        weighed = self.vertical(images.view(len(x), self.events, -1).transpose(1, 2)).flatten(1)  # [T, D * vertical]
+        rows = images.view(x.shape[0], self.events, -1)  # [T, L, D]
+        weighed = self.vertical(rows.transpose(1, 2)).flatten(1)  # [T, D * vertical]
         features = torch.cat((self.highest(images, batch), weighed), dim=1)
         return functional.relu(self.joined(self.drop(features)))
 

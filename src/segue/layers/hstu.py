@@ -117,13 +117,13 @@ class HSTUBlock(nn.Module):
     def _all(self, x: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """u [T, D]; q, v and k [B, H, N, d]."""
         joined = functional.silu(self.inner(self._normal(x)))  # [T, 4D]
-        u, rest = joined.tensor_split((x.shape[1],), dim=1)
+        u, rest = joined.tensor_split((self.outer.in_features,), dim=1)
         padded = pad(rest, batch).view(batch.size, batch.longest, 3, self.heads, -1)
         q, v, k = padded.permute(2, 0, 3, 1, 4)
         return u, q, v, k
 
     def _normal(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, x.shape[-1:], eps=EPS)
+        return functional.layer_norm(x, (self.outer.in_features,), eps=EPS)
 
     def _updated(self, x: Tensor, u: Tensor, mixed: Tensor) -> Tensor:
         result: Tensor = x + self.outer(self.drop(u * self._normal(mixed)))

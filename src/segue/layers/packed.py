@@ -124,6 +124,37 @@ class PackedBatch:
             roomy=True,
         )
 
+    def with_question(self, item: int) -> PackedBatch:
+        """The same users, each with one token more after its newest: `item`, at the moment asked about if it is known.
+
+        It is no event: it has no value, and its kind is 0, as that of an event that is hidden.
+        """
+        newest = self.last  # refuses users without events
+        ends = self.lengths.cumsum(0).cpu().numpy()
+
+        def joined(tokens: Tensor, question: Any) -> Tensor:
+            return torch.from_numpy(np.insert(tokens.cpu().numpy(), ends, question)).to(tokens.device)
+
+        return PackedBatch(
+            items=joined(self.items, item),
+            times=joined(self.times, (self.times[newest] if self.asked is None else self.asked).cpu().numpy()),
+            lengths=self.lengths + 1,
+            asked=self.asked,
+            kinds=None if self.kinds is None else joined(self.kinds, 0),
+            values=None if self.values is None else joined(self.values, np.nan),
+        )
+
+    def doubled(self) -> PackedBatch:
+        """The same users with every token twice, one right after the other."""
+        return PackedBatch(
+            items=self.items.repeat_interleave(2),
+            times=self.times.repeat_interleave(2),
+            lengths=self.lengths * 2,
+            asked=self.asked,
+            kinds=None if self.kinds is None else self.kinds.repeat_interleave(2),
+            values=None if self.values is None else self.values.repeat_interleave(2),
+        )
+
     def _buckets(self, moments: Tensor) -> Tensor:
         """Of the gaps between a user's tokens and its moments [B, 1] or [B, N, 1]."""
         times = self._padded(self.times)
@@ -172,27 +203,6 @@ def tensors(batch: Batch, device: torch.device | None = None) -> PackedBatch:
         kinds=tensor(batch.kinds),
         values=tensor(batch.values),
         histories=tensor(batch.histories),
-    )
-
-
-def with_question(batch: PackedBatch, item: int) -> PackedBatch:
-    """The same users, each with one token more after its newest: `item`, at the moment asked about if it is known.
-
-    It is no event: it has no value, and its kind is 0, as that of an event that is hidden.
-    """
-    newest = batch.last  # refuses users without events
-    ends = batch.lengths.cumsum(0).cpu().numpy()
-
-    def joined(tokens: Tensor, question: Any) -> Tensor:
-        return torch.from_numpy(np.insert(tokens.cpu().numpy(), ends, question)).to(tokens.device)
-
-    return PackedBatch(
-        items=joined(batch.items, item),
-        times=joined(batch.times, (batch.times[newest] if batch.asked is None else batch.asked).cpu().numpy()),
-        lengths=batch.lengths + 1,
-        asked=batch.asked,
-        kinds=None if batch.kinds is None else joined(batch.kinds, 0),
-        values=None if batch.values is None else joined(batch.values, np.nan),
     )
 
 

@@ -153,7 +153,7 @@ class RelativeBuckets(nn.Module):
         [B, H, M, N]."""
         distances = asked - asking[..., None]  # [.., M, N]
         buckets = self.of_distance[distances + self.length - 1]
-        return functional.embedding(buckets, self.table).movedim(-1, -3)
+        return functional.embedding(buckets, self.table).transpose(-1, -2).transpose(-2, -3)
 
     def one_token(self) -> Callable[[int], np.ndarray]:
         """For the newest of so many tokens, what is added to its scores of all of them [H, n]."""

@@ -27,7 +27,7 @@ class Read:
     @property
     def newest(self) -> Tensor:
         """Each history's last state [B, W]."""
-        rows = torch.arange(len(self.lengths), device=self.lengths.device)
+        rows = torch.arange(self.lengths.shape[0], device=self.lengths.device)
         return self.states[rows, self.lengths - 1]
 
     def rows(self, chosen: Tensor) -> Read:

@@ -55,7 +55,7 @@ class RecurrentDecoder(nn.Module):
         """What is kept before the first step [B, depth, D]: both readers, each where it has read everything."""
         width = read.states.shape[2] // 2
         ends = torch.cat((read.newest[:, :width], read.states[:, 0, width:]), dim=1)
-        return torch.tanh(self.first(ends)).view(len(ends), self.depth, width)
+        return torch.tanh(self.first(ends)).view(ends.shape[0], self.depth, width)
 
     def step(self, newest: Tensor, read: Read, kept: Tensor) -> tuple[Tensor, Tensor]:
         """One input more [B, D] → its state [B, D], and what is kept now."""

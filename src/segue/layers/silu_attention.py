@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from segue.layers.padded import tracing
 from segue.layers.time_buckets import BUCKETS
 
 MOST_WEIGHTS = 1 << 18  # of the users worked on together
@@ -66,6 +67,9 @@ def silu_attention(
     number for each distance, `times` for each bucket; `buckets` [B, N, N] int32. Tokens after i have no weight, so
     padding on the right needs no mask.
     """
+    if tracing():
+        products = q @ k.transpose(-1, -2) + (time_bias(times, buckets) + place_bias(places, q.shape[2]))[:, None]
+        return (functional.silu(products) * causal_mask(q, length)) @ v
     mixed: Tensor = _SiluAttention.apply(q, k, v, places, times, buckets, length)  # type: ignore[no-untyped-call]
     return mixed
 

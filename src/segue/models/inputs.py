@@ -87,7 +87,7 @@ class RatedInputs(ItemInputs):
 
     def forward(self, items: IdTable, batch: PackedBatch) -> Tensor:
         vectors = super().forward(items, batch)
-        return torch.cat((vectors, self.values(batch.values, len(vectors))), dim=1)
+        return torch.cat((vectors, self.values(batch.values, vectors.shape[0])), dim=1)
 
 
 class CombinedInputs(nn.Module):
@@ -105,18 +105,11 @@ class CombinedInputs(nn.Module):
 
     def forward(self, items: IdTable, batch: PackedBatch) -> Tensor:
         vectors = items.input(batch.items[::2])
-        values = self.values(None if batch.values is None else batch.values[::2], len(vectors))
+        values = self.values(None if batch.values is None else batch.values[::2], vectors.shape[0])
         return torch.stack((vectors, values), dim=1).flatten(0, 1)
 
     def expanded(self, batch: PackedBatch) -> PackedBatch:
-        return PackedBatch(
-            items=batch.items.repeat_interleave(2),
-            times=batch.times.repeat_interleave(2),
-            lengths=batch.lengths * 2,
-            asked=batch.asked,
-            kinds=None if batch.kinds is None else batch.kinds.repeat_interleave(2),
-            values=None if batch.values is None else batch.values.repeat_interleave(2),
-        )
+        return batch.doubled()
 
     def at_events(self, states: Tensor) -> Tensor:
         return states[1::2]

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from segue.layers.blocks import silu_gate
 from segue.layers.dropout import Dropout, byte_mask
+from segue.layers.padded import tracing
 from segue.models.settings import ModelSettings
 from segue.models.similarity import LEAST_LENGTH, Dot, Similarity
 
@@ -101,7 +102,7 @@ class Mixture(nn.Module):
         count, k = len(queries.gate), len(items.gate)
         rows, columns = _tile_shape(k)
         tile = self._tile if count * k <= KEPT_PAIRS else self._recomputed_tile
-        blocks = _split(queries, rows)
+        blocks = [queries] if tracing() else _split(queries, rows)  # a graph takes any number of them
         return torch.cat([torch.cat([tile(some, part) for some in blocks]) for part in _split(items, columns)], dim=1)
 
     def own(self, queries: Side, items: Side) -> Tensor:
@@ -154,7 +155,7 @@ class Mixture(nn.Module):
             products = products.view(*theirs.shape[:2], *ours.shape[:2]).permute(2, 0, 1, 3)
         else:
             products = theirs.flatten(1, 2) @ ours.transpose(1, 2)  # [b, k · item parts, query parts]
-        return products.reshape(len(ours), theirs.shape[-3], self.pairs)
+        return products.reshape(ours.shape[0], theirs.shape[-3], self.pairs)
 
     def _opened(
         self, ours: Tensor, our_gate: Tensor, theirs: Tensor, their_gate: Tensor, *weights: Tensor

@@ -21,7 +21,7 @@ class LayerNormOutput(nn.Module):
     """Features with mean zero and variance one, without weights of its own."""
 
     def forward(self, vectors: Tensor) -> Tensor:
-        return functional.layer_norm(vectors, vectors.shape[-1:], eps=EPS)
+        return functional.layer_norm(vectors, (int(vectors.shape[-1]),), eps=EPS)
 
 
 def make_output(settings: ModelSettings) -> nn.Module | None:

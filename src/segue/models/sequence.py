@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from segue.layers.blocks import Block
 from segue.layers.dropout import Dropout
 from segue.layers.one_token import Continuable
-from segue.layers.packed import PackedBatch, with_question
+from segue.layers.packed import PackedBatch
 from segue.layers.positions import Positions
 from segue.models.inputs import Inputs
 from segue.models.items import IdTable
@@ -97,7 +97,7 @@ class SequenceModel(nn.Module):
     def head(self, states: Tensor) -> Tensor:
         """States [M, D] → what is compared with `item_vectors` [M, D']; a last feature of 1 meets the items' biases."""
         query = self.similarity.question(self.output(self.at_question(states)[:, : self.width]))
-        return query if self.items.bias is None else torch.cat((query, query.new_ones(len(query), 1)), dim=1)
+        return query if self.items.bias is None else torch.cat((query, query.new_ones(query.shape[0], 1)), dim=1)
 
     def query(self, batch: PackedBatch) -> Tensor:
         """Each user's question [B, D']: `encode` and `head` at the newest token, with less work in the last block.
@@ -157,7 +157,7 @@ class SequenceModel(nn.Module):
         return self.inputs.between_events(torch.stack(weights)) if weights else None
 
     def _asked(self, batch: PackedBatch) -> PackedBatch:
-        return batch if self.items.mask is None else with_question(batch, self.items.mask_number)
+        return batch if self.items.mask is None else batch.with_question(self.items.mask_number)
 
     def _tokens(self, batch: PackedBatch) -> Tensor:
         placed = self.positions(self.inputs(self.items, batch) * self.scale, batch)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from segue.data.batch import MICROSECONDS, Batch
-from segue.data.vocabulary import PADDING, Vocabulary
+from segue.data.vocabulary import PADDING, Names
 from segue.errors import InputError
 
 LATEST = 100_000_000_000  # seconds, the year 5138: a larger number is in milliseconds or smaller, and is refused
@@ -143,7 +143,7 @@ def read_histories(histories: Iterable[Iterable[Any] | ReadHistory]) -> list[Rea
 
 
 def pack_histories(
-    histories: Sequence[ReadHistory], vocabulary: Vocabulary, *, known: np.ndarray, asked: np.ndarray | None = None
+    histories: Sequence[ReadHistory], vocabulary: Names, *, known: np.ndarray, asked: np.ndarray | None = None
 ) -> Histories:
     """Whole histories as one batch. `known` [V + 1] bool: the items that the model was trained on; `asked` [B]: the
     seconds of the questions."""

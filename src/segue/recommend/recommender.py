@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from segue import folders
-from segue.data.batch import MICROSECONDS, Batch, cut_by_budget, newest, take
+from segue.data.batch import MICROSECONDS, Batch, newest, take
 from segue.data.vocabulary import Vocabulary
 from segue.errors import FolderError, InputError
 from segue.index.build import load_index
@@ -25,18 +25,18 @@ from segue.layers.packed import tensors
 from segue.models.build import Builder
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model
 from segue.models.sequence import SequenceModel
-from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation, ScoredItem
+from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation
 from segue.recommend.explain import explain_history, looks
 from segue.recommend.history import (
     Moment,
     ReadHistory,
     identifier,
-    identifiers,
     microseconds,
     pack_histories,
     read_histories,
     read_history,
 )
+from segue.recommend.known import KnownItems
 from segue.recommend.plan import Search, plan_histories
 from segue.recommend.rules import Rules, left_out
 
@@ -74,8 +74,9 @@ class Recommender:
         self.seen = seen
         self.manifest = manifest or {}
         self.folder = folder
-        self.counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
-        self.trained = self.counts > 0
+        counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
+        self.known = KnownItems(vocabulary, counts)
+        self.counts, self.trained = counts, self.known.trained
 
     @staticmethod
     def open(folder: Path | str, *, encoder: Builder | None = None) -> Recommender:
@@ -155,14 +156,7 @@ class Recommender:
 
         `encode`: another way to the same questions; see `Memories`.
         """
-        packed = pack_histories(histories, self.vocabulary, known=self.trained, asked=asked)
-        ranking = self.rank(packed.batch, rules, encode=encode)
-        return [
-            Recommendation(items=items, unknown=unknown, fallback="popularity" if fallback else None)
-            for items, unknown, fallback in zip(
-                self._scored(ranking), packed.unknown, ranking.fallback.tolist(), strict=True
-            )
-        ]
+        return self.known.answers(histories, lambda batch: self.rank(batch, rules, encode=encode), asked=asked)
 
     def plan(
         self,
@@ -218,12 +212,7 @@ class Recommender:
         keep_seen: bool | None = None,
     ) -> Rules:
         """Rules in ids → rules in numbers; unknown ids are ignored."""
-        return Rules(
-            k=k,
-            keep_seen=keep_seen,
-            exclude=self._known_numbers([] if exclude is None else exclude, "exclude"),
-            only=None if only is None else self._known_numbers(only, "only"),
-        )
+        return self.known.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
 
     def knows(self, item: str) -> bool:
         """Whether an id is an item that was trained on."""
@@ -236,7 +225,7 @@ class Recommender:
         vectors, index = self._directions
         items, scores = index.search(vectors[number : number + 1], k, exclude=Ragged.of_lists([[number]]))
         ranking = Ranking(items.numpy(), scores.numpy(), np.zeros(1, dtype=bool))
-        return Recommendation(items=self._scored(ranking)[0])
+        return Recommendation(items=self.known.scored(ranking)[0])
 
     def trained_number(self, item: str | int, consequence: str) -> int:
         """The number of an item that must be known; else it is refused, and the sentence ends with the consequence."""
@@ -294,30 +283,18 @@ class Recommender:
 
         Memory is bounded: histories are encoded and answered in groups of similar length.
         """
-        assert len(rules) == len(histories.lengths)
-        empty = histories.lengths == 0
-        width = min(max((rule.k for rule in rules), default=1), len(self.vocabulary))
-        items = np.zeros((len(empty), width), dtype=np.int64)
-        scores = np.full((len(empty), width), -np.inf, dtype=np.float32)
-        popular: dict[int, np.ndarray] = {}  # many questions may share one set of rules
-        for row in np.flatnonzero(empty).tolist():
-            rule = rules[row]
-            if id(rule) not in popular:
-                popular[id(rule)] = self._popular(rule)
-            best = popular[id(rule)]
-            items[row, : len(best)], scores[row, : len(best)] = best, self.counts[best]
+
+        def find(rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+            windows = take(histories, rows, self.model.length, self.model.window_step)
+            queries = self.model.query(tensors(windows)) if encode is None else encode(windows, rows)
+            for part, only in _by_only(rules, rows):
+                chosen = rows[part]
+                yield chosen, *self._search(take(histories, chosen), queries[part], chosen, rules, only)
+
         with torch.inference_mode():
-            for rows in self._groups(histories):
-                windows = take(histories, rows, self.model.length, self.model.window_step)
-                queries = self.model.query(tensors(windows)) if encode is None else encode(windows, rows)
-                for part, only in _by_only(rules, rows):
-                    chosen = rows[part]
-                    found, values = self._search(take(histories, chosen), queries[part], chosen, rules, only)
-                    items[chosen, : found.shape[1]], scores[chosen, : found.shape[1]] = found, values
-        # A question's row is as wide as the largest k of all.
-        beyond = np.arange(width) >= np.array([rule.k for rule in rules], dtype=np.int64)[:, None]
-        items[beyond], scores[beyond] = 0, -np.inf
-        return Ranking(items=items, scores=scores, fallback=empty)
+            return self.known.ranking(
+                histories, rules, find, length=self.model.length, tokens=TOKENS, most_rows=MOST_ROWS
+            )
 
     def _search(
         self, histories: Batch, queries: Tensor, rows: np.ndarray, rules: Sequence[Rules], only: np.ndarray | None
@@ -328,53 +305,12 @@ class Recommender:
         found, values = self.index.search(queries, max(rule.k for rule in own), exclude=forbidden, only=only)
         return found.numpy(), values.numpy()
 
-    def _known_numbers(self, ids: Iterable[Any], name: str) -> np.ndarray:
-        """Numbers of the ids that are known; `name` is what the caller calls the list."""
-        numbers = self.vocabulary.numbers(identifiers(ids, name), unknown="zero")
-        return numbers[numbers > 0]
-
-    def _groups(self, histories: Batch) -> Iterator[np.ndarray]:
-        """Rows of histories that are not empty, shortest first, as many at a time as the budgets allow."""
-        if len(histories.items) <= TOKENS and len(histories.lengths) <= MOST_ROWS and histories.lengths.all():
-            if len(histories.lengths):
-                yield np.arange(len(histories.lengths))
-            return
-        rows = np.flatnonzero(histories.lengths)
-        lengths = np.minimum(histories.lengths[rows], self.model.length)
-        order = np.argsort(lengths, kind="stable")
-        for group in cut_by_budget(lengths[order], TOKENS):
-            for begin in range(0, len(group), MOST_ROWS):
-                yield rows[order[group[begin : begin + MOST_ROWS]]]
-
-    def _popular(self, rules: Rules) -> np.ndarray:
-        """The items trained on most [≤ k]; equal counts, the lower number first."""
-        if rules.only is None:
-            candidates = self._by_count[: rules.k + len(rules.exclude)]
-        else:
-            candidates = self._by_count[np.isin(self._by_count, rules.only)]
-        kept = self.trained[candidates] & ~np.isin(candidates, rules.exclude)
-        best: np.ndarray = candidates[kept][: rules.k]
-        return best
-
-    @cached_property
-    def _by_count(self) -> np.ndarray:
-        return np.argsort(-self.counts, kind="stable")
-
     @cached_property
     def _directions(self) -> tuple[Tensor, ItemIndex]:
         """Item vectors of length one [V + 1, D], and an index of them."""
         with torch.inference_mode():
             vectors = functional.normalize(self.model.item_features().detach().cpu().float(), dim=1)
         return vectors, ExactIndex.build(vectors, candidates=self.trained)
-
-    def _scored(self, ranking: Ranking) -> list[list[ScoredItem]]:
-        """Numbers → ids and titles, without the padding at the end of a row."""
-        answered = ranking.items > 0
-        numbers = ranking.items[answered]
-        ids, titles = self.vocabulary.ids(numbers), self.vocabulary.titles(numbers)
-        scored = list(map(ScoredItem, ids, titles, ranking.scores[answered].tolist()))
-        ends = np.cumsum(answered.sum(axis=1)).tolist()
-        return [scored[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _by_only(rules: Sequence[Rules], rows: np.ndarray) -> Iterator[tuple[np.ndarray | slice, np.ndarray | None]]:

@@ -1,0 +1,127 @@
+"""Items by name, by number and by their counts in training: what every answer needs, whatever finds the best items.
+
+Nothing here imports torch: an exported model is answered from by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from segue.data.batch import Batch, cut_by_budget
+from segue.data.vocabulary import Names
+from segue.recommend.answers import Ranking, Recommendation, ScoredItem
+from segue.recommend.history import ReadHistory, identifiers, pack_histories
+from segue.recommend.rules import Rules
+
+Find = Callable[[np.ndarray], Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]]
+"""Rows of histories that are not empty → some of these rows, their items [b, k'] and scores [b, k'], until all are
+answered."""
+Rank = Callable[[Batch], Ranking]
+
+
+class KnownItems:
+    """The items of a run, of which those with a count were trained on."""
+
+    def __init__(self, names: Names, counts: np.ndarray) -> None:
+        """`counts` [V + 1] int64: events of each item in training; number 0 is padding."""
+        self.names = names
+        self.counts = counts
+        self.trained = counts > 0
+
+    def rules(
+        self, *, k: int, exclude: Iterable[Any] | None, only: Iterable[Any] | None, keep_seen: bool | None
+    ) -> Rules:
+        """Rules in ids → rules in numbers; unknown ids are ignored."""
+        return Rules(
+            k=k,
+            keep_seen=keep_seen,
+            exclude=self._numbers([] if exclude is None else exclude, "exclude"),
+            only=None if only is None else self._numbers(only, "only"),
+        )
+
+    def answers(
+        self, histories: Sequence[ReadHistory], rank: Rank, *, asked: np.ndarray | None
+    ) -> list[Recommendation]:
+        """Histories in ids → answers in ids. `asked` [B]: the questions' seconds."""
+        packed = pack_histories(histories, self.names, known=self.trained, asked=asked)
+        ranking = rank(packed.batch)
+        return [
+            Recommendation(items=items, unknown=unknown, fallback="popularity" if fallback else None)
+            for items, unknown, fallback in zip(
+                self.scored(ranking), packed.unknown, ranking.fallback.tolist(), strict=True
+            )
+        ]
+
+    def ranking(
+        self, histories: Batch, rules: Sequence[Rules], find: Find, *, length: int, tokens: int, most_rows: int
+    ) -> Ranking:
+        """Answers in numbers to whole histories of items that were trained on, some perhaps empty; each has its rules.
+
+        Memory is bounded: histories, of which `length` events are encoded, are answered in groups of similar length,
+        of at most so many `tokens` and `most_rows`.
+        """
+        assert len(rules) == len(histories.lengths)
+        empty = histories.lengths == 0
+        width = min(max((rule.k for rule in rules), default=1), len(self.names))
+        items = np.zeros((len(empty), width), dtype=np.int64)
+        scores = np.full((len(empty), width), -np.inf, dtype=np.float32)
+        popular: dict[int, np.ndarray] = {}  # many questions may share one set of rules
+        for row in np.flatnonzero(empty).tolist():
+            rule = rules[row]
+            if id(rule) not in popular:
+                popular[id(rule)] = self._popular(rule)
+            best = popular[id(rule)]
+            items[row, : len(best)], scores[row, : len(best)] = best, self.counts[best]
+        for rows in _groups(histories, length, tokens, most_rows):
+            for chosen, found, values in find(rows):
+                items[chosen, : found.shape[1]], scores[chosen, : found.shape[1]] = found, values
+        # A question's row is as wide as the largest k of all.
+        beyond = np.arange(width) >= np.array([rule.k for rule in rules], dtype=np.int64)[:, None]
+        items[beyond], scores[beyond] = 0, -np.inf
+        return Ranking(items=items, scores=scores, fallback=empty)
+
+    def scored(self, ranking: Ranking) -> list[list[ScoredItem]]:
+        """Numbers → ids and titles, without the padding at the end of a row."""
+        answered = ranking.items > 0
+        numbers = ranking.items[answered]
+        ids, titles = self.names.ids(numbers), self.names.titles(numbers)
+        scored = list(map(ScoredItem, ids, titles, ranking.scores[answered].tolist()))
+        ends = np.cumsum(answered.sum(axis=1)).tolist()
+        return [scored[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def _numbers(self, ids: Iterable[Any], name: str) -> np.ndarray:
+        """Numbers of the ids that are known; `name` is what the caller calls the list."""
+        numbers = self.names.numbers(identifiers(ids, name), unknown="zero")
+        return numbers[numbers > 0]
+
+    def _popular(self, rules: Rules) -> np.ndarray:
+        """The items trained on most [≤ k]; equal counts, the lower number first."""
+        if rules.only is None:
+            candidates = self._by_count[: rules.k + len(rules.exclude)]
+        else:
+            candidates = self._by_count[np.isin(self._by_count, rules.only)]
+        kept = self.trained[candidates] & ~np.isin(candidates, rules.exclude)
+        best: np.ndarray = candidates[kept][: rules.k]
+        return best
+
+    @cached_property
+    def _by_count(self) -> np.ndarray:
+        return np.argsort(-self.counts, kind="stable")
+
+
+def _groups(histories: Batch, length: int, tokens: int, most_rows: int) -> Iterator[np.ndarray]:
+    """Rows of histories that are not empty, shortest first, as many at a time as the budgets allow."""
+    if len(histories.items) <= tokens and len(histories.lengths) <= most_rows and histories.lengths.all():
+        if len(histories.lengths):
+            yield np.arange(len(histories.lengths))
+        return
+    rows = np.flatnonzero(histories.lengths)
+    lengths = np.minimum(histories.lengths[rows], length)
+    order = np.argsort(lengths, kind="stable")
+    for group in cut_by_budget(lengths[order], tokens):
+        for begin in range(0, len(group), most_rows):
+            yield rows[order[group[begin : begin + most_rows]]]

@@ -1,0 +1,230 @@
+"""A file made by `segue export` → answers, without torch: onnxruntime encodes and scores, numpy keeps the rules.
+
+    model = SlimRecommender.open("model.onnx")
+    model.recommend(["espresso", "grinder"], k=10)
+
+It needs numpy, msgspec and onnxruntime. Ids, scores and rules are those of the run that was exported.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from segue.data.batch import MICROSECONDS, Batch, take
+from segue.data.vocabulary import PADDING
+from segue.errors import FolderError, SettingsError
+from segue.recommend.answers import Ranking, Recommendation
+from segue.recommend.history import Moment, microseconds, read_histories
+from segue.recommend.known import KnownItems
+from segue.recommend.rules import Rules, left_out
+
+__all__ = ["Facts", "SlimRecommender"]
+
+FORMAT = 1
+METADATA = "segue"  # the key in the file's metadata under which `Facts` stand
+TOKENS = 16384  # events encoded at a time
+MOST_ROWS = 64  # histories answered at a time
+MOST_SCORES = 4_000_000  # scores in memory at a time
+
+
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the file says beside the graph, as JSON: all that an answer needs and a graph cannot hold."""
+
+    format: int
+    segue: str
+    """The version that wrote the file."""
+    recipe: str
+    """Of the run."""
+    data: str
+    """The digest of the data that the run was trained on."""
+    length: int
+    """Newest events that the graph takes of a history."""
+    window_step: int
+    """Events by which the window's start moves on where a history is longer: see `segue.data.batch.window_begins`."""
+    seen: Literal["excluded", "kept"]
+    """What becomes of a history's items unless asked otherwise."""
+    ids: list[str]
+    """Of item 1, 2, …"""
+    titles: list[str | None] | None
+    """From the catalogue; null where it has none."""
+    counts: list[int]
+    """Events of each item in training. One without any is unknown: never answered, and left out of histories."""
+    twins: dict[int, int]
+    """Items with the vector of an item of a lower number → that number: their scores are the same to the last bit."""
+
+
+class SlimRecommender:
+    """Answers which items come next, from an exported file. It never changes."""
+
+    def __init__(self, session: Any, facts: Facts) -> None:
+        """`session` is onnxruntime's, of the graph that belongs to the facts."""
+        self.facts = facts
+        self.known = KnownItems(_Names(facts), np.array([0, *facts.counts], dtype=np.int64))
+        self._session = session
+        self.inputs: list[str] = [one.name for one in session.get_inputs()]
+        self._most_rows = max(1, min(MOST_ROWS, MOST_SCORES // (len(facts.ids) + 1)))
+        self._twins = np.array([[*facts.twins.keys()], [*facts.twins.values()]], dtype=np.int64)
+
+    @staticmethod
+    def open(path: Path | str, *, threads: int = 0) -> SlimRecommender:
+        """The model in a file made by `segue export`. `threads`: those of an answer; 0 is onnxruntime's choice."""
+        runtime = _onnxruntime()
+        if not Path(path).is_file():
+            raise FolderError(f"{path} is no file; give one made by `segue export`.")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 4  # what goes wrong is raised, and said once
+        try:
+            session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its errors have no common class of their own
+            raise FolderError(f"{path} cannot be read as a model ({in_short(error)}); export it again.") from error
+        found = session.get_modelmeta().custom_metadata_map.get(METADATA)
+        if found is None:
+            raise FolderError(f"{path} is a model, but not of `segue export`: it says nothing of items.")
+        return SlimRecommender(session, _facts(found, path))
+
+    def recommend(
+        self,
+        history: Iterable[Any],
+        k: int = 10,
+        *,
+        now: Moment | None = None,
+        exclude: Iterable[Any] | None = None,
+        only: Iterable[Any] | None = None,
+        keep_seen: bool | None = None,
+    ) -> Recommendation:
+        """The k items that come next: `recommend_many` for one history."""
+        return self.recommend_many([history], k, now=now, exclude=exclude, only=only, keep_seen=keep_seen)[0]
+
+    def recommend_many(
+        self,
+        histories: Iterable[Iterable[Any]],
+        k: int = 10,
+        *,
+        now: Moment | None = None,
+        exclude: Iterable[Any] | None = None,
+        only: Iterable[Any] | None = None,
+        keep_seen: bool | None = None,
+    ) -> list[Recommendation]:
+        """The k items that come next in each history, best first: arguments and answers are those of
+        `segue.Recommender.recommend_many`."""
+        read = read_histories(histories)
+        asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
+        rules = [self.known.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)] * len(read)
+        return self.known.answers(read, lambda batch: self.rank(batch, rules), asked=asked)
+
+    def rank(self, histories: Batch, rules: Sequence[Rules]) -> Ranking:
+        """Answers in numbers to whole histories of items that were trained on, some perhaps empty."""
+
+        def find(rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+            windows = take(histories, rows, self.facts.length, self.facts.window_step)
+            _, scores = self.run(windows)
+            own = [rules[row] for row in rows.tolist()]
+            forbidden = left_out(take(histories, rows), own, keep_seen=self.facts.seen == "kept")
+            if forbidden is not None:
+                scores[forbidden.owners, forbidden.numbers] = -np.inf
+            for row, score, rule in zip(rows, scores, own, strict=True):
+                items = self._best(score, rule)
+                yield np.array([row]), items[None], score[None, items]
+
+        return self.known.ranking(
+            histories, rules, find, length=self.facts.length, tokens=TOKENS, most_rows=self._most_rows
+        )
+
+    def run(self, windows: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """What the graph makes of windows of 1 … `length` events: questions [B, Q] and the scores of all items
+        [B, V + 1], of which column 0 means nothing."""
+        feeds = graph_inputs(windows)
+        wanted = {name: feeds[name] for name in self.inputs}
+        questions, scores = self._session.run(["question", "scores"], wanted)
+        if not np.isfinite(scores).all():
+            raise FolderError("The model's answer is not a finite number: the file is damaged; export it again.")
+        scores[:, self._twins[0]] = scores[:, self._twins[1]]
+        return questions, scores
+
+    def _best(self, scores: np.ndarray, rules: Rules) -> np.ndarray:
+        """The best items [≤ k] that were trained on and are not forbidden; equal scores, the lower number first."""
+        allowed = self.known.trained & (scores > -np.inf)
+        if rules.only is not None:
+            allowed &= np.isin(np.arange(len(scores)), rules.only)
+        numbers = np.flatnonzero(allowed)
+        if len(numbers) > rules.k:
+            border = np.partition(scores[numbers], -rules.k)[-rules.k]
+            numbers = numbers[scores[numbers] >= border]
+        order = np.argsort(-scores[numbers], kind="stable")
+        best: np.ndarray = numbers[order[: rules.k]]
+        return best
+
+
+def graph_inputs(windows: Batch) -> dict[str, np.ndarray]:
+    """What a graph may ask for: events as rectangles [B, N], zeros after a user's own, and what there is of users."""
+    inside = np.arange(windows.lengths.max()) < windows.lengths[:, None]  # [B, N]
+
+    def padded(events: np.ndarray) -> np.ndarray:
+        result = np.zeros(inside.shape, dtype=events.dtype)
+        result[inside] = events
+        return result
+
+    values = np.full(len(windows.items), np.nan, np.float32) if windows.values is None else windows.values
+    newest = windows.times[np.cumsum(windows.lengths) - 1]  # the moment asked about, where that is not known
+    return {
+        "items": padded(windows.items),
+        "lengths": windows.lengths,
+        "times": padded(windows.times),
+        "asked": newest if windows.asked is None else windows.asked,
+        "values": padded(values),
+    }
+
+
+class _Names:
+    """The ids, numbers and titles of a file."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._ids = ["", *facts.ids]
+        self._titles = [None, *(facts.titles or [None] * len(facts.ids))]
+        self._numbers = {identifier: number for number, identifier in enumerate(facts.ids, start=1)}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def numbers(self, ids: Sequence[str], *, unknown: Literal["error", "zero"]) -> np.ndarray:
+        assert unknown == "zero"
+        return np.fromiter(map(self._numbers.get, ids, itertools.repeat(PADDING)), dtype=np.int64, count=len(ids))
+
+    def ids(self, numbers: np.ndarray) -> list[str]:
+        return [self._ids[number] for number in numbers.tolist()]
+
+    def titles(self, numbers: np.ndarray) -> list[str | None]:
+        return [self._titles[number] for number in numbers.tolist()]
+
+
+def _facts(text: str, path: Path | str) -> Facts:
+    try:
+        number = msgspec.json.decode(text, type=dict[str, Any]).get("format")
+        if number != FORMAT:
+            raise FolderError(f"{path} has export format {number}, this segue reads format {FORMAT}; export it again.")
+        return msgspec.json.decode(text, type=Facts)
+    except msgspec.MsgspecError as error:
+        raise FolderError(f"{path} is damaged ({error}); export it again.") from error
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise SettingsError(
+            "A file of `segue export` is answered from by onnxruntime, which is not installed; "
+            "run `pip install 'segue[onnx]'`."
+        ) from None
+    return onnxruntime
+
+
+def in_short(error: Exception) -> str:
+    """What an error says, in short."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(":. ")

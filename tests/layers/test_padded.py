@@ -1,0 +1,98 @@
+"""The rectangle of tensors against the packed batch of the same users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from segue.data.batch import Batch
+from segue.layers import time_buckets as module
+from segue.layers.packed import PackedBatch, tensors
+from segue.layers.padded import PaddedBatch
+from segue.layers.time_buckets import EDGES, time_buckets, time_buckets_by_edges
+
+NAMES = ("items", "times", "values", "position", "position_from_newest", "next_times")
+PAIRS = ("buckets_at_next", "buckets_at_own")
+ROWS = ("newest_buckets_at_next", "newest_buckets_at_own")
+
+lengths_of_users = st.lists(st.integers(1, 6), min_size=1, max_size=4)
+
+
+def both(lengths: list[int], seed: int = 0) -> tuple[PackedBatch, PaddedBatch]:
+    """The same users packed and as a rectangle, which has numbers of no meaning after a user's own."""
+    rng, events = np.random.default_rng(seed), sum(lengths)
+    packed = tensors(
+        Batch(
+            items=rng.integers(1, 50, events),
+            times=rng.integers(0, 10**9, events),
+            lengths=np.array(lengths),
+            asked=rng.integers(10**9, 2 * 10**9, len(lengths)),
+            values=rng.choice([np.nan, 1, 2], events).astype(np.float32),
+        )
+    )
+    inside = torch.arange(max(lengths)) < packed.lengths[:, None]
+
+    def spread(events: Tensor) -> Tensor:
+        return torch.full(inside.shape, 7, dtype=events.dtype).masked_scatter(inside, events)
+
+    values, asked = packed.values, packed.asked
+    assert values is not None and asked is not None
+    return packed, PaddedBatch.of(spread(packed.items), packed.lengths, spread(packed.times), asked, spread(values))
+
+
+def assert_equal(packed: PackedBatch, padded: PaddedBatch) -> None:
+    """At users' own tokens every property is the same."""
+    inside = (torch.arange(padded.longest) < packed.lengths[:, None]).flatten()
+    assert (padded.size, padded.longest, padded.rectangular) == (packed.size, packed.longest, True)
+    assert torch.equal(padded.lengths, packed.lengths)
+    for name in NAMES:
+        assert_same(getattr(padded, name)[inside], getattr(packed, name))
+    assert_same(padded.items[padded.last], packed.items[packed.last])
+    looks = torch.ones(packed.size, 1, 1, packed.longest, dtype=torch.bool)
+    assert_same(padded.may_look, looks if packed.may_look is None else packed.may_look)
+    own = inside.view(packed.size, -1)
+    pairs = own[:, :, None] & own[:, None]
+    for name in PAIRS:
+        assert_same(getattr(padded, name)[pairs], getattr(packed, name)[pairs])
+    for name in ROWS:
+        assert_same(getattr(padded, name)[own], getattr(packed, name)[own])
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@settings(max_examples=15)
+@given(lengths_of_users)
+def test_a_rectangle_says_what_packed_tokens_say(lengths: list[int]) -> None:
+    packed, padded = both(lengths)
+    assert_equal(packed, padded)
+    assert padded.with_room() is padded
+
+
+@settings(max_examples=15)
+@given(lengths_of_users)
+def test_it_grows_as_packed_tokens_do(lengths: list[int]) -> None:
+    packed, padded = both(lengths)
+    assert_equal(packed.with_question(99), padded.with_question(99))
+    assert_equal(packed.doubled(), padded.doubled())
+    assert_equal(packed.with_question(99).doubled(), padded.with_question(99).doubled())
+
+
+@given(st.lists(st.integers(-(2**40), 2**40), min_size=1))
+def test_buckets_by_their_edges(gaps: list[int]) -> None:
+    assert torch.equal(time_buckets_by_edges(torch.tensor(gaps)), time_buckets(torch.tensor(gaps)))
+
+
+def test_another_logarithm_does_not_move_the_edges(monkeypatch: Any) -> None:
+    edges = torch.tensor(EDGES)
+    gaps = torch.cat((edges - 1, edges, edges + 1)).clamp(min=0)
+    expected = time_buckets(gaps)
+    monkeypatch.setattr(module, "STEP", module.STEP * (1 + 1e-5))
+    assert not torch.equal(time_buckets(gaps), expected)
+    assert torch.equal(time_buckets_by_edges(gaps), expected)

@@ -1,0 +1,176 @@
+"""`segue export`: a file that is complete and checked, or none, and a sentence that says why."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from command_line import CommandLine
+from small_exports import assert_same_answers, recommender_of
+from torch import Tensor, nn
+
+from segue import api, export
+from segue.errors import FolderError, InputError, SettingsError
+from segue.layers.packed import PackedBatch, pack, pad
+from segue.models.build import build_model
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.slim import SlimRecommender
+
+
+def small_model(**changed: Any) -> SequenceModel:
+    numbers = {"builder": "sasrec", "width": 8, "depth": 1, "length": 12, "dropout": 0.0, "feed_forward": 2}
+    settings = msgspec.convert({**numbers, **changed}, ModelSettings)
+    return build_model(settings, 300, generator=torch.Generator().manual_seed(3))
+
+
+def test_a_trained_run_by_the_command_line(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
+    said = line.does("export", cycle_run, "--onnx", "model.onnx")
+    assert "Made model.onnx" in said and "SlimRecommender" in said
+    run, slim = api.Recommender.open(cycle_run), SlimRecommender.open(tmp_path / "model.onnx", threads=1)
+    ids = slim.facts.ids
+    rng = np.random.default_rng(0)
+    histories = [rng.choice(ids, length).tolist() for length in range(40)]
+    assert_same_answers(slim.recommend_many(histories, 5), run.recommend_many(histories, 5))
+    assert (slim.facts.recipe, slim.facts.data) == (run.manifest["recipe"], run.manifest["data"]["digest"])
+
+
+def test_what_a_script_reads(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
+    made = line.answers("export", cycle_run, "--onnx", "deep/er/model.onnx")
+    path = tmp_path / "deep" / "er" / "model.onnx"
+    assert made["file"] == "deep/er/model.onnx" and made["bytes"] == path.stat().st_size
+    assert made["inputs"] == ["items", "lengths"] and made["outputs"] == ["question", "scores"]
+    assert made["difference"] <= 1e-5 and made["note"] is None
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_what_is_there_stays(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("mine")
+    says = ("exists already; name another file with --onnx",)
+    line.refuses("export", cycle_run, "--onnx", "model.onnx", says=says)
+
+
+def test_where_nothing_can_be_written(cycle_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FolderError, match=r"a part of its path is a file\. Choose another folder with --onnx"):
+        api.export(cycle_run, onnx=tmp_path / "file" / "model.onnx")
+
+
+class RunningMean(nn.Module):
+    """A block from outside: each token gets the mean of its user's tokens so far."""
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        return pack(pad(x, batch).cumsum(1), batch) / (batch.position[:, None] + 1)
+
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        return self.forward(x, batch)[batch.last]
+
+
+def test_an_encoder_from_outside(tmp_path: Path) -> None:
+    model = small_model()
+    model.blocks = nn.ModuleList([RunningMean(), model.blocks[0], RunningMean()])
+    run = recommender_of(model)
+    api.export(run, onnx=tmp_path / "model.onnx")
+    slim = SlimRecommender.open(tmp_path / "model.onnx", threads=1)
+    histories = [["i3"], [f"i{number}" for number in range(1, 30)], ["i300", "i7", "i300"]]
+    assert_same_answers(slim.recommend_many(histories), run.recommend_many(histories))
+
+
+class Counting(SequenceModel):
+    """Adds how many users there are, a number that a trace takes for a constant."""
+
+    def query(self, batch: PackedBatch) -> Tensor:
+        return super().query(batch) + len(batch.lengths)
+
+
+class Leaving(SequenceModel):
+    """Leaves torch on its way, with a number of its own."""
+
+    def query(self, batch: PackedBatch) -> Tensor:
+        return super().query(batch) * torch.from_numpy(np.array([float(number) for number in batch.lengths.numpy()]))
+
+
+class Failing(SequenceModel):
+    """Can only be asked by packed tokens."""
+
+    def query(self, batch: PackedBatch) -> Tensor:
+        if type(batch) is not PackedBatch:
+            raise NotImplementedError("packed tokens only:\nmore of it")
+        return super().query(batch)
+
+
+class Unknown(SequenceModel):
+    """Does what ONNX has no word for."""
+
+    def query(self, batch: PackedBatch) -> Tensor:
+        squares: Tensor = torch.linalg.matrix_exp(super().query(batch)[:, :, None] * torch.eye(8))
+        return squares[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Counting, "the graph's numbers differ from torch's by .* its encoder does something that a trace misses"),
+        (Leaving, "cannot be exported: "),
+        (Failing, r"no graph can be made of its encoder \(packed tokens only\)\.$"),
+        (Unknown, "no graph can be made of its encoder .*matrix_exp"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused(
+    kind: type[SequenceModel], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = small_model()
+    model.__class__ = kind
+    with pytest.raises(InputError, match=said):
+        export.export_onnx(recommender_of(model), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_full_disk_is_no_fault_of_the_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("torch.onnx.export", refuse)
+    with pytest.raises(FolderError, match="The disk is full"):
+        export.export_onnx(recommender_of(small_model()), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_no_file_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "MOST_BYTES", 10_000)
+    with pytest.raises(InputError, match="an ONNX file 10,000 at most"):
+        export.export_onnx(recommender_of(small_model()), tmp_path / "model.onnx")
+
+
+def test_onnx_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("segue.export.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SettingsError, match=r"segue\[onnx\]"):
+        export.export_onnx(recommender_of(small_model()), tmp_path / "model.onnx")
+
+
+def test_a_tied_table_is_in_the_file_once(tmp_path: Path) -> None:
+    sizes = []
+    for tied in (True, False):
+        path = tmp_path / f"{tied}.onnx"
+        sizes.append(export.export_onnx(recommender_of(small_model(tied=tied)), path).bytes)
+    assert sizes[1] - sizes[0] == pytest.approx(301 * 8 * 4, abs=500)
+
+
+def test_an_approximate_run_says_that_its_file_is_exact(tmp_path: Path) -> None:
+    run = recommender_of(small_model())
+    run.manifest["index"] = {"kind": "approximate"}
+    assert "every item is scored" in (export.export_onnx(run, tmp_path / "model.onnx").note or "")
+
+
+def test_the_stages_are_told(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    export.export_onnx(
+        recommender_of(small_model()), tmp_path / "model.onnx", progress=lambda *stage: told.append(stage)
+    )
+    assert told == [(name, done, 3) for done, name in enumerate(export.STAGES)]

@@ -1,0 +1,184 @@
+"""Answers without torch: the rules of an exported file against those of the run it was made from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_exports import assert_same_answers, exported, recommender_of
+
+from segue.errors import FolderError, InputError, SettingsError
+from segue.models.build import build_model
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.recommend.recommender import Recommender
+from segue.slim import METADATA, SlimRecommender
+
+IDS = ["a,b", "007", "7", "☕🫖", "x/y", " two  spaces ", "line\nbreak", *(f"i{number}" for number in range(8, 31))]
+TITLES = [None if number % 5 == 0 else f"Title {number}" for number in range(30)]
+COUNTS = [(number * 7) % 5 for number in range(30)]  # every fifth item was never trained on, and many tie
+
+
+def small_model(*, categories: np.ndarray | None = None) -> SequenceModel:
+    numbers = ModelSettings(
+        builder="sasrec",
+        width=8,
+        depth=1,
+        heads=2,
+        length=12,
+        dropout=0.0,
+        feed_forward=2,
+        positions="oldest",
+        category="" if categories is None else "genre",
+    )
+    return build_model(numbers, 30, generator=torch.Generator().manual_seed(3), categories=categories)
+
+
+Pair = tuple[Recommender, SlimRecommender]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the file is."""
+    return tmp_path_factory.mktemp("slim")
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Pair:
+    """A run and its file."""
+    run = recommender_of(small_model(), counts=COUNTS, ids=IDS, titles=TITLES)
+    return run, exported(run, folder)
+
+
+@pytest.fixture
+def graph(pair: Pair, folder: Path) -> onnx.ModelProto:  # noqa: ARG001  # it made the file
+    """What is in the file."""
+    return onnx.load_model(folder / "model.onnx")
+
+
+some_ids = st.lists(st.sampled_from([*IDS, "nobody", "never"]), max_size=30)
+maybe_ids = st.none() | some_ids
+
+
+@settings(max_examples=60)
+@given(some_ids, st.integers(1, 40), maybe_ids, maybe_ids, st.sampled_from([None, True, False]))
+def test_the_rules_are_those_of_the_run(
+    pair: Pair, history: list[str], k: int, exclude: list[str] | None, only: list[str] | None, keep_seen: bool | None
+) -> None:
+    run, slim = pair
+    limits: dict[str, Any] = {"exclude": exclude, "only": only, "keep_seen": keep_seen}
+    assert_same_answers([slim.recommend(history, k, **limits)], [run.recommend(history, k, **limits)])
+
+
+def test_many_histories_of_any_length_together(pair: Pair) -> None:
+    run, slim = pair
+    rng = np.random.default_rng(0)
+    histories = [rng.choice([*IDS, "nobody"], length).tolist() for length in rng.integers(0, 60, 150)]
+    assert_same_answers(slim.recommend_many(histories), run.recommend_many(histories))
+
+
+@pytest.mark.parametrize("history", [[], ["nobody"], [IDS[0]]], ids=["empty", "unknown", "never trained on"])
+def test_nothing_known_is_answered_by_popularity(pair: Pair, history: list[str]) -> None:
+    answer = pair[1].recommend(history, k=7)
+    assert (answer.fallback, answer.unknown) == ("popularity", history)
+    assert [item.score for item in answer.items] == [4.0] * 6 + [3.0]
+    assert answer.ids == [IDS[number] for number in (2, 7, 12, 17, 22, 27, 4)]  # counts tie by number
+
+
+def test_an_answer_reads_as_that_of_the_run(pair: Pair) -> None:
+    answer = json.loads(msgspec.json.encode(pair[1].recommend([IDS[1], "nobody"], k=1)))
+    assert answer.keys() == {"items", "unknown", "fallback"} and answer["unknown"] == ["nobody"]
+    assert answer["items"][0].keys() == {"id", "title", "score"}
+
+
+def test_items_that_share_a_vector_tie_by_number(tmp_path: Path) -> None:
+    categories = np.array([0, *(number % 4 + 1 for number in range(30))])
+    run = recommender_of(small_model(categories=categories), counts=COUNTS)
+    slim = exported(run, tmp_path)
+    for history in (["i2"], ["i2", "i3", "i9"], ["i13"] * 40):
+        answer = slim.recommend(history, k=25)
+        assert len({item.score for item in answer.items}) <= 4
+        assert_same_answers([answer], [run.recommend(history, k=25)])
+
+
+@pytest.mark.parametrize(
+    ("history", "k", "said"),
+    [("i8", 10, "must be a list of item ids"), (["i8"], 0, "at least 1"), ([1.5], 10, "a text or a whole number")],
+)
+def test_what_the_run_refuses_is_refused_here(pair: Pair, history: Any, k: int, said: str) -> None:
+    for model in pair:
+        with pytest.raises(InputError, match=said):
+            model.recommend(history, k)
+
+
+BLOCKED = """
+import sys
+for name in ("torch", "polars", "pyarrow", "pandas", "narwhals", "onnx", "safetensors", "litestar", "rich", "typer"):
+    sys.modules[name] = None  # importing it is an error
+import msgspec
+from segue.slim import SlimRecommender
+answer = SlimRecommender.open(sys.argv[1], threads=1).recommend(["i8", "7", "nobody"], k=5)
+print(msgspec.json.encode(answer).decode())
+"""
+
+
+def test_nothing_is_imported_but_numpy_msgspec_and_onnxruntime(pair: Pair, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, str(folder / "model.onnx")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = pair[0].recommend(["i8", "7", "nobody"], k=5)
+    assert [item["id"] for item in json.loads(done.stdout)["items"]] == expected.ids
+
+
+def test_a_file_that_is_none_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match="is no file"):
+        SlimRecommender.open(tmp_path / "missing.onnx")
+    (tmp_path / "text.onnx").write_text("not a model")
+    with pytest.raises(FolderError, match="cannot be read as a model"):
+        SlimRecommender.open(tmp_path / "text.onnx")
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (None, "not of `segue export`"),
+        ('{"format": 99}', "has export format 99, this segue reads format 1"),
+        ('{"format": 1}', "is damaged"),
+        ("[", "is damaged"),
+    ],
+)
+def test_a_model_that_says_something_else(graph: onnx.ModelProto, tmp_path: Path, facts: str | None, said: str) -> None:
+    onnx.helper.set_model_props(graph, {} if facts is None else {METADATA: facts})
+    onnx.save_model(graph, tmp_path / "other.onnx")
+    with pytest.raises(FolderError, match=said):
+        SlimRecommender.open(tmp_path / "other.onnx")
+
+
+def test_an_answer_that_is_no_number(graph: onnx.ModelProto, tmp_path: Path) -> None:
+    for one in graph.graph.initializer:
+        if one.data_type == onnx.TensorProto.FLOAT:
+            one.CopyFrom(onnx.numpy_helper.from_array(np.full(one.dims, np.nan, dtype=np.float32), one.name))
+    onnx.save_model(graph, tmp_path / "damaged.onnx")
+    with pytest.raises(FolderError, match="not a finite number"):
+        SlimRecommender.open(tmp_path / "damaged.onnx").recommend(["i8"])
+
+
+def test_onnxruntime_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(SettingsError, match=r"segue\[onnx\]"):
+        SlimRecommender.open(tmp_path / "model.onnx")
