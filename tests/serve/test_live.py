@@ -470,6 +470,7 @@ def test_two_models_side_by_side(client: Client, service: Service) -> None:
         "items": 14,
         "length": 5,
         "attention": True,
+        "plan": False,
         "columns": ["kind", "stock", "year"],
         "manifest": {"data": {}, "recipe": ""},
         "report": None,
