@@ -64,10 +64,11 @@ def additive_scores(
     """
     if activation == "hard-sigmoid":
         queries, keys = SLOPE * queries + MIDDLE, SLOPE * keys
-    before, (m, n) = queries.shape[:-2], (queries.shape[-2], keys.shape[-2])
+    (m, n), width = (queries.shape[-2], keys.shape[-2]), keys.shape[-1]
+    before = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])  # type: ignore[no-untyped-call]
     flat: Tensor = _AdditiveScores.apply(  # type: ignore[no-untyped-call]
-        queries.reshape(-1, m, queries.shape[-1]),
-        keys.reshape(-1, n, keys.shape[-1]),
+        queries.expand(*before, m, width).reshape(-1, m, width),
+        keys.expand(*before, n, width).reshape(-1, n, width),
         vector,
         activation,
         looking_back,
