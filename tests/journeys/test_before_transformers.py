@@ -17,8 +17,12 @@ HISTORY = ["i03", "i04", "i05"]
 
 # A recipe, what is asked of it instead, and how many attentions it has to show.
 JOURNEYS = {
-    "gru4rec, recency": ("gru4rec", ("objective.task=recency", "objective.cuts=8"), 0),
-    "gru4rec-bprmax": ("gru4rec-bprmax", ("objective.negatives=8", "index.kind=approximate"), 0),
+    "gru4rec, recency": ("gru4rec", ("model.state_width=0", "objective.task=recency", "objective.cuts=8"), 0),
+    "gru4rec-bprmax": (
+        "gru4rec-bprmax",
+        ("model.state_width=24", "objective.negatives=8", "index.kind=approximate"),
+        0,
+    ),
     "narm, REINFORCE": ("narm", ("model.choice=reinforce", "model.entropy_bonus=0.01"), 1),
     "caser, gBCE": ("caser", ("objective.loss=gbce", "objective.sampler=uniform", "objective.negatives=6"), 0),
     "nextitnet, cosine": ("nextitnet", ("model.depth=1", "model.similarity=cosine", "objective.temperature=0.1"), 0),
