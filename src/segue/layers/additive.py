@@ -69,8 +69,8 @@ def additive_scores(
     if tracing():
         sums = queries[..., :, None, :] + keys[..., None, :, :]
         return (sums.tanh() if activation == "tanh" else sums.clamp(0, 1)) @ vector
-    before = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
-    (m, width), n = queries.shape[-2:], keys.shape[-2]
+    (m, n), width = (queries.shape[-2], keys.shape[-2]), keys.shape[-1]
+    before = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])  # type: ignore[no-untyped-call]
     flat: Tensor = _AdditiveScores.apply(  # type: ignore[no-untyped-call]
         queries.expand(*before, m, width).reshape(-1, m, width),
         keys.expand(*before, n, width).reshape(-1, n, width),

@@ -177,7 +177,8 @@ class Attention(nn.Module):
 
     def _chosen(self, q: Tensor, k: Tensor, looks: Tensor | None, bias: Tensor | None) -> Chosen:
         """How much is taken of each value [B, H, M, N]."""
-        logits = self.score(q, k)
+        square = self.causal and q.shape[2] == k.shape[2]  # scores of later keys will be masked: they need not be made
+        logits = self.score(q, k, looking_back=square)
         return chosen(
             logits if bias is None else logits + bias,
             looks,
