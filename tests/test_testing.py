@@ -55,7 +55,7 @@ def builder_of(block: type[Sums], start: Callable[..., None] = xavier_start, **o
         model = SequenceModel(
             items,
             make_inputs(settings),
-            LearnedPositions(settings.length, settings.width, settings.positions),
+            LearnedPositions(settings.length, settings.width, settings.counted_from),
             [block(settings.width, settings.dropout) for _ in range(settings.depth)],
             norm=nn.LayerNorm(settings.width),
             scale=1.0,

@@ -21,7 +21,7 @@ every_choice = pytest.mark.parametrize("choice", get_args(Choice))
 def block_of(width: int, scores: ScoreKind = "additive", choice: Choice = "soft", *, seed: int = 0) -> NarmBlock:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        block = NarmBlock(width, 0.0, scores=scores, choice=choice, temperature=1.0).double().eval()
+        block = NarmBlock(width, width, 0.0, scores=scores, choice=choice, temperature=1.0).double().eval()
     draw_from(block, torch.Generator().manual_seed(seed))
     return block
 

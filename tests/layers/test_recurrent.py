@@ -15,7 +15,7 @@ from segue.layers.recurrent import GRUBlock
 def block_of(width: int, seed: int = 0) -> GRUBlock:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return GRUBlock(width, dropout=0.0).double()
+        return GRUBlock(width, width, dropout=0.0).double()
 
 
 def test_packed_states_are_those_of_torch_for_each_user_alone() -> None:

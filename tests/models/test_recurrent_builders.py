@@ -88,6 +88,27 @@ def test_narm_asks_with_the_last_state_and_a_mixture_of_all() -> None:
     torch.testing.assert_close(told[0, 0, 0, 2], weights, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("builder", ["gru4rec", "narm"])
+def test_states_may_be_wider_than_tokens(builder: str) -> None:
+    """In every layer; what is compared with items is as wide as they are, and what was drawn is still known of."""
+    model = model_of(builder=builder, state_width=7)
+    assert [tuple(block.cell.weight_ih_l0.shape) for block in model.blocks if isinstance(block, GRUBlock)] == [
+        (21, 4),
+        (21, 7),
+    ]
+    assert model.query(TWO_USERS).shape == (2, 4)
+    case = Case(BUILDERS[builder], settings_of(builder=builder, state_width=7, length=64))
+    laws.later_events_change_nothing_earlier(case)
+    laws.batches_change_nothing(case)
+    laws.parameters_learn(case)
+    laws.questions_are_the_newest_states(case)
+    laws.saving_changes_nothing(case)
+    if builder == "narm":
+        drawing = narm_case(choice="reinforce", state_width=7).new().train()
+        assert isinstance(drawing, DrawingModel) and drawing.draws(drawing.encode(TWO_USERS)) is not None
+        assert drawing.draws(drawing.eval().encode(TWO_USERS)) is None
+
+
 @pytest.mark.parametrize("scores", get_args(ScoreKind))
 @pytest.mark.parametrize("choice", get_args(Choice))
 def test_narm_keeps_the_laws_however_it_looks(scores: ScoreKind, choice: Choice) -> None:
@@ -157,6 +178,8 @@ def with_values(values: torch.Tensor) -> Any:
         ({"builder": "narm", "choice": "gumbel", "choice_temperature": 0.0}, ("model.choice_temperature", "above 0")),
         ({"builder": "narm", "choice": "gumbel", "entropy_bonus": 0.1}, ("model.entropy_bonus", "'reinforce'")),
         ({"builder": "narm", "choice": "reinforce", "entropy_bonus": -1.0}, ("model.entropy_bonus", "at least 0")),
+        ({"builder": "caser", "state_width": 5}, ("model.state_width", "gru4rec and narm")),
+        ({"builder": "narm", "state_width": -1}, ("model.state_width", "at least 0")),
         ({"builder": "gru4rec", "kernel": 5}, ("model.kernel", "nextitnet")),
         ({"builder": "gru4rec", "dilations": [1]}, ("model.dilations", "nextitnet")),
         ({"builder": "nextitnet", "dilations": []}, ("model.dilations", "at least 1")),

@@ -351,6 +351,8 @@ QUICK = (
 )
 NEEDS = {
     "bert4rec": ("train.epochs=25", "objective.masked=0.4", "objective.last_masked=1.0"),
+    "gru4rec": ("train.epochs=7", "model.state_width=0"),
+    "gru4rec-bprmax": ("train.epochs=7", "model.state_width=0"),
     "gsasrec": ("train.epochs=14",),
     "sasrec-rss": (
         "train.epochs=14",

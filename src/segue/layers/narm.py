@@ -12,17 +12,19 @@ from segue.layers.scores import ScoreKind, make_score
 
 
 class NarmBlock(nn.Module):
-    """Each state and a mixture of its user's states up to it, joined and mapped to one vector: at every event what the
-    original has after a session's last.
+    """Each state and a mixture of its user's states up to it, joined and mapped to one vector: [T, S] → [T, D]. It is
+    at every event what the original has after a session's last.
 
     Where what is looked at is drawn, training has to know how likely it was: then two features come after the others,
     the logarithm of that chance and the entropy of what was drawn from, and nothing may follow but the question.
     """
 
-    def __init__(self, width: int, dropout: float, *, scores: ScoreKind, choice: Choice, temperature: float) -> None:
+    def __init__(
+        self, state_width: int, width: int, dropout: float, *, scores: ScoreKind, choice: Choice, temperature: float
+    ) -> None:
         super().__init__()
-        self.score = make_score(scores, width, width, width, activation="hard-sigmoid")
-        self.joined = nn.Linear(2 * width, width, bias=False)
+        self.score = make_score(scores, state_width, state_width, state_width, activation="hard-sigmoid")
+        self.joined = nn.Linear(2 * state_width, width, bias=False)
         self.drop = Dropout(dropout)
         self.choice: Choice = choice
         self.temperature = temperature

@@ -25,15 +25,16 @@ def gru4rec(settings: ModelSettings, items: IdTable, generator: torch.Generator)
     the same power but with other weights: see `GRUBlock`. Its losses are `bpr-max` and `top1-max`, among others.
     """
     inputs = make_inputs(settings)
+    states = settings.state_width or inputs.width
     model = SequenceModel(
         items,
         inputs,
         NoPositions(settings.length * inputs.tokens_an_event),
-        [GRUBlock(inputs.width, settings.dropout) for _ in range(settings.depth)],
+        [GRUBlock(states if layer else inputs.width, states, settings.dropout) for layer in range(settings.depth)],
         norm=nn.Identity(),
         scale=inputs.width**0.5,
         dropout=settings.dropout,
-        at_question=nn.Linear(inputs.width, settings.width),
+        at_question=nn.Linear(states, settings.width),
         similarity=make_similarity(settings),
         output=make_output(settings),
     )

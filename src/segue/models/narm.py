@@ -39,13 +39,15 @@ def narm(settings: ModelSettings, items: IdTable, generator: torch.Generator) ->
     sigmoids there, and for its sessions, of which it keeps the oldest 19 events.
     """
     inputs = make_inputs(settings)
+    states = settings.state_width or inputs.width
     model = NarmModel(
         items,
         inputs,
         NoPositions(settings.length * inputs.tokens_an_event),
         [
-            *(GRUBlock(inputs.width, settings.dropout) for _ in range(settings.depth)),
+            *(GRUBlock(states if layer else inputs.width, states, settings.dropout) for layer in range(settings.depth)),
             NarmBlock(
+                states,
                 inputs.width,
                 settings.dropout,
                 scores=settings.scores,

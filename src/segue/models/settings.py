@@ -74,6 +74,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """What the scores are divided by where one state is taken: a low one makes draws sure and gradients steep."""
     entropy_bonus: float = 0.0
     """What the loss pays for a unit of entropy of what choice = 'reinforce' draws from, so that it goes on trying."""
+    state_width: int = 0
+    """Features of a state of gru4rec and narm; 0: as many as a token has."""
     kernel: int = 3
     """Events that a convolution of nextitnet sees."""
     dilations: tuple[int, ...] = (1, 2)
@@ -136,6 +138,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise SettingsError(f"model.{name} must be at least 1, got {getattr(self, name)}.")
+        if self.state_width < 0:
+            raise SettingsError(f"model.state_width must be at least 0, got {self.state_width}.")
         if not self.dilations or min(self.dilations) < 1:
             raise SettingsError(f"model.dilations must be numbers of at least 1, got {list(self.dilations)}.")
         if self.builder in BIDIRECTIONAL and self.length < 2:
@@ -227,6 +231,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ("choice", self.builder == "narm", "it is narm's"),
             ("choice_temperature", self.choice != "soft", "it belongs to a choice that is not 'soft'"),
             ("entropy_bonus", self.choice == "reinforce", "it belongs to choice = 'reinforce'"),
+            ("state_width", self.builder in ("gru4rec", "narm"), "it belongs to gru4rec and narm"),
             ("kernel", self.builder == "nextitnet", "it is nextitnet's"),
             ("dilations", self.builder == "nextitnet", "they are nextitnet's"),
             ("image_events", self.builder == "caser", "it is caser's"),
