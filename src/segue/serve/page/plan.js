@@ -63,7 +63,7 @@ function* steps() {
   const note =
     answer.fallback === "popularity"
       ? "The history has nothing the model knows: these are the most frequent items."
-      : `Each is chosen knowing those before it; all of them in this order: ${percent(Math.exp(answer.score))}.`;
+      : "Each is chosen knowing those before it; beside it is its chance to come there.";
   yield element("p", { class: "hint", text: note });
 }
 
