@@ -1,6 +1,6 @@
 """A run → one ONNX file: the graph from a window of events to a question and scores, and what a runtime must know.
 
-The graph takes users' windows as rectangles, oldest events first and anything after a user's own: `items` [B, N] and
+The graph takes users' windows as rectangles, oldest events first and zeros after a user's own: `items` [B, N] and
 `lengths` [B]; where the model looks at them also `times` [B, N] and `asked` [B], in seconds, and `values` [B, N], nan
 where there is none. It gives `question` [B, Q] and `scores` [B, V + 1], column 0 meaning nothing. B is any number, N
 at most the model's length.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import polars as pl
 import torch
 from torch import Tensor, nn
 
@@ -101,7 +102,7 @@ def _facts_of(recommender: Recommender) -> Facts:
         window_step=model.window_step,
         seen=recommender.seen,
         ids=table["id"].to_list(),
-        titles=table["title"].to_list() if "title" in table.columns else None,
+        titles=table["title"].cast(pl.String).to_list() if "title" in table.columns else None,
         counts=recommender.counts[1:].tolist(),
         twins=_twins(model.item_vectors().detach().numpy()),
     )
