@@ -19,7 +19,6 @@ from segue.layers.hard_attention import (
     entropy,
     gumbel_noise,
     log_chance_of,
-    moved_baseline,
     reinforce_loss,
     straight_through,
 )
@@ -256,15 +255,6 @@ def test_entropy_is_worth_its_bonus() -> None:
     found = reinforce_loss(numbers([2.0, 2.0]), numbers([0.0, 0.0]), 2.0, entropy=spread, bonus=0.1)
     assert found.item() == pytest.approx(-0.1)
     assert gradient(found, spread).tolist() == pytest.approx([-0.05, -0.05])
-
-
-def test_the_baseline_is_a_running_mean_and_not_learned() -> None:
-    baseline, losses = torch.tensor(1.0), numbers([3.0, 5.0], learned=True)
-    baseline = moved_baseline(baseline, losses, share=0.1)
-    assert baseline.item() == pytest.approx(1.3) and not baseline.requires_grad
-    for _ in range(200):
-        baseline = moved_baseline(baseline, losses, share=0.1)
-    assert baseline.item() == pytest.approx(4.0, abs=1e-5)
 
 
 # --- masks come before the softmax --------------------------------------------------------------------------------

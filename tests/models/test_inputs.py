@@ -125,7 +125,7 @@ def test_attention_between_events_adds_up_what_their_tokens_got() -> None:
     """A row is the token that is asked; a column is both tokens of an event."""
     model, batch = model_of(inputs="combined"), batch_of(VALUES, ITEMS)
     weights = model.attention(batch)
-    assert weights.shape == (2, 2, 1, 3, 3)
+    assert weights is not None and weights.shape == (2, 2, 1, 3, 3)
     torch.testing.assert_close(weights[:, 0].sum(-1), torch.ones(2, 1, 3, dtype=torch.float64))
 
 

@@ -85,11 +85,6 @@ def entropy(log_chances: Tensor) -> Tensor:
     return -(log_chances.exp() * log_chances.masked_fill(log_chances == -math.inf, 0)).sum(-1)
 
 
-def moved_baseline(baseline: Tensor, losses: Tensor, *, share: float) -> Tensor:
-    """The running mean of losses, moved by a share of the way towards these."""
-    return torch.lerp(baseline, losses.detach().mean().to(baseline.dtype), share)
-
-
 def reinforce_loss(
     losses: Tensor, log_chance: Tensor, baseline: Tensor | float, *, entropy: Tensor, bonus: float
 ) -> Tensor:
