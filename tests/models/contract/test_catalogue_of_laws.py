@@ -74,7 +74,7 @@ LAWS = {
         ),
         {
             "bert4rec": "Only the second part: asked for hidden events, it has both neighbours of each to go by.",
-            "seq2seq": "Another grammar: see test_attention_alone_continues_every_route.",
+            "seq2seq": "Another grammar: see test_five_stops_of_every_route_are_planned_from_beginnings_never_met.",
         },
     ),
     "V9": Law("Popularity is beaten.", ("test_a_recipe_learns_the_planted_cycle",), note="Of recipes, not builders."),

@@ -1,0 +1,43 @@
+"""An encoder and a decoder learn routes by heart and go on along them: five stops ahead, without a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from cycle_logs import Log, recipe_of, sequences_of
+from routes import ROUTES, STOPS, drives, held_out_prefixes
+
+from segue.data.vocabulary import Vocabulary
+from segue.index.exact import ExactIndex
+from segue.recommend.recommender import Recommender
+
+N_ITEMS = ROUTES * STOPS
+BODIES: dict[str, dict[str, Any]] = {
+    "transformer": {"width": 48, "feed_forward": 2},
+    "gru": {"width": 48, "feed_forward": 4, "body": "gru"},
+}
+EPOCHS = {"transformer": 13, "gru": 6}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_five_stops_of_every_route_are_planned_from_beginnings_never_met(body: str, tmp_path: Path) -> None:
+    """More than two hundred of them. The last epoch counts: validation has nothing left to say long before it."""
+    log = Log.of(sequences_of(*drives()), N_ITEMS)
+    recipe = recipe_of(
+        model={"builder": "seq2seq", "length": 12, **BODIES[body]},
+        objective={"task": "continuation", "cuts": 4},
+        epochs=EPOCHS[body],
+        tokens=250,
+        averaging=0.9,
+    )
+    model, _ = log.fitted(recipe, tmp_path / "state", None)
+    names = Vocabulary(pl.DataFrame({"id": [str(stop) for stop in range(1, N_ITEMS + 1)], "count": [1] * N_ITEMS}))
+    recommender = Recommender(model, ExactIndex.build(model.item_vectors()), names)
+    asked = held_out_prefixes()
+    assert len(asked) > 200
+    plans = recommender.plan_many([history for history, _ in asked], 5)
+    wrong = [history for (history, right), plan in zip(asked, plans, strict=True) if plan.ids != [*map(str, right)]]
+    assert not wrong
