@@ -643,7 +643,10 @@ def test_one_kind_of_folder_for_the_other(line: CommandLine, cycle_data: Path, c
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--recipe", "sasrek"), ("no recipe 'sasrek'", "did you mean 'sasrec'", "bert4rec, default", "FILE.toml")),
+        (
+            ("--recipe", "sasrek"),
+            ("no recipe 'sasrek'", "did you mean 'sasrec'", "bert4rec, caser, default", "FILE.toml"),
+        ),
         (
             ("--set", "modle.width=8"),
             ("no section 'modle'", "did you mean 'model'", "model, objective, train, evaluate"),

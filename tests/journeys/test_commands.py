@@ -37,7 +37,7 @@ OPTIONS = {
     "compare": "--html --json",
     "recommend": "--history --user --users --out -k --data --keep-seen --no-keep-seen --exclude --only --json",
     "similar": "-k --json",
-    "explain": "--history --user --item --data --keep-seen --no-keep-seen --html --json",
+    "explain": "--history --user --item --data --keep-seen --no-keep-seen --html --layer --head --query --json",
     "plan": "--history --user -n --beam --data --keep-seen --no-keep-seen --exclude --only --repeats --json",
     "export": "--onnx --json",
     "tune": "--out --recipe --trials --minutes --resume --json",
@@ -304,7 +304,8 @@ def test_recipes(line: CommandLine) -> None:
     assert list(body) == ["recipes"]
     named = "default esasrec sasrec sasrec-bce sasrec-sampled gsasrec bert4rec sasrec-rss transformer"
     timed = "hstu hstu-large hstu-mol sasrec-meta"
-    assert set(body["recipes"]) == {*named.split(), *timed.split()}
+    others = "gru4rec gru4rec-bprmax narm caser nextitnet seq2seq"
+    assert set(body["recipes"]) == {*named.split(), *timed.split(), *others.split()}
     printed = line.does("recipes")
     assert all(name in printed and about["summary"] in printed for name, about in body["recipes"].items())
 

@@ -172,9 +172,11 @@ class SqliteStore:
                     connection.execute(statement)
 
     def _is_new(self, connection: sqlite3.Connection) -> bool:
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        # In one statement: between two of them another process may have made the tables.
+        application, version, tables = connection.execute(
+            "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
+            "FROM pragma_application_id, pragma_user_version"
+        ).fetchone()
         if not application and not tables:
             return True
         if application != APPLICATION:
