@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from segue.models.similarity import Dot
-from segue.objective.scores import shared_scores
-from segue.objective.softmax import full_softmax, sampled_softmax
+from segue.objective import softmax
+from segue.objective.scores import shared_collisions, shared_scores
+from segue.objective.softmax import full_softmax, sampled_softmax, shared_softmax
 
 DOT = Dot()
 
@@ -152,3 +154,45 @@ def test_extreme_scores(positive: float, negative: float, loss: float, dtype: to
     assert scores[0].grad is not None and scores[1].grad is not None
     assert scores[0].grad.item() == pytest.approx(math.exp(-min(loss, 700)) - 1, abs=1e-5)
     assert scores[1].grad.item() == pytest.approx(1 - math.exp(-min(loss, 700)), abs=1e-5)
+
+
+# --- in tiles, without holding all scores ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tile", [1, 64, 1 << 20], ids=["least tiles", "small tiles", "one tile"])
+@pytest.mark.parametrize("corrected", [True, False], ids=["log q", "plain"])
+@pytest.mark.parametrize("grouped", [True, False], ids=["groups", "rows"])
+def test_shared_softmax_is_the_sampled_one_of_all_scores(
+    monkeypatch: pytest.MonkeyPatch, tile: int, corrected: bool, grouped: bool
+) -> None:
+    """In value and in every gradient, that of the weights among them."""
+    monkeypatch.setattr(softmax, "TILE_SCORES", tile)
+    monkeypatch.setattr(softmax, "LEAST_TILE", 7)
+    chance = torch.Generator().manual_seed(3)
+    targets, items = torch.randint(0, 12, (50,), generator=chance), torch.randint(0, 12, (9,), generator=chance)
+    groups = torch.arange(50) // 3 if grouped else None
+    log_q = (torch.rand(50, generator=chance).double(), torch.rand(9, generator=chance).double()) if corrected else None
+    parts = [torch.randn(count, 5, generator=chance).double() for count in (50, 50, 9)]
+    worth = torch.rand(50, generator=chance).double()
+
+    def of(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> list[Tensor]:
+        leaves = [part.clone().requires_grad_() for part in (*parts, worth)]
+        value = loss(*leaves)
+        return [value.detach(), *torch.autograd.grad(value, leaves)]
+
+    collisions = shared_collisions(targets, items, groups)
+    assert len(collisions[0]) > 20 and bool((collisions[0].diff() >= 0).all())
+    found = of(lambda q, a, d, w: shared_softmax(q, a, d, collisions, w, log_q=log_q))
+    expected = of(
+        lambda q, a, d, w: sampled_softmax(*shared_scores(DOT, q, a, d, targets, items, log_q=log_q, groups=groups), w)
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_shared_softmax_of_answers_beyond_the_digits_of_a_chance() -> None:
+    """A chance of e^-300 is 0 in float32; what was lost is 300 all the same."""
+    questions, answers = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-300.0, 0.0], [0.0, 2.0]])
+    nothing = torch.zeros(0, dtype=torch.int64)
+    found = shared_softmax(questions, answers, torch.zeros(1, 2), (nothing, nothing))
+    assert found.item() == pytest.approx((300 + math.log1p(math.exp(-2))) / 2, abs=1e-4)

@@ -16,9 +16,9 @@ from segue.objective.pairwise import bpr, bpr_max, top1_max
 from segue.objective.reinforce import even_weights, with_draws
 from segue.objective.sampler import InBatchSampler, MixedSampler, PopularitySampler, Sampler, UniformSampler
 from segue.objective.sce import sce
-from segue.objective.scores import own_scores, shared_scores
+from segue.objective.scores import own_scores, shared_collisions, shared_scores
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.softmax import full_softmax, sampled_softmax
+from segue.objective.softmax import full_softmax, sampled_softmax, shared_softmax
 from segue.objective.task import EXTRA, Continuation, Examples, MaskedItem, Recency, Task, next_item
 
 
@@ -103,12 +103,15 @@ class Objective:
             if settings.task == "recency" and examples.positions is not None
             else None
         )
+        answers = model.item_vectors(targets)
+        if settings.loss == "sampled-softmax" and settings.shared and isinstance(model.similarity, Dot):
+            collisions, asked = shared_collisions(targets, items, groups), states / settings.temperature
+            return shared_softmax(asked, answers, vectors, collisions, weights, log_q=log_q)
         scores = shared_scores
         if not settings.shared:
             rows = len(targets), settings.negatives
             items, vectors, scores = items.view(rows), vectors.view(*rows, -1), own_scores
             log_q = None if log_q is None else (log_q[0], log_q[1].view(rows))
-        answers = model.item_vectors(targets)
         positive, negatives = scores(
             model.similarity,
             states,

@@ -43,7 +43,7 @@ def shared_scores(
             negatives = negatives - log_q[1]
     if log_q is not None:
         positive = positive - log_q[0]
-    negatives[_shared_collisions(targets, items, groups)] = -math.inf
+    negatives[shared_collisions(targets, items, groups)] = -math.inf
     return positive, negatives
 
 
@@ -75,8 +75,9 @@ def own_scores(
     return positive, negatives.masked_fill(_own_collisions(targets, items, groups), -math.inf)
 
 
-def _shared_collisions(targets: Tensor, items: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rows and columns of [M, K] where the item is an answer of the row. They are few: no mask of that size is made."""
+def shared_collisions(targets: Tensor, items: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Rows, ascending, and columns of [M, K] where the item is an answer of the row. They are few: no mask of that size
+    is made."""
     if groups is None:
         return _matches(targets, items)
     rows, others = _matches(groups, groups)
