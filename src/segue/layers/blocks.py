@@ -198,7 +198,32 @@ def gated(stream: Tensor, gate: Tensor, update: Tensor) -> Tensor:
     return result
 
 
-class GatedBlock(nn.Module):
+class _NormedFirst(nn.Module):
+    """What blocks share whose attention sees a normalised stream, which is updated as it was."""
+
+    norm_attention: nn.LayerNorm
+    attention: Attention
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        normal = self.norm_attention(x)
+        return self._updated(x, self.attention(normal, normal, batch))
+
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        normal = self.norm_attention(x)
+        return self._updated(x[batch.last], self.attention.newest(normal[batch.last], normal, batch))
+
+    def kept(self, x: Tensor) -> Tensor:
+        return self.attention.kept(self.norm_attention(x))
+
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        normal = self.norm_attention(x)
+        return self.attention.weights(normal, normal, batch)
+
+    def _updated(self, x: Tensor, attended: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class GatedBlock(_NormedFirst):
     """The gated pre-norm block (LiGR): each update passes a sigmoid gate that reads the un-normalised stream."""
 
     timed = False
@@ -214,20 +239,9 @@ class GatedBlock(nn.Module):
         self.gate_forward = nn.Linear(width, width)
         self.drop = Dropout(dropout)
 
-    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        normal = self.norm_attention(x)
-        return self._updated(x, self.attention(normal, normal, batch))
-
-    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        normal = self.norm_attention(x)
-        return self._updated(x[batch.last], self.attention.newest(normal[batch.last], normal, batch))
-
     def _updated(self, x: Tensor, attended: Tensor) -> Tensor:
         x = gated(x, self.gate_attention(x), self.drop(attended))
         return gated(x, self.gate_forward(x), self.drop(self.feed_forward(self.norm_forward(x))))
-
-    def kept(self, x: Tensor) -> Tensor:
-        return self.attention.kept(self.norm_attention(x))
 
     def one_token(self) -> OneToken:
         norm_attention, attend = mapped(self.norm_attention), self.attention.one_token()
@@ -242,12 +256,8 @@ class GatedBlock(nn.Module):
 
         return step
 
-    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        normal = self.norm_attention(x)
-        return self.attention.weights(normal, normal, batch)
 
-
-class PreNormBlock(nn.Module):
+class PreNormBlock(_NormedFirst):
     """A Transformer's block with its norms before its parts: the stream itself is never normalised."""
 
     timed = False
@@ -274,21 +284,10 @@ class PreNormBlock(nn.Module):
     def looks_back(self) -> bool:
         return self.attention.causal
 
-    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        normal = self.norm_attention(x)
-        return self._updated(x, self.attention(normal, normal, batch))
-
-    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        normal = self.norm_attention(x)
-        return self._updated(x[batch.last], self.attention.newest(normal[batch.last], normal, batch))
-
     def _updated(self, x: Tensor, attended: Tensor) -> Tensor:
         x = x + self.drop(attended)
         result: Tensor = x + self.drop(self.feed_forward(self.norm_forward(x)))
         return result
-
-    def kept(self, x: Tensor) -> Tensor:
-        return self.attention.kept(self.norm_attention(x))
 
     def one_token(self) -> OneToken:
         norm_attention, attend = mapped(self.norm_attention), self.attention.one_token()
@@ -300,10 +299,6 @@ class PreNormBlock(nn.Module):
             return x + forward(norm_forward(x))
 
         return step
-
-    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        normal = self.norm_attention(x)
-        return self.attention.weights(normal, normal, batch)
 
 
 class PostNormBlock(nn.Module):

@@ -43,6 +43,10 @@ Where = Annotated[
     dict[str, Annotated[list[str | int | float | bool], msgspec.Meta(max_length=MOST_ENTRIES)]],
     msgspec.Meta(max_length=16, description="Columns of the catalogue and the values that an answer may have in them."),
 ]
+Now = Annotated[
+    float | datetime | None,
+    about("The moment of the question, for models that use it: seconds since 1970, or ISO 8601."),
+]
 ModelName = Annotated[str | None, about("Which of the models served; null is the active one.")]
 
 
@@ -55,10 +59,7 @@ class RecommendationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     only: Annotated[Ids | None, about("Ids that may be an answer; unknown ones are ignored.")] = None
     keep_seen: KeepSeen = None
     where: Annotated[Where | None, about("Filters on the catalogue.")] = None
-    now: Annotated[
-        float | datetime | None,
-        about("The moment of the question, for models that use it: seconds since 1970, or ISO 8601."),
-    ] = None
+    now: Now = None
     model: ModelName = None
 
 
@@ -185,10 +186,7 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     repeats: Annotated[bool, about("Whether an item may come twice.")] = False
     where: Annotated[Where | None, about("Filters on the catalogue.")] = None
-    now: Annotated[
-        float | datetime | None,
-        about("The moment of the question, for models that use it: seconds since 1970, or ISO 8601."),
-    ] = None
+    now: Now = None
     model: ModelName = None
 
 
