@@ -162,6 +162,16 @@ def test_nothing_to_learn_from_is_said(tmp_path: Path) -> None:
         Log.of(sequences_of([1, 2], [4, 5])).chosen(recipe_of(), tmp_path)
 
 
+def test_a_decay_ends_with_the_planned_epochs(tmp_path: Path) -> None:
+    """With the warm-up over from the start, the last step of a loop of n steps takes 1/n of the step size."""
+    log, recipe = Log.of(cycle()), recipe_of(epochs=2, warmup=0, decay=1.0, learning_rate=0.8, tokens=10_000)
+    _, state = log.fitted(recipe, tmp_path / "state", None)
+    assert state.progress.step == 2 and state.adamw.param_groups[0]["lr"] == pytest.approx(0.4)
+    later = recipe_of(epochs=4, warmup=0, decay=1.0, learning_rate=0.8, tokens=10_000)
+    _, state = log.fitted(later, tmp_path / "state", None)
+    assert state.adamw.param_groups[0]["lr"] == pytest.approx(0.2), "planned anew: the fourth of four steps"
+
+
 def test_the_step_size_does_not_depend_on_the_number_of_epochs(tmp_path: Path) -> None:
     log, short, long = Log.of(cycle()), Script(0.1, 0.2), Script(0.1, 0.2, 0.3, 0.4, 0.5)
     _, brief = log.fitted(recipe_of(epochs=2), tmp_path / "short", short)

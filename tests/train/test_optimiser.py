@@ -21,7 +21,7 @@ def step_sizes(steps: int, **chosen: Any) -> list[float]:
     settings = settings_of(**chosen)
     adamw, found = optimiser(nn.Linear(1, 1), settings), []
     for step in range(steps):
-        set_step_size(adamw, settings, step)
+        set_step_size(adamw, settings, step=step, passed=step / steps)
         found.append(adamw.param_groups[0]["lr"])
     return found
 
@@ -31,8 +31,17 @@ def test_the_step_size_rises_over_the_warm_up_and_stays() -> None:
     assert step_sizes(2, learning_rate=0.8, warmup=0) == [0.8, 0.8]
 
 
-def test_it_knows_nothing_of_epochs() -> None:
-    assert step_sizes(9, warmup=3, epochs=1) == step_sizes(9, warmup=3, epochs=1000)
+def test_with_a_decay_it_falls_to_nothing_over_that_share_of_the_end() -> None:
+    assert step_sizes(5, learning_rate=0.8, warmup=0, decay=1.0) == pytest.approx([0.8, 0.64, 0.48, 0.32, 0.16])
+    assert step_sizes(5, learning_rate=0.8, warmup=0, decay=0.4) == pytest.approx([0.8, 0.8, 0.8, 0.8, 0.4])
+    assert step_sizes(5, learning_rate=0.8, warmup=2, decay=1.0) == pytest.approx([0.4, 0.64, 0.48, 0.32, 0.16])
+
+
+def test_past_the_planned_end_nothing_moves() -> None:
+    settings = settings_of(decay=0.5)
+    adamw = optimiser(nn.Linear(1, 1), settings)
+    set_step_size(adamw, settings, step=1000, passed=1.25)
+    assert adamw.param_groups[0]["lr"] == 0
 
 
 def test_two_steps_of_adamw_by_hand() -> None:
@@ -82,6 +91,9 @@ def test_an_average_of_no_memory_is_the_weights_bit_for_bit() -> None:
         ("learning_rate", math.inf),
         ("weight_decay", -0.1),
         ("weight_decay", math.nan),
+        ("decay", -0.1),
+        ("decay", 1.5),
+        ("decay", math.nan),
         ("averaging", 1.0),
         ("averaging", -0.1),
         ("averaging", math.nan),

@@ -51,7 +51,7 @@ def take_step(items: IdTable, state: TrainingState, settings: TrainSettings, use
     rows = items.input(used)
     beside = list(state.model.parameters())[-1]
     torch.autograd.backward(loss_of(rows, state.progress.step) + (rows.detach() @ beside.T).sum())
-    set_step_size(state.adamw, settings, state.progress.step)
+    set_step_size(state.adamw, settings, step=state.progress.step, passed=0.0)
     state.step(settings)
 
 

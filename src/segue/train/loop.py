@@ -145,7 +145,8 @@ def _epoch(
             raise _diverged(f"The loss became {value}", state)
         state.adamw.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        set_step_size(state.adamw, settings, state.progress.step)
+        passed = (state.progress.epoch + done / windows.events) / settings.epochs
+        set_step_size(state.adamw, settings, step=state.progress.step, passed=passed)
         state.step(settings)
         total, asked = total + value * len(examples.targets), asked + len(examples.targets)
         done += len(batch.items) - len(batch.lengths)

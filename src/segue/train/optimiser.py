@@ -23,11 +23,17 @@ def optimiser(model: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
     )
 
 
-def set_step_size(adamw: torch.optim.AdamW, settings: TrainSettings, step: int) -> None:
-    """A linear rise over the warm-up and then constant: it must not depend on how many epochs are planned."""
+def set_step_size(adamw: torch.optim.AdamW, settings: TrainSettings, *, step: int, passed: float) -> None:
+    """A linear rise over the warm-up, then constant, then with `settings.decay` a linear fall to nothing at the end of
+    the epochs that are planned, of which the share `passed` is over.
+
+    Defazio et al., Optimal Linear Decay Learning Rate Schedules and Further Refinements, 2023: of the simple schedules
+    the linear fall is the best. Without a fall the step size does not depend on how many epochs are planned.
+    """
     rise = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
+    fall = min(1.0, max(0.0, 1 - passed) / settings.decay) if settings.decay else 1.0
     for group in adamw.param_groups:
-        group["lr"] = settings.learning_rate * rise
+        group["lr"] = settings.learning_rate * rise * fall
 
 
 def memory_at(settings: TrainSettings, step: int) -> float:

@@ -25,9 +25,12 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """How far apart the windows begin that a history longer than the model's length is cut into, as a share of that
     length: 1 is one after the other, 0.5 overlaps by half, 0 is the newest window alone."""
     learning_rate: float = 1e-3
-    """Step size after the warm-up. It does not depend on the number of epochs."""
+    """Step size after the warm-up. Without a decay it does not depend on the number of epochs."""
     warmup: int = 100
     """Steps over which the step size rises from nothing."""
+    decay: float = 0.0
+    """The share of `epochs`, at their end, over which the step size falls to nothing: 1 falls all the way, 0 not at
+    all. It makes a short training better, and going on with more epochs another training than having planned them."""
     weight_decay: float = 0.0
     """AdamW's pull of weights towards zero; where an item table is learned by rows, of the rows that a step used."""
     averaging: float = 0.999
@@ -52,5 +55,7 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 f"train.stride must lie in [0, 1], or events between two windows would never be learned from; "
                 f"got {self.stride}."
             )
+        if not 0 <= self.decay <= 1:
+            raise SettingsError(f"train.decay must lie in [0, 1], as it is a share of the epochs; got {self.decay}.")
         if not 0 <= self.averaging < 1:
             raise SettingsError(f"train.averaging must lie in [0, 1), got {self.averaging}.")
