@@ -192,7 +192,7 @@ def test_content_alone_keeps_them_too(builder: str) -> None:
 
 
 def test_content_is_learned_by_heart() -> None:
-    learns_by_heart(case_of("sasrec", items="vectors", id_dropout=0.1, content_hidden=64))
+    learns_by_heart(case_of("sasrec"))
 
 
 # --- every loss ---------------------------------------------------------------------------------------------------
