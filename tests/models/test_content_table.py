@@ -18,7 +18,7 @@ from segue.layers.packed import tensors
 from segue.models.build import BUILDERS, build_model
 from segue.models.checkpoint import load_model, save_model
 from segue.models.content import ContentTable
-from segue.models.facts import Facts, facts_of
+from segue.models.facts import Facts, facts_of, refuse_silence
 from segue.models.items import CategoryTable, IdTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import BIDIRECTIONAL, UNPLACED, ModelSettings
@@ -288,7 +288,10 @@ def test_content_is_vectors_and_words_side_by_side() -> None:
 
 def test_a_catalogue_that_says_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="says nothing of any item in title: give what model"):
-        facts_of(settings_of(vectors="", texts=("title",)), Vocabulary(CATALOGUE[[2]]))
+        refuse_silence(settings_of(vectors="", texts=("title",)), Vocabulary(CATALOGUE[[2]]))
+    with pytest.raises(InputError, match="no column 'brand' to take texts from"):
+        refuse_silence(settings_of(texts=("brand",)), Vocabulary(CATALOGUE))
+    refuse_silence(settings_of(texts=("title",)), Vocabulary(CATALOGUE))
 
 
 def test_content_and_what_reads_words_are_saved_with_the_model(tmp_path: Path) -> None:

@@ -41,10 +41,17 @@ def facts_of(
         words = vocabulary.texts(settings.texts)
         texts = HashedTexts.fitted(words, settings.text_width) if texts is None else texts
         parts.append(np.concatenate((np.zeros((1, texts.width), dtype=np.float32), texts.encode(words))))
-    content = np.concatenate(parts, axis=1)
-    if not content.any():
+    return Facts(content=np.concatenate(parts, axis=1), kinds=tuple(kinds), texts=texts)
+
+
+def refuse_silence(settings: ModelSettings, vocabulary: Vocabulary) -> None:
+    """Refuse a catalogue that does not say what the settings ask for, before anything is begun."""
+    vocabulary.categories(settings.category)
+    said = bool(settings.vectors) and bool(vocabulary.vectors(settings.vectors).any())
+    said |= bool(settings.texts) and any(vocabulary.texts(settings.texts))
+    if settings.items != "ids" and not said:
+        named = ", ".join(name for name in (*settings.texts, settings.vectors) if name)
         raise InputError(
-            f"The catalogue says nothing of any item in {', '.join((*settings.texts, settings.vectors)).strip(', ')}: "
-            "give what model.texts or model.vectors name with `segue prepare --items`."
+            f"The catalogue says nothing of any item in {named}: give what model.texts or model.vectors name with "
+            "`segue prepare --items`."
         )
-    return Facts(content=content, kinds=tuple(kinds), texts=texts)
