@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from segue.export import Export
     from segue.models.build import Builder
     from segue.recommend.answers import Explanation
+    from segue.recommend.embed import EmbedReport
     from segue.recommend.recommender import Recommender
     from segue.train.loop import Step
 
@@ -36,6 +37,7 @@ __all__ = [
     "Report",
     "compare",
     "comparison_table",
+    "embed",
     "evaluate",
     "explanation_lines",
     "export",
@@ -291,6 +293,31 @@ def recommend_users(
     return answer_users(
         recommender, log, users, out, k=k, exclude=exclude, only=only, keep_seen=keep_seen, progress=progress
     )
+
+
+def embed(
+    run: Recommender | Path | str,
+    data: Data | Path | str,
+    *,
+    out: Path | str,
+    since: Path | str | None = None,
+    items: bool = False,
+    encoder: Builder | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> EmbedReport:
+    """The embedding of everyone in a log, as a Parquet data set in `out`; killed, it goes on when it is called again.
+
+    since: what an earlier call for the same run wrote: only users with events that it did not know are embedded.
+    items: write the items' embeddings too.
+    encoder: as for `load`, where `run` is a folder.
+    progress: told how many users are done, and of how many.
+    """
+    from segue.recommend.embed import embed_users
+    from segue.recommend.recommender import Recommender
+
+    recommender = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
+    log = data if isinstance(data, Data) else Data.open(data)
+    return embed_users(recommender, log, out, since=since, items=items, progress=progress)
 
 
 def _log_of(recommender: Recommender, data: Data | Path | str | None) -> Data:

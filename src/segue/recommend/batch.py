@@ -14,6 +14,7 @@ import polars as pl
 from segue import folders
 from segue.data.batch import MICROSECONDS, Batch, cut_by_budget, ragged_rows
 from segue.data.dataset import Data
+from segue.data.sequences import Sequences
 from segue.errors import FolderError, InputError
 from segue.recommend.answers import Ranking
 from segue.recommend.history import Entry
@@ -57,7 +58,7 @@ def recommend_users(
     """
     rules = recommender.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
     data.verify()  # everything is read anyway
-    source = _Histories(data, recommender)
+    source = LogHistories.of_data(data, recommender)
     asked, unknown, fallback = 0, 0, 0
     with folders.complete_folder(Path(out)) as staging:
         writer = _Parts(staging)
@@ -96,14 +97,23 @@ def user_history(data: Data, user: str) -> list[Entry]:
     ]
 
 
-class _Histories:
+class LogHistories:
     """Users' events in a data folder, in the numbers of a run, which may have been trained on other data."""
 
-    def __init__(self, data: Data, recommender: Recommender) -> None:
-        self.sequences = data.sequences
+    def __init__(self, sequences: Sequences, translated: np.ndarray) -> None:
+        """`translated` [data's items + 1]: the run's number of each item; 0 is unknown to the run."""
+        self.sequences = sequences
+        self.translated = translated
+
+    @staticmethod
+    def of_data(data: Data, recommender: Recommender) -> LogHistories:
         numbers = recommender.vocabulary.numbers(data.vocabulary.table["id"].to_list(), unknown="zero")
         trained = np.where(recommender.trained[numbers], numbers, 0)
-        self.translated = np.concatenate(([0], trained))  # [data's items + 1]; 0 is unknown to the run
+        return LogHistories(data.sequences, np.concatenate(([0], trained)))
+
+    def within(self, sequences: Sequences) -> LogHistories:
+        """The same over some of the users, numbered as they are there."""
+        return LogHistories(sequences, self.translated)
 
     def of(self, asked: Asked) -> Iterator[tuple[np.ndarray, Batch]]:
         """(rows of the chunk, their histories of known items), a bounded number of events at a time."""

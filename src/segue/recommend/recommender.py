@@ -24,6 +24,7 @@ from segue.index.search import ItemIndex, Ragged
 from segue.layers.packed import tensors
 from segue.models.build import Builder
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model
+from segue.models.mol import MixtureOfLogits
 from segue.models.sequence import SequenceModel
 from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation
 from segue.recommend.explain import explain_history, looks
@@ -36,7 +37,7 @@ from segue.recommend.history import (
     read_histories,
     read_history,
 )
-from segue.recommend.known import KnownItems
+from segue.recommend.known import KnownItems, similar_lengths
 from segue.recommend.plan import Search, plan_histories
 from segue.recommend.rules import Rules, left_out
 
@@ -202,6 +203,37 @@ class Recommender:
         asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
         rules = self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen)
         return plan_histories(self, read, rules, search, asked=asked)
+
+    def embed(self, histories: Iterable[Iterable[Any]], *, now: Moment | None = None) -> np.ndarray:
+        """A vector for each history [n, D] float32, as `segue embed` writes it for everyone in a log.
+
+        Its inner product with an item's vector is the item's score; where items have biases, its last feature is 1. A
+        history without any known id has none: its row is not a number.
+
+        histories, now: as for `recommend_many`.
+        """
+        read = read_histories(histories)
+        asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
+        return self.embed_batch(pack_histories(read, self.vocabulary, known=self.trained, asked=asked).batch)
+
+    @cached_property
+    def embedding_width(self) -> int:
+        """Features of an embedding; refused where scores are no inner product of two vectors."""
+        if isinstance(self.model.similarity, MixtureOfLogits):
+            raise InputError(
+                "This run scores items by a mixture of logits (model.similarity = 'mol'), which is no inner product of "
+                "two vectors, so it has no embeddings; train one with model.similarity = 'dot' or 'cosine'."
+            )
+        return int(self.model.item_vectors(torch.zeros(1, dtype=torch.int64)).shape[1])
+
+    def embed_batch(self, histories: Batch) -> np.ndarray:
+        """`embed` for whole histories in numbers, of items that were trained on. Memory is bounded as in `rank`."""
+        vectors = np.full((len(histories.lengths), self.embedding_width), np.nan, dtype=np.float32)
+        with torch.inference_mode():
+            for rows in similar_lengths(histories, self.model.length, TOKENS, MOST_ROWS):
+                windows = take(histories, rows, self.model.length, self.model.window_step)
+                vectors[rows] = self.model.query(tensors(windows)).numpy()
+        return vectors
 
     def rules(
         self,
