@@ -54,7 +54,7 @@ def builder_of(block: type[Sums], start: Callable[..., None] = xavier_start, **o
     def build(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
         model = SequenceModel(
             items,
-            make_inputs(settings),
+            make_inputs(settings, items),
             LearnedPositions(settings.length, settings.width, settings.counted_from),
             [block(settings.width, settings.dropout) for _ in range(settings.depth)],
             norm=nn.LayerNorm(settings.width),

@@ -16,6 +16,7 @@ from segue.models.hstu import hstu, sasrec_meta
 from segue.models.items import IdTable, make_items
 from segue.models.narm import narm
 from segue.models.nextitnet import nextitnet
+from segue.models.pinnerformer import pinnerformer
 from segue.models.sasrec import sasrec
 from segue.models.seq2seq import seq2seq
 from segue.models.sequence import SequenceModel
@@ -37,6 +38,7 @@ BUILDERS: dict[str, Builder] = {
     "caser": caser,
     "nextitnet": nextitnet,
     "seq2seq": seq2seq,
+    "pinnerformer": pinnerformer,
 }
 
 

@@ -16,6 +16,8 @@ class IdTable(nn.Module):
 
     sparse_gradients = False
     """Whether looking up rows gives a gradient of these rows only; the trainer decides it, by the table's size."""
+    kinds: tuple[str, ...] = ()
+    """What can be done with items: names of the kinds of events in the log, by number. Builders read it here."""
 
     def __init__(self, n_items: int, width: int, *, tied: bool, mask: bool = False, bias: bool = False) -> None:
         """`mask`: there is a vector for an item that is hidden. `bias`: each item has a number added to its scores."""
@@ -97,6 +99,6 @@ def make_items(settings: ModelSettings, n_items: int, categories: np.ndarray | N
     mask = settings.builder in BIDIRECTIONAL
     if categories is not None:
         assert len(categories) == n_items + 1
-        return CategoryTable(categories, settings.width, tied=settings.tied, mask=mask)
+        return CategoryTable(categories, settings.item_features, tied=settings.tied, mask=mask)
     bias = mask and settings.similarity == "dot"
-    return IdTable(n_items, settings.width, tied=settings.tied, mask=mask, bias=bias)
+    return IdTable(n_items, settings.item_features, tied=settings.tied, mask=mask, bias=bias)
