@@ -29,6 +29,8 @@ class SequenceModel(nn.Module):
 
     continues = False
     """Whether a decoder is asked for item after item, so that a batch may hold what continues its histories."""
+    kinds: tuple[str, ...] = ()
+    """Names of the kinds of events that it was built for, by number."""
 
     def __init__(
         self,

@@ -175,8 +175,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             )
         if self.builder in BIDIRECTIONAL and self.inputs == "events":
             raise SettingsError(
-                f"model.inputs = 'events' tells what happened and when, which {self.builder} is asked for: choose other "
-                "inputs, or another builder."
+                f"model.inputs = 'events' tells what happened and when, which {self.builder} is asked for: choose "
+                "other inputs, or another builder."
             )
         if not 0 < self.choice_temperature < math.inf:
             raise SettingsError(f"model.choice_temperature must be above 0, got {self.choice_temperature}.")

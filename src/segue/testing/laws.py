@@ -50,8 +50,7 @@ def later_times_change_nothing_earlier(case: Case) -> None:
     """Causality of times: when an event was moves no state before it, but where a state is told the moment of the next.
 
     The newest event's time is held. What looks back from there, as the time since the newest does, knows how much time
-    passed in all and nothing else of what came later. That is so when a question is asked as well, so it is no answer in
-    sight.
+    passed in all and nothing else of what came later: no answer is in sight.
     """
     model, users = case.moved(), random_users([9, 4], n_items=case.n_items)
     batch = batch_of(*users)
