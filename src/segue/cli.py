@@ -470,6 +470,8 @@ def _show(result: Any) -> None:
     if result.unknown:
         say(f"Unknown items, left out: {', '.join(result.unknown)}")
     if result.untimed:
+        from segue import api
+
         say(api.UNTIMED)
     width = max((len(item.id) for item in result.items), default=0)
     for rank, item in enumerate(result.items, start=1):

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from segue.layers.packed import PackedBatch
 from segue.layers.periods import ABSOLUTE, RELATIVE, Periods, log_seconds
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.settings import ModelSettings
 
 LONG = 14.7  # the logarithm of four weeks in seconds: logarithms of times are divided by it, to be of size one
@@ -31,8 +31,10 @@ class Inputs(Protocol):
     from an item and a value."""
     timed: bool
     """Whether times are a part of it."""
+    kinded: bool
+    """Whether kinds of events are."""
 
-    def __call__(self, items: IdTable, batch: PackedBatch) -> Tensor:
+    def __call__(self, items: ItemTable, batch: PackedBatch) -> Tensor:
         """The tokens of a batch that was expanded [T', W]."""
         ...
 
@@ -55,12 +57,13 @@ class ItemInputs(nn.Module):
     tokens_an_event = 1
     continuable = True
     timed = False
+    kinded = False
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
 
-    def forward(self, items: IdTable, batch: PackedBatch) -> Tensor:
+    def forward(self, items: ItemTable, batch: PackedBatch) -> Tensor:
         return items.input(batch.items)
 
     def expanded(self, batch: PackedBatch) -> PackedBatch:
@@ -99,7 +102,7 @@ class RatedInputs(ItemInputs):
         super().__init__(width + value_width)
         self.values = ValueTable(edges, value_width)
 
-    def forward(self, items: IdTable, batch: PackedBatch) -> Tensor:
+    def forward(self, items: ItemTable, batch: PackedBatch) -> Tensor:
         vectors = super().forward(items, batch)
         return torch.cat((vectors, self.values(batch.values, vectors.shape[0])), dim=1)
 
@@ -113,13 +116,14 @@ class CombinedInputs(nn.Module):
     tokens_an_event = 2
     continuable = True
     timed = False
+    kinded = False
 
     def __init__(self, width: int, edges: tuple[float, ...]) -> None:
         super().__init__()
         self.width = width
         self.values = ValueTable(edges, width)
 
-    def forward(self, items: IdTable, batch: PackedBatch) -> Tensor:
+    def forward(self, items: ItemTable, batch: PackedBatch) -> Tensor:
         vectors = items.input(batch.items[::2])
         values = self.values(None if batch.values is None else batch.values[::2], vectors.shape[0])
         return torch.stack((vectors, values), dim=1).flatten(0, 1)
@@ -172,13 +176,13 @@ class EventInputs(ItemInputs):
         super().__init__(width)
         self.kinds = KindTable(kinds, kind_width) if kinds else None  # a log without kinds has none to tell apart
         self.signals = tuple(times)
-        self.timed = bool(times)
+        self.timed, self.kinded = bool(times), bool(kinds)
         periods = [Periods(ABSOLUTE if name == "absolute" else RELATIVE) for name in times]
         self.periods = nn.ModuleList(periods)
         time_width = sum(part.width + 1 for part in periods)
         self.joined = nn.Linear(item_width + (kind_width if kinds else 0) + 2 + time_width, width)
 
-    def forward(self, items: IdTable, batch: PackedBatch) -> Tensor:
+    def forward(self, items: ItemTable, batch: PackedBatch) -> Tensor:
         vectors = items.input(batch.items)
         parts = [functional.normalize(vectors, dim=1) * vectors.shape[1] ** 0.5]
         if self.kinds is not None:
@@ -219,7 +223,7 @@ def _sizes(values: Tensor | None, like: Tensor) -> Tensor:
     return torch.stack((sound.sign() * sound.abs().log1p(), known.to(like.dtype)), dim=1)
 
 
-def make_inputs(settings: ModelSettings, items: IdTable) -> Inputs:
+def make_inputs(settings: ModelSettings, items: ItemTable) -> Inputs:
     """What `model.inputs` asks for, of a log whose kinds of events the item table names."""
     match settings.inputs:
         case "items":

@@ -8,7 +8,7 @@ from torch import nn
 from segue.layers.blocks import PreNormBlock
 from segue.layers.positions import LearnedPositions
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -16,7 +16,7 @@ from segue.models.settings import ModelSettings
 from segue.models.start import xavier_start
 
 
-def pinnerformer(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def pinnerformer(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Pre-norm blocks that look back, learned places, a layer norm at the end.
 
     With inputs = 'events', items = 'vectors', output = 'mlp', similarity = 'cosine' and a learned temperature it is the
