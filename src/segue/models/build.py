@@ -16,6 +16,7 @@ from segue.models.hstu import hstu, sasrec_meta
 from segue.models.items import ItemTable, make_items
 from segue.models.narm import narm
 from segue.models.nextitnet import nextitnet
+from segue.models.pinnerformer import pinnerformer
 from segue.models.sasrec import sasrec
 from segue.models.seq2seq import seq2seq
 from segue.models.sequence import SequenceModel
@@ -37,6 +38,7 @@ BUILDERS: dict[str, Builder] = {
     "caser": caser,
     "nextitnet": nextitnet,
     "seq2seq": seq2seq,
+    "pinnerformer": pinnerformer,
 }
 
 
@@ -56,9 +58,9 @@ def build_model(
     assert (facts.categories is not None) == bool(settings.category)
     refuse_other_builder(settings, encoder, whose="The model")
     with torch.random.fork_rng(devices=[]):
-        built: object = (encoder or BUILDERS[settings.builder])(
-            settings, make_items(settings, n_items, facts), generator
-        )
+        items = make_items(settings, n_items, facts)
+        items.kinds = facts.kinds
+        built: object = (encoder or BUILDERS[settings.builder])(settings, items, generator)
     if not isinstance(built, SequenceModel):
         raise SettingsError(
             f"An encoder must be a function that builds a SequenceModel, and {settings.encoder} gave "

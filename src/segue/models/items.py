@@ -22,6 +22,8 @@ class ItemTable(nn.Module):
     """Others for the way out, where the two ways differ."""
     sparse_gradients = False
     """Whether looking up rows gives a gradient of these rows only; the trainer decides it, by the table's size."""
+    kinds: tuple[str, ...] = ()
+    """What can be done with items: names of the kinds of events in the log, by number. Builders read it here."""
 
     def __init__(self, n_items: int, width: int, *, mask: bool = False, bias: bool = False) -> None:
         super().__init__()
@@ -126,6 +128,6 @@ def make_items(settings: ModelSettings, n_items: int, facts: Facts) -> ItemTable
     mask = settings.builder in BIDIRECTIONAL
     if facts.categories is not None:
         assert len(facts.categories) == n_items + 1
-        return CategoryTable(facts.categories, settings.width, tied=settings.tied, mask=mask)
+        return CategoryTable(facts.categories, settings.item_features, tied=settings.tied, mask=mask)
     bias = mask and settings.similarity == "dot"
-    return IdTable(n_items, settings.width, tied=settings.tied, mask=mask, bias=bias)
+    return IdTable(n_items, settings.item_features, tied=settings.tied, mask=mask, bias=bias)

@@ -65,7 +65,7 @@ class Objective:
         generator: torch.Generator,
     ) -> Tensor:
         """The mean over questions of these states [M, D]."""
-        states = model.head(hidden)
+        states = _questions(model, hidden)
         targets = _tensor(examples.targets, states)
         if self.sampler is not None:
             return self._sampled(model, states, targets, weights, examples, generator)
@@ -145,11 +145,17 @@ class Objective:
     def _listwise(self, model: SequenceModel, hidden: Tensor, examples: Examples) -> Tensor:
         assert examples.positions is not None, "settings allow it only with a task that asks some of the states"
         asked, rows = np.unique(examples.positions, return_inverse=True)
-        states = model.head(hidden[_tensor(asked, hidden)])
+        states = _questions(model, hidden[_tensor(asked, hidden)])
         owners, targets = _tensor(rows, hidden), _tensor(examples.targets, hidden)
         scores = model.similarity.score(states, model.item_vectors()[1:]) / self.settings.temperature
         loss = lambdarank(scores, owners, targets - 1)
         return _with_extra(loss, model, states[owners], model.item_vectors(targets))
+
+
+def _questions(model: SequenceModel, states: Tensor) -> Tensor:
+    """What the states ask, at the temperature that the model's similarity has learned."""
+    queries = model.head(states)
+    return model.similarity.tempered(queries) if isinstance(model.similarity, Dot) else queries
 
 
 def _with_extra(loss: Tensor, model: SequenceModel, states: Tensor, answers: Tensor) -> Tensor:

@@ -215,7 +215,7 @@ class _Writer:
         self.recommender = recommender
         self.data = data
         self.earlier = earlier
-        self.histories = LogHistories.of_data(data, recommender)
+        self.histories = LogHistories(data, recommender)
 
     def users(self, progress: Callable[[int, int], None] | None) -> Iterator[_Counts]:
         """One part after another."""

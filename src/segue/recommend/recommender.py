@@ -76,7 +76,8 @@ class Recommender:
         self.manifest = manifest or {}
         self.folder = folder
         counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
-        self.known = KnownItems(vocabulary, counts)
+        kinds = model.kinds if model.inputs.kinded else ()
+        self.known = KnownItems(vocabulary, counts, kinds=kinds, timed=model.timed)
         self.counts, self.trained = counts, self.known.trained
 
     @staticmethod
@@ -214,7 +215,8 @@ class Recommender:
         """
         read = read_histories(histories)
         asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
-        return self.embed_batch(pack_histories(read, self.vocabulary, known=self.trained, asked=asked).batch)
+        packed = pack_histories(read, self.vocabulary, known=self.trained, kinds=self.known.kinds, asked=asked)
+        return self.embed_batch(packed.batch)
 
     @cached_property
     def embedding_width(self) -> int:
@@ -306,7 +308,7 @@ class Recommender:
         after the history, to ask with, has one row and column more, the last. Where a decoder looks at the history,
         the rows are its steps. Empty where the model has none to show or knows no entry.
         """
-        packed = pack_histories([read_history(history)], self.vocabulary, known=self.trained)
+        packed = pack_histories([read_history(history)], self.vocabulary, known=self.trained, kinds=self.known.kinds)
         window = newest(packed.batch, self.model.length, self.model.window_step)
         return {each.name: each.weights[0].numpy() for each in looks(self.model, window)}
 
