@@ -78,6 +78,7 @@ def train(
     recipe: str | Path | None = None,
     overrides: Sequence[str] = (),
     encoder: Builder | None = None,
+    from_run: Recommender | Path | str | None = None,
     resume: bool = False,
     all_events: bool = False,
     progress: Callable[[Step], None] | None = None,
@@ -88,18 +89,23 @@ def train(
     recipe: a name of `segue recipes` or a TOML file. overrides: `section.key=value` laid over it.
     encoder: a builder of your own in the place of the recipe's, as docs/your-model.md shows. No folder holds code: who
         opens the run gives it again.
+    from_run: a run to go on from, on a log that has grown: its settings, unless a recipe or overrides change how it is
+        trained, and its weights, those of items by their ids. It need not be there any more when this one is resumed.
     resume: go on with training that was interrupted, or with a finished run that is given more epochs.
     all_events: once validation has chosen the epochs, train that many on every event, for serving.
     progress, measured: told how training and how measuring is getting on.
     """
+    from segue.recommend.recommender import Recommender
     from segue.runs import make_run
 
+    origin = Recommender.open(from_run, encoder=encoder) if isinstance(from_run, Path | str) else from_run
     return make_run(
         data if isinstance(data, Data) else Data.open(Path(data)),
         out=None if out is None else Path(out),
         recipe=recipe,
         overrides=overrides,
         encoder=encoder,
+        from_run=origin,
         resume=resume,
         all_events=all_events,
         progress=progress,

@@ -195,6 +195,10 @@ def train(
         list[str] | None,
         typer.Option("--set", help="section.key=value over the recipe; may be repeated.", show_default=False),
     ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from", help="A run to go on from, on a log that has grown.", show_default=False),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption, or with more epochs.")] = False,
     all_events: Annotated[
         bool, typer.Option("--all", help="Once the epochs are chosen, train on every event, for serving.")
@@ -211,6 +215,7 @@ def train(
                 out=out,
                 recipe=recipe,
                 overrides=changes or (),
+                from_run=from_run,
                 resume=resume,
                 all_events=all_events,
                 progress=display,

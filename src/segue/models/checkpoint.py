@@ -31,7 +31,22 @@ def save_model(model: SequenceModel, settings: ModelSettings, folder: Path) -> N
     """Write both files into `folder`."""
     description = ModelDescription(n_items=model.items.n_items, settings=settings, kinds=model.kinds)
     write_json(folder / DESCRIPTION, description)
-    save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS)
+    save_weights(model, folder / WEIGHTS)
+
+
+def save_weights(model: SequenceModel, path: Path) -> None:
+    """Write what a model has learned, and what it keeps of the catalogue."""
+    save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, path)
+
+
+def fill_model(model: SequenceModel, path: Path) -> None:
+    """Give a model of the same shape what `save_weights` wrote."""
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise FolderError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}); remove its folder and train again."
+        ) from error
 
 
 def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
