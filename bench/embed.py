@@ -24,6 +24,7 @@ from segue import api, folders
 from segue.data.dataset import Data
 from segue.data.writer import write_table
 from segue.errors import InputError
+from segue.recommend.embed import PART_USERS
 
 SIZES = (100_000, 1_000_000)
 EVENTS = 50  # of each user
@@ -37,7 +38,7 @@ NOTES = (
     "users: an embedding takes as long whatever the weights are. Starting Python and checking the log's digests are "
     "counted.",
     "peak MB is resident memory. Killed: kill -9 when half of the parts are there, and then the same command again, "
-    "whose seconds these are; lost and doubled are users, differs is the largest difference to the embeddings of the "
+    "whose seconds these are, and users/s counts those it had left; lost and doubled are users, differs is the largest difference to the embeddings of the "
     "command that was left alone.",
 )
 
@@ -119,15 +120,15 @@ def _killed(run: Path, folder: Path, users: int) -> dict[str, Any]:
     time.sleep(0.1)  # into the next part
     child.kill()
     child.wait()
+    kept = len(list(done.parent.glob("part-*.parquet"))) * PART_USERS
     seconds, peak, said = measured(_command(run, data, out))
     lost, doubled, differs = compared(whole, out)
-    return _row(f"{users:,}, killed", users - half, seconds, peak, said, lost=lost, doubled=doubled, differs=differs)
+    return _row(f"{users:,}, killed", users - kept, seconds, peak, said, lost=lost, doubled=doubled, differs=differs)
 
 
 def compared(whole: Path, other: Path) -> tuple[int, int, float]:
     """Users of one data set that the other lacks, rows it has too many, and how far embeddings differ; part by part."""
-    lost = doubled = 0
-    differs = 0.0
+    lost, differs = 0, 0.0
     found = pl.scan_parquet(other / "users" / "*.parquet").select("user").collect()["user"]
     doubled = len(found) - found.n_unique()
     for path in sorted((whole / "users").glob("*.parquet")):

@@ -125,7 +125,7 @@ def test_what_is_refused(line: CommandLine, yesterday: Path, cycle_data: Path, d
 
 
 def test_a_recipe_may_change_how_it_is_trained(line: CommandLine, yesterday: Path, data: Path) -> None:
-    (line.folder / "night.toml").write_text('[train]\nepochs = 1\nthreads = 1\n[objective]\ntemperature = 0.5\n')
+    (line.folder / "night.toml").write_text("[train]\nepochs = 1\nthreads = 1\n[objective]\ntemperature = 0.5\n")
     said = line.answers("train", data, "--out", "today", "--from", yesterday, "--recipe", "night.toml")
     assert said["recipe"] == "night.toml"
     assert len(history_of(line.folder / "today")) == 2
