@@ -75,8 +75,7 @@ class Recommender:
         self.manifest = manifest or {}
         self.folder = folder
         counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
-        kinds = model.kinds if model.inputs.kinded else ()
-        self.known = KnownItems(vocabulary, counts, kinds=kinds, timed=model.timed)
+        self.known = KnownItems(vocabulary, counts, kinds=model.told_kinds, timed=model.timed)
         self.counts, self.trained = counts, self.known.trained
 
     @staticmethod
