@@ -41,6 +41,7 @@ from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model
 from segue.models.facts import facts_of
 from segue.models.sequence import SequenceModel
+from segue.objective.positive import PositiveEvents
 from segue.recommend.recommender import Recommender
 from segue.train.loop import Step
 from segue.train.run import CHOOSING, Recipe, choose_epoch, finished, train_everything
@@ -154,6 +155,7 @@ def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence
     named = [] if encoder is None else [_setting(builder_name(encoder))]
     settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE), [*overrides, *named])
     refuse_other_builder(settings.model, encoder, whose="The recipe")
+    PositiveEvents(settings.objective.positive, data.kinds).refuse_without_values(data.sequences.values)
     partial, name = _partial(run), str(recipe or DEFAULT_RECIPE)
     if run.exists():
         raise FolderError(

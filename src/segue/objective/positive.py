@@ -37,20 +37,25 @@ class PositiveEvents:
         """`kinds` are the names of the log's kinds of events, by number."""
         self._entries = [(_matching(entry.kind, kinds), entry.min_value) for entry in entries]
 
+    def refuse_without_values(self, values: np.ndarray | None) -> None:
+        """Refuse a log without values where some are asked for."""
+        bounds = [least for _, least in self._entries if least is not None]
+        if values is None and bounds:
+            raise SettingsError(
+                f"objective.positive asks for values of at least {bounds[0]}, and the log has no values: leave "
+                "min_value out, or name the column with `segue prepare --value`."
+            )
+
     def __call__(self, batch: Batch) -> np.ndarray:
         """A mask of the tokens [T]."""
+        self.refuse_without_values(batch.values)
         found = np.full(len(batch.items), not self._entries)
         for matching, least in self._entries:
             meant = np.ones(len(batch.items), dtype=bool)
             if matching is not None:
                 assert batch.kinds is not None, "the names of kinds are those of this log"
                 meant &= matching[batch.kinds]
-            if least is not None:
-                if batch.values is None:
-                    raise SettingsError(
-                        f"objective.positive asks for values of at least {least}, and the log has no values: leave "
-                        "min_value out, or name the column with `segue prepare --value`."
-                    )
+            if least is not None and batch.values is not None:
                 meant &= batch.values >= np.float32(least)  # NaN, no value, is none
             found |= meant
         return found
