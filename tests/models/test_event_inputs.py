@@ -210,7 +210,7 @@ def test_what_makes_no_sense_is_refused(changed: dict[str, Any], sentence: str) 
 def test_one_temperature_is_enough() -> None:
     tables = read_recipe("pinnerformer")
     assert make_settings(tables).model.temperature == "learned"
-    with pytest.raises(SettingsError, match="takes the place of objective.temperature, got 0.1: leave that at 1"):
+    with pytest.raises(SettingsError, match=r"takes the place of objective\.temperature, got 0\.1: leave that at 1"):
         make_settings(tables, ["objective.temperature=0.1"])
 
 
