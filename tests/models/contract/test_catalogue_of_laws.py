@@ -39,8 +39,8 @@ LAWS = {
             "seq2seq": f"{READ_WHOLE} See test_what_continues_a_history_never_reaches_its_reader.",
         },
         "Items in full. Times with the newest one held, which the time since the newest looks back from by design: "
-        "see test_the_newest_time_moves_earlier_states_where_it_is_looked_back_from. HSTU that is told the moment of the "
-        "next event knows its time one state early: see "
+        "see test_the_newest_time_moves_earlier_states_where_it_is_looked_back_from. HSTU that is told the moment of "
+        "the next event knows its time one state early: see "
         "test_who_is_told_the_moment_of_the_next_event_knows_it_one_state_early.",
     ),
     "V2": Law("Padding changes nothing.", ("test_a_longer_user_in_the_batch_changes_nothing",)),
