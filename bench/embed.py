@@ -38,8 +38,8 @@ NOTES = (
     "users: an embedding takes as long whatever the weights are. Starting Python and checking the log's digests are "
     "counted.",
     "peak MB is resident memory. Killed: kill -9 when half of the parts are there, and then the same command again, "
-    "whose seconds these are, and users/s counts those it had left; lost and doubled are users, differs is the largest difference to the embeddings of the "
-    "command that was left alone.",
+    "whose seconds these are, and users/s counts those it had left; lost and doubled are users, differs is the largest "
+    "difference to the embeddings of the command that was left alone.",
 )
 
 

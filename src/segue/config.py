@@ -217,7 +217,11 @@ def settings_toml(settings: Settings) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """JSON writes strings, numbers, booleans and lists as TOML does."""
+    """JSON writes strings, numbers, booleans and lists as TOML does, but not tables."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml_value(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
+        return "[" + ", ".join(_toml_value(inner) for inner in value) + "]"
     return msgspec.json.encode(value).decode()
 
 

@@ -39,9 +39,12 @@ from segue.evaluate.settings import SeenRule, seen_rule
 from segue.evaluate.trained import training_counts
 from segue.index.build import build_index, index_facts, sample_questions
 from segue.models.build import Builder, builder_name, refuse_other_builder
-from segue.models.checkpoint import save_model
+from segue.models.checkpoint import save_model, saved_texts
+from segue.models.content import ContentTable
 from segue.models.facts import facts_of
 from segue.models.sequence import SequenceModel
+from segue.models.texts import HashedTexts
+from segue.objective.positive import PositiveEvents
 from segue.recommend.embed import run_digest
 from segue.recommend.recommender import Recommender
 from segue.train.loop import Step
@@ -84,7 +87,9 @@ def make_run(
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
-    facts = facts_of(job.settings.model, data.vocabulary, data.kinds)
+    start = job.start(START)
+    texts = saved_texts(start) if start is not None and job.settings.model.texts else None
+    facts = facts_of(job.settings.model, data.vocabulary, data.kinds, texts)
     model, chosen = choose_epoch(
         job.recipe,
         sequences,
@@ -94,7 +99,7 @@ def make_run(
         folder=job.partial,
         progress=progress,
         facts=facts,
-        start=job.start(START),
+        start=start,
     )
     note = ALL_NOTE.format(epochs=chosen.best_epoch) if all_events else None
     evaluation = measure(model, data, job.settings, note=note, progress=measured)
@@ -107,7 +112,7 @@ def make_run(
             folder=job.partial,
             progress=progress,
             facts=facts,
-            start=job.start(START_ALL) or job.start(START),
+            start=job.start(START_ALL) or start,
         )
     _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, all_events=all_events)
     shutil.rmtree(job.partial)
@@ -129,6 +134,7 @@ def measure(
         data.split,
         n_items=len(data.vocabulary),
         settings=settings.evaluate,
+        answerable=model.answerable,
         split_kind=data.manifest["split"]["kind"],
         target_time=model.target_time,
         note=note,
@@ -178,6 +184,8 @@ def _begun(
     named = [] if encoder is None else [_setting(builder_name(encoder))]
     settings = make_settings(tables, [*overrides, *named])
     refuse_other_builder(settings.model, encoder, whose="The recipe" if from_run is None else str(from_run.folder))
+    PositiveEvents(settings.objective.positive, data.kinds).refuse_without_values(data.sequences.values)
+    _refuse_missing_times(settings, data)
     partial, name = _partial(run), str(recipe or DEFAULT_RECIPE)
     if run.exists():
         raise FolderError(
@@ -217,12 +225,17 @@ def _write_start(origin: Recommender, data: Data, settings: Settings, encoder: B
         origin.folder,
         everything=everything,
         recipe=_Job(settings, "", staging, encoder).recipe,
-        facts=facts_of(settings.model, data.vocabulary, data.kinds),
+        facts=facts_of(settings.model, data.vocabulary, data.kinds, _texts_of(origin.model)),
         before=origin.vocabulary,
         now=data.vocabulary,
         out=staging,
     )
     return Origin(folder=str(origin.folder.absolute()), digest=run_digest(origin))
+
+
+def _texts_of(model: SequenceModel) -> HashedTexts | None:
+    """What a model's vectors of words were made by: it cannot read those of another."""
+    return model.items.texts if isinstance(model.items, ContentTable) else None
 
 
 def _refuse_leak(origin: Recommender, data: Data) -> None:
@@ -234,6 +247,15 @@ def _refuse_leak(origin: Recommender, data: Data) -> None:
         raise SettingsError(
             f"{origin.folder} was trained on events that {data.folder} keeps for validation and test, so its scores "
             "would mean nothing: prepare the log with the same kind of --split as before, and no earlier moment."
+        )
+
+
+def _refuse_missing_times(settings: Settings, data: Data) -> None:
+    """Signals of times say nothing in a log that has an order and no times."""
+    if settings.model.inputs == "events" and settings.model.times and not data.manifest["has_time"]:
+        raise SettingsError(
+            f"model.times = {msgspec.json.encode(settings.model.times).decode()} looks at times, and {data.folder} has "
+            "none, only an order: prepare the log with --time, or leave them out with --set model.times=[]."
         )
 
 
@@ -324,7 +346,7 @@ def _write_run(
         table = data.vocabulary.table.with_columns(pl.Series("count", counts[1:].astype(np.int64)))
         table.write_parquet(staging / "items.parquet")
         questions = partial(sample_questions, model, data.sequences, data.split.cases("valid", "last"))
-        index = build_index(model, counts > 0, job.settings.index, questions=questions)
+        index = build_index(model, model.answerable(counts), job.settings.index, questions=questions)
         index.save(staging / "index.safetensors")
         folders.write_json(staging / "metrics.json", evaluation.report)
         np.save(staging / "ranks.npy", evaluation.ranks)

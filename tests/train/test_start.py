@@ -22,6 +22,7 @@ from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.carry import carry_over
 from segue.models.checkpoint import fill_model
+from segue.models.content import ContentTable
 from segue.models.facts import Facts, facts_of
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -114,6 +115,33 @@ def test_kinds_are_carried_over_by_name() -> None:
     without = built(now, 2, **model)
     with pytest.raises(InputError, match="kinds of events"):
         carry_over(old, without, before=before, now=now)
+
+
+@pytest.mark.parametrize("items", ["vectors", "ids+vectors"])
+def test_content_is_read_as_it_was(items: str) -> None:
+    """Words become the vectors that the old model knows; what was learned of ids goes by id."""
+    titles = ["red tea", "green tea", "red cup", "blue cup", "tea pot"]
+    before = vocabulary(list("abcde"), title=titles)
+    now = vocabulary(list("xeca"), title=["green tea pot", titles[4], titles[2], titles[0]])
+    model = {"builder": "sasrec", "items": items, "texts": ["title"], "text_width": 3}
+    old = built(before, 1, **model)
+    assert isinstance(old.items, ContentTable)
+    shape = msgspec.convert({**SMALL, **model}, ModelSettings)
+    facts = facts_of(shape, now, texts=old.items.texts)
+    new = build_model(shape, len(now), generator=torch.Generator().manual_seed(2), facts=facts).eval()
+    carry_over(old, new, before=before, now=now)
+    assert torch.allclose(new.item_vectors()[2:], old.item_vectors()[[5, 3, 1]], atol=1e-6)
+    own, theirs = scores(new, now, ["a", "e"]), scores(old, before, ["a", "e"])
+    assert {name: own[name] for name in "eca"} == {name: pytest.approx(theirs[name], abs=1e-4) for name in "eca"}
+    assert new.item_vectors()[1].any(), "the new item is known by its words"
+    wider = build_model(
+        msgspec.structs.replace(shape, text_width=4),
+        len(now),
+        generator=torch.Generator(),
+        facts=facts_of(msgspec.structs.replace(shape, text_width=4), now),
+    )
+    with pytest.raises(InputError, match="features of each item"):
+        carry_over(old, wider, before=before, now=now)
 
 
 LOG = Log.of(cycle())

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from segue.data.vocabulary import PADDING, Vocabulary
 from segue.errors import InputError
+from segue.models.content import ContentTable
 from segue.models.inputs import KindTable
 from segue.models.items import CategoryTable
 from segue.models.sequence import SequenceModel
 
 NEW = -1
+FACTS = ("items.categories", "items.content")
 
 
 def carry_over(
@@ -27,24 +29,41 @@ def carry_over(
     the catalogue says of items, `new` has from its own. `before` and `now` are the vocabularies of the two, `category`
     the column that items share their vectors by, where they do.
     """
+    _refuse_misfit(old, new)
+    rows, learned = _rows(old, new, before=before, now=now, category=category), old.state_dict()
+    others = [name for name, tensor in new.state_dict().items() if name not in (*FACTS, *rows)]
+    strange = [name for name in others if name not in learned or learned[name].shape != new.state_dict()[name].shape]
+    if strange:
+        raise InputError(
+            f"The model's {strange[0]} depends on the log in a way that is not known here, so it cannot go on with "
+            "another: train anew without --from."
+        )
+    with torch.no_grad():
+        for name, tensor in new.state_dict().items():
+            if name in FACTS:
+                continue
+            if name not in rows:
+                tensor.copy_(learned[name])
+                continue
+            kept = rows[name] != NEW
+            tensor[torch.from_numpy(kept)] = learned[name][torch.from_numpy(rows[name][kept])]
+
+
+def _refuse_misfit(old: SequenceModel, new: SequenceModel) -> None:
+    """Models of the same settings are of other shapes where the logs or the catalogues are."""
     if bool(old.kinds) != bool(new.kinds) and (old.inputs.kinded or new.inputs.kinded):
         raise InputError(
             "One of the two logs has kinds of events and the other has not, so a model that looks at them cannot go on "
             "from one to the other: prepare both with --kind, or both without."
         )
-    rows = _rows(old, new, before=before, now=now, category=category)
-    facts = {f"items.{name}" for name, _ in new.items.named_buffers()}
-    learned = old.state_dict()
-    with torch.no_grad():
-        for name, tensor in new.state_dict().items():
-            if name in facts:
-                continue
-            if name not in rows:
-                assert tensor.shape == learned[name].shape, f"{name} is no table of items or kinds"
-                tensor.copy_(learned[name])
-                continue
-            kept = rows[name] != NEW
-            tensor[torch.from_numpy(kept)] = learned[name][torch.from_numpy(rows[name][kept])]
+    if isinstance(new.items, ContentTable):
+        assert isinstance(old.items, ContentTable)
+        widths = [int(table.content.shape[1]) for table in (old.items, new.items)]
+        if widths[0] != widths[1]:
+            raise InputError(
+                f"The catalogue has {widths[1]} features of each item where the run was trained on {widths[0]}, so it "
+                "cannot go on: give vectors of the same kind, or train anew without --from."
+            )
 
 
 def _rows(

@@ -8,6 +8,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from segue.errors import FolderError
 from segue.folders import write_json
@@ -15,6 +16,7 @@ from segue.models.build import Builder, build_model, refuse_other_builder
 from segue.models.facts import Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
+from segue.models.texts import HashedTexts
 
 DESCRIPTION, WEIGHTS = "model.json", "weights.safetensors"
 
@@ -41,12 +43,7 @@ def save_weights(model: SequenceModel, path: Path) -> None:
 
 def fill_model(model: SequenceModel, path: Path) -> None:
     """Give a model of the same shape what `save_weights` wrote."""
-    try:
-        model.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise FolderError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}); remove its folder and train again."
-        ) from error
+    model.load_state_dict(_read(path))
 
 
 def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
@@ -55,12 +52,11 @@ def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
         description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
         refuse_other_builder(description.settings, encoder, whose=str(folder))
         weights = load_file(folder / WEIGHTS)
-        categories = weights["items.categories"].numpy() if description.settings.category else None
         model = build_model(
             description.settings,
             description.n_items,
             generator=torch.Generator(),
-            facts=Facts(categories=categories, kinds=description.kinds),
+            facts=_facts(description, weights),
             encoder=encoder,
         )
         model.load_state_dict(weights)
@@ -69,6 +65,33 @@ def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
         otherwise = "train it again" if encoder is None else "give its builder as it was, or train it again"
         raise FolderError(f"The model in {folder} cannot be read ({reason}); {otherwise}.") from error
     return _settled(model.eval().requires_grad_(requires_grad=False))
+
+
+def _facts(description: ModelDescription, weights: dict[str, Tensor]) -> Facts:
+    """What the model was built from, of its files."""
+    settings = description.settings
+    return Facts(
+        categories=weights["items.categories"].numpy() if settings.category else None,
+        content=weights["items.content"].numpy() if settings.items != "ids" else None,
+        kinds=description.kinds,
+        texts=_texts(weights) if settings.texts else None,
+    )
+
+
+def _texts(weights: dict[str, Tensor]) -> HashedTexts:
+    return HashedTexts(*(weights[f"items.texts.{name}"] for name in ("terms", "weights", "directions")))
+
+
+def saved_texts(path: Path) -> HashedTexts:
+    """What makes vectors of words, of what `save_weights` wrote of a model that has it."""
+    return _texts(_read(path))
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise FolderError(f"{path} cannot be read ({error}); remove its folder and train again.") from error
 
 
 def _settled(model: SequenceModel) -> SequenceModel:

@@ -85,6 +85,11 @@ class SequenceModel(nn.Module):
         return self.inputs.timed or any(isinstance(block, Continuable) and block.timed for block in self.blocks)
 
     @property
+    def told_kinds(self) -> tuple[str, ...]:
+        """The kinds of events that it tells apart, by number; none where it looks at none."""
+        return self.kinds if self.inputs.kinded else ()
+
+    @property
     def window_step(self) -> int:
         """Events by which the start of the window moves on where a history outgrows `length`: while it stays, new
         events can be encoded alone; where they cannot be, it need not stay."""

@@ -259,7 +259,7 @@ class _Writer:
 
 def _write_items(recommender: Recommender, folder: Path) -> int:
     """The vectors that questions are compared with, of every item that may be answered."""
-    numbers = np.flatnonzero(recommender.trained)
+    numbers = np.flatnonzero(recommender.answerable)
     for number, begin in enumerate(range(0, len(numbers), PART_ITEMS)):
         path, some = folder / f"part-{number:05}.parquet", numbers[begin : begin + PART_ITEMS]
         if path.exists():

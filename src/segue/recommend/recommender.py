@@ -55,7 +55,8 @@ Encode = Callable[[Batch, np.ndarray], Tensor]
 class Recommender:
     """Answers which items come next. Made by `segue.train` and `segue.load`; it never changes.
 
-    An item that was never trained on is unknown to it: it is named where it occurs in a history and never answered.
+    An item that was never trained on, and of which the model knows no content, is unknown to it: it is named where it
+    occurs in a history and never answered.
     """
 
     def __init__(
@@ -76,9 +77,8 @@ class Recommender:
         self.manifest = manifest or {}
         self.folder = folder
         counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
-        kinds = model.kinds if model.inputs.kinded else ()
-        self.known = KnownItems(vocabulary, counts, kinds=kinds, timed=model.timed)
-        self.counts, self.trained = counts, self.known.trained
+        self.counts, self.answerable = counts, model.answerable(counts)
+        self.known = KnownItems(vocabulary, counts, self.answerable, kinds=model.told_kinds, timed=model.timed)
 
     @staticmethod
     def open(folder: Path | str, *, encoder: Builder | None = None) -> Recommender:
@@ -215,7 +215,7 @@ class Recommender:
         """
         read = read_histories(histories)
         asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
-        packed = pack_histories(read, self.vocabulary, known=self.trained, kinds=self.known.kinds, asked=asked)
+        packed = pack_histories(read, self.vocabulary, known=self.answerable, kinds=self.known.kinds, asked=asked)
         return self.embed_batch(packed.batch)
 
     @cached_property
@@ -229,7 +229,7 @@ class Recommender:
         return int(self.model.item_vectors(torch.zeros(1, dtype=torch.int64)).shape[1])
 
     def embed_batch(self, histories: Batch) -> np.ndarray:
-        """`embed` for whole histories in numbers, of items that were trained on. Memory is bounded as in `rank`."""
+        """`embed` for whole histories in numbers, of items that are known. Memory is bounded as in `rank`."""
         vectors = np.full((len(histories.lengths), self.embedding_width), np.nan, dtype=np.float32)
         with torch.inference_mode():
             for rows in similar_lengths(histories, self.model.length, TOKENS, MOST_ROWS):
@@ -249,8 +249,8 @@ class Recommender:
         return self.known.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
 
     def knows(self, item: str) -> bool:
-        """Whether an id is an item that was trained on."""
-        return bool(self.trained[self.vocabulary.numbers([item], unknown="zero")[0]])
+        """Whether an id is an item that may be answered and read."""
+        return bool(self.answerable[self.vocabulary.numbers([item], unknown="zero")[0]])
 
     def similar(self, item: str | int, k: int = 10) -> Recommendation:
         """The k items nearest to an item: the score is the cosine of their vectors."""
@@ -265,7 +265,7 @@ class Recommender:
         """The number of an item that must be known; else it is refused, and the sentence ends with the consequence."""
         name = identifier(item)
         number = int(self.vocabulary.numbers([name], unknown="zero")[0])
-        if not self.trained[number]:
+        if not self.answerable[number]:
             reason = "was never trained on" if number else f"is not one of the {len(self.vocabulary)} items of this run"
             raise InputError(f"The item {name!r} {reason}, {consequence}.")
         return number
@@ -308,12 +308,12 @@ class Recommender:
         after the history, to ask with, has one row and column more, the last. Where a decoder looks at the history,
         the rows are its steps. Empty where the model has none to show or knows no entry.
         """
-        packed = pack_histories([read_history(history)], self.vocabulary, known=self.trained, kinds=self.known.kinds)
+        packed = pack_histories([read_history(history)], self.vocabulary, known=self.answerable, kinds=self.known.kinds)
         window = newest(packed.batch, self.model.length, self.model.window_step)
         return {each.name: each.weights[0].numpy() for each in looks(self.model, window)}
 
     def rank(self, histories: Batch, rules: Sequence[Rules], *, encode: Encode | None = None) -> Ranking:
-        """Answers in numbers to whole histories of items that were trained on, some perhaps empty; each has its rules.
+        """Answers in numbers to whole histories of items that are known, some perhaps empty; each has its rules.
 
         Memory is bounded: histories are encoded and answered in groups of similar length.
         """
@@ -344,7 +344,7 @@ class Recommender:
         """Item vectors of length one [V + 1, D], and an index of them."""
         with torch.inference_mode():
             vectors = functional.normalize(self.model.item_features().detach().cpu().float(), dim=1)
-        return vectors, ExactIndex.build(vectors, candidates=self.trained)
+        return vectors, ExactIndex.build(vectors, candidates=self.answerable)
 
 
 def _by_only(rules: Sequence[Rules], rows: np.ndarray) -> Iterator[tuple[np.ndarray | slice, np.ndarray | None]]:
