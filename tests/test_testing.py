@@ -17,7 +17,7 @@ from segue.layers.positions import LearnedPositions
 from segue.models.bert4rec import bert4rec
 from segue.models.build import Builder
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.sasrec import sasrec
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -51,7 +51,7 @@ class Sums(nn.Module):
 
 
 def builder_of(block: type[Sums], start: Callable[..., None] = xavier_start, **options: Any) -> Builder:
-    def build(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+    def build(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
         model = SequenceModel(
             items,
             make_inputs(settings),

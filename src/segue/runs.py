@@ -39,6 +39,7 @@ from segue.evaluate.trained import training_counts
 from segue.index.build import build_index, index_facts, sample_questions
 from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model
+from segue.models.facts import facts_of
 from segue.models.sequence import SequenceModel
 from segue.recommend.recommender import Recommender
 from segue.train.loop import Step
@@ -75,7 +76,7 @@ def make_run(
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
-    categories = data.vocabulary.categories(job.settings.model.category)
+    facts = facts_of(job.settings.model, data.vocabulary, data.kinds)
     model, chosen = choose_epoch(
         job.recipe,
         sequences,
@@ -84,7 +85,7 @@ def make_run(
         seen=seen,
         folder=job.partial,
         progress=progress,
-        categories=categories,
+        facts=facts,
     )
     note = ALL_NOTE.format(epochs=chosen.best_epoch) if all_events else None
     evaluation = measure(model, data, job.settings, note=note, progress=measured)
@@ -96,7 +97,7 @@ def make_run(
             epochs=chosen.best_epoch,
             folder=job.partial,
             progress=progress,
-            categories=categories,
+            facts=facts,
         )
     _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, all_events=all_events)
     shutil.rmtree(job.partial)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from segue.errors import SettingsError
 from segue.models.bert4rec import bert4rec
 from segue.models.caser import caser
 from segue.models.esasrec import esasrec
+from segue.models.facts import NO_FACTS, Facts
 from segue.models.gru4rec import gru4rec
 from segue.models.hstu import hstu, sasrec_meta
-from segue.models.items import IdTable, make_items
+from segue.models.items import ItemTable, make_items
 from segue.models.narm import narm
 from segue.models.nextitnet import nextitnet
 from segue.models.sasrec import sasrec
@@ -22,7 +22,7 @@ from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.transformer import transformer
 
-Builder = Callable[[ModelSettings, IdTable, torch.Generator], SequenceModel]
+Builder = Callable[[ModelSettings, ItemTable, torch.Generator], SequenceModel]
 """Settings and the item table → a model over that table, with weights drawn from the generator."""
 
 BUILDERS: dict[str, Builder] = {
@@ -45,25 +45,26 @@ def build_model(
     n_items: int,
     *,
     generator: torch.Generator,
-    categories: np.ndarray | None = None,
+    facts: Facts = NO_FACTS,
     encoder: Builder | None = None,
 ) -> SequenceModel:
-    """A new model. `categories` [V + 1]: each item's, where `model.category` names a column of them; `encoder`: the
-    builder from outside, where `model.encoder` names one.
+    """A new model. `facts`: what the settings ask for, as `facts_of` finds it; `encoder`: the builder from outside,
+    where `model.encoder` names one.
 
     The caller's global random state is left as it was.
     """
-    assert (categories is not None) == bool(settings.category)
+    assert (facts.categories is not None) == bool(settings.category)
     refuse_other_builder(settings, encoder, whose="The model")
     with torch.random.fork_rng(devices=[]):
         built: object = (encoder or BUILDERS[settings.builder])(
-            settings, make_items(settings, n_items, categories), generator
+            settings, make_items(settings, n_items, facts), generator
         )
     if not isinstance(built, SequenceModel):
         raise SettingsError(
             f"An encoder must be a function that builds a SequenceModel, and {settings.encoder} gave "
             f"{type(built).__name__}; docs/your-model.md shows one that works."
         )
+    built.kinds = facts.kinds
     return built
 
 

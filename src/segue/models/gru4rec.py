@@ -9,7 +9,7 @@ from torch import nn
 from segue.layers.positions import NoPositions
 from segue.layers.recurrent import GRUBlock
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -17,7 +17,7 @@ from segue.models.settings import ModelSettings
 from segue.models.start import recurrent_start
 
 
-def gru4rec(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def gru4rec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Layers of gated recurrent units, and a linear map from a state to what is compared with items.
 
     The original walks many sessions side by side, an event at a time, and learns nothing from one event to the next;

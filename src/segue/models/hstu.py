@@ -13,7 +13,7 @@ from segue.layers.blocks import SASRecBlock
 from segue.layers.hstu import HSTUBlock
 from segue.layers.positions import LearnedPositions
 from segue.models.inputs import Inputs, make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -21,7 +21,7 @@ from segue.models.settings import ModelSettings
 from segue.models.start import hstu_start
 
 
-def hstu(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def hstu(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Pointwise attention with biases by distance and by time; no feed-forward, no norm at the end."""
     inputs = make_inputs(settings)
     places = settings.length * inputs.tokens_an_event
@@ -32,7 +32,7 @@ def hstu(settings: ModelSettings, items: IdTable, generator: torch.Generator) ->
     return _meta_model(settings, items, inputs, blocks, generator, target_time=settings.target_time)
 
 
-def sasrec_meta(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def sasrec_meta(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """SASRec's blocks with a projection after the heads and norms without weights; no norm at the end."""
     inputs = make_inputs(settings)
     width, hidden = inputs.width, settings.feed_forward * inputs.width
@@ -45,7 +45,7 @@ def sasrec_meta(settings: ModelSettings, items: IdTable, generator: torch.Genera
 
 def _meta_model(
     settings: ModelSettings,
-    items: IdTable,
+    items: ItemTable,
     inputs: Inputs,
     blocks: Sequence[nn.Module],
     generator: torch.Generator,

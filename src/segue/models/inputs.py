@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.layers.packed import PackedBatch
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.settings import ModelSettings
 
 
@@ -20,7 +20,7 @@ class Inputs(Protocol):
     """Features of a token."""
     tokens_an_event: int
 
-    def __call__(self, items: IdTable, batch: PackedBatch) -> Tensor:
+    def __call__(self, items: ItemTable, batch: PackedBatch) -> Tensor:
         """The tokens of a batch that was expanded [T', W]."""
         ...
 
@@ -46,7 +46,7 @@ class ItemInputs(nn.Module):
         super().__init__()
         self.width = width
 
-    def forward(self, items: IdTable, batch: PackedBatch) -> Tensor:
+    def forward(self, items: ItemTable, batch: PackedBatch) -> Tensor:
         return items.input(batch.items)
 
     def expanded(self, batch: PackedBatch) -> PackedBatch:
@@ -85,7 +85,7 @@ class RatedInputs(ItemInputs):
         super().__init__(width + value_width)
         self.values = ValueTable(edges, value_width)
 
-    def forward(self, items: IdTable, batch: PackedBatch) -> Tensor:
+    def forward(self, items: ItemTable, batch: PackedBatch) -> Tensor:
         vectors = super().forward(items, batch)
         return torch.cat((vectors, self.values(batch.values, vectors.shape[0])), dim=1)
 
@@ -103,7 +103,7 @@ class CombinedInputs(nn.Module):
         self.width = width
         self.values = ValueTable(edges, width)
 
-    def forward(self, items: IdTable, batch: PackedBatch) -> Tensor:
+    def forward(self, items: ItemTable, batch: PackedBatch) -> Tensor:
         vectors = items.input(batch.items[::2])
         values = self.values(None if batch.values is None else batch.values[::2], vectors.shape[0])
         return torch.stack((vectors, values), dim=1).flatten(0, 1)

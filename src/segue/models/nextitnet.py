@@ -8,7 +8,7 @@ from torch import nn
 from segue.layers.convolution import DilatedBlock
 from segue.layers.positions import NoPositions
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -16,7 +16,7 @@ from segue.models.settings import ModelSettings
 from segue.models.start import truncated_normal_start
 
 
-def nextitnet(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def nextitnet(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Residual blocks of dilated causal convolutions, and a linear map from a state to what is compared with items.
 
     The dilations are gone through `depth` times. The original learns from padding as if it were an item, which is

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +16,7 @@ from segue.layers.one_token import Continuable
 from segue.layers.packed import PackedBatch
 from segue.layers.positions import Positions
 from segue.models.inputs import Inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.similarity import Similarity
 
 
@@ -26,12 +27,14 @@ class SequenceModel(nn.Module):
     item table has a mask, and the state at a mask asks for the item that it hides.
     """
 
+    kinds: tuple[str, ...] = ()
+    """Names of the kinds of events that the model was built over, by number."""
     continues = False
     """Whether a decoder is asked for item after item, so that a batch may hold what continues its histories."""
 
     def __init__(
         self,
-        items: IdTable,
+        items: ItemTable,
         inputs: Inputs,
         positions: Positions,
         blocks: Sequence[nn.Module],
@@ -84,7 +87,11 @@ class SequenceModel(nn.Module):
     @property
     def width(self) -> int:
         """Features of an item."""
-        return self.items.into.shape[1]
+        return self.items.width
+
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        """Which items may be answered and read [V + 1] bool, where training met each so often."""
+        return self.items.answerable(counts)
 
     def encode(self, batch: PackedBatch) -> Tensor:
         """The state after each event [T, D]. Those that are questioned go through `head` next."""

@@ -189,7 +189,7 @@ def building_is_repeatable(case: Case) -> None:
 def padding_is_zero(case: Case) -> None:
     """Row 0 of the item table is padding: zero at first, while no item's row is. `clear_padding` does it."""
     model = case.new()
-    for table in (model.items.into, model.item_vectors()):
+    for table in (model.items.input(torch.arange(case.n_items + 1)), model.item_vectors()):
         assert (table[0] == 0).all(), "The padding row is not zero: call `items.clear_padding()` at the builder's end."
         assert (table[1:].abs().sum(1) > 0).all(), "An item's vector starts at zero."
 

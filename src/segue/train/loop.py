@@ -135,7 +135,7 @@ def _epoch(
     """Every user once."""
     model, began, total, asked, done = state.model.train(), time.perf_counter(), 0.0, 0, 0
     assert isinstance(model, SequenceModel)
-    device = model.items.into.device
+    device = next(model.parameters()).device
     for batch in windows.batches(settings.tokens, state.rng):
         examples = objective.examples(batch, state.rng)
         hidden = model.encode(tensors(examples.inputs, device))

@@ -17,6 +17,7 @@ from segue.evaluate import metrics
 from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.evaluate.settings import EvaluateSettings, SeenRule
 from segue.models.build import Builder, build_model
+from segue.models.facts import NO_FACTS, Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
@@ -51,11 +52,11 @@ def choose_epoch(
     seen: SeenRule,
     folder: Path,
     progress: Callable[[Step], None] | None,
-    categories: np.ndarray | None = None,
+    facts: Facts = NO_FACTS,
 ) -> tuple[SequenceModel, Progress]:
     """Train on the training part; validation chooses the epoch. The test part is not looked at.
 
-    `counts` [V + 1] are the items' training events, `categories` [V + 1] what `model.category` names.
+    `counts` [V + 1] are the items' training events, `facts` what else the model is built from.
     """
     cases = split.cases("valid", recipe.evaluate.target)
     if not len(cases):
@@ -70,7 +71,7 @@ def choose_epoch(
         return {SCORE: float(metrics.ndcg(ranks, 10).mean()), "hit@10": float(metrics.hit(ranks, 10).mean())}
 
     ends, epochs = split.train_end, recipe.train.epochs
-    model, state = _fit(recipe, sequences, ends, counts, categories, epochs, judge, folder / CHOOSING, progress)
+    model, state = _fit(recipe, sequences, ends, counts, facts, epochs, judge, folder / CHOOSING, progress)
     return model, state.progress
 
 
@@ -82,12 +83,12 @@ def train_everything(
     epochs: int,
     folder: Path,
     progress: Callable[[Step], None] | None,
-    categories: np.ndarray | None = None,
+    facts: Facts = NO_FACTS,
 ) -> tuple[SequenceModel, np.ndarray]:
     """Train a new model on every event for the chosen number of epochs; give it and the items' counts."""
     counts = np.bincount(np.asarray(sequences.items), minlength=n_items + 1)
     ends = np.asarray(sequences.offsets)[1:]
-    model, _ = _fit(recipe, sequences, ends, counts, categories, epochs, None, folder / EVERYTHING, progress)
+    model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, folder / EVERYTHING, progress)
     return model, counts
 
 
@@ -96,7 +97,7 @@ def _fit(
     sequences: Sequences,
     ends: np.ndarray,
     counts: np.ndarray,
-    categories: np.ndarray | None,
+    facts: Facts,
     epochs: int,
     judge: Judge | None,
     state_file: Path,
@@ -104,7 +105,7 @@ def _fit(
 ) -> tuple[SequenceModel, TrainingState]:
     objective = Objective(recipe.objective, counts)
     first = torch.Generator().manual_seed(recipe.train.seed)
-    model = build_model(recipe.model, len(counts) - 1, generator=first, categories=categories, encoder=recipe.encoder)
+    model = build_model(recipe.model, len(counts) - 1, generator=first, facts=facts, encoder=recipe.encoder)
     model = model.to(device_of(recipe.train))
     stride = max(1, round(recipe.train.stride * model.length)) if recipe.train.stride else None
     windows = training_windows(sequences, ends, length=model.length + objective.extra, stride=stride)
