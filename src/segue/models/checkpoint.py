@@ -34,10 +34,18 @@ def save_model(model: SequenceModel, settings: ModelSettings, folder: Path) -> N
     save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS)
 
 
+def read_description(folder: Path) -> ModelDescription:
+    """What a run folder's model is built from."""
+    try:
+        return msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise FolderError(f"The model in {folder} cannot be read ({error}); train it again.") from error
+
+
 def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
     """The model of a run folder, on the CPU, ready to answer. `encoder`: its builder, where that is from outside."""
     try:
-        description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
+        description = read_description(folder)
         refuse_other_builder(description.settings, encoder, whose=str(folder))
         weights = load_file(folder / WEIGHTS)
         categories = weights["items.categories"].numpy() if description.settings.category else None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.data.vocabulary import PADDING
+from segue.errors import InputError
 from segue.models.facts import Facts
 from segue.models.settings import BIDIRECTIONAL, ModelSettings
 
@@ -60,6 +63,10 @@ class ItemTable(nn.Module):
         """Which items may be answered [V + 1] bool: of vectors that are learned, those that were trained on."""
         return counts > 0
 
+    def extended(self, facts: Facts) -> ItemTable:  # noqa: ARG002  # tables of content look at them
+        """A table of more items, of which these are the facts; nothing is learned, and this one stays as it is."""
+        raise InputError("A vector that is learned for each item by its id says nothing of new items.")
+
     def clear_padding(self) -> None:
         with torch.no_grad():
             for table in self.learned:
@@ -109,6 +116,13 @@ class CategoryTable(IdTable):
         """`categories` [V + 1] int64: the number 1 … C of each item's category; padding's is 0."""
         super().__init__(len(categories) - 1, width, tied=tied, mask=mask, rows=int(categories.max()))
         self.register_buffer("categories", torch.from_numpy(categories))  # saved: it says whose vector is whose
+
+    def extended(self, facts: Facts) -> CategoryTable:
+        assert facts.categories is not None
+        other = copy.copy(self)
+        other._buffers = {**self._buffers, "categories": torch.from_numpy(facts.categories)}
+        other.n_items = len(facts.categories) - 1
+        return other
 
     def _rows(self, table: Tensor, numbers: Tensor) -> Tensor:
         return super()._rows(table, self.categories[numbers])

@@ -26,11 +26,12 @@ Rank = Callable[[Batch], Ranking]
 class KnownItems:
     """The items of a run, of which those with a count were trained on."""
 
-    def __init__(self, names: Names, counts: np.ndarray) -> None:
-        """`counts` [V + 1] int64: events of each item in training; number 0 is padding."""
+    def __init__(self, names: Names, counts: np.ndarray, answerable: np.ndarray | None = None) -> None:
+        """`counts` [V + 1] int64: events of each item in training; number 0 is padding. `answerable` [V + 1] bool:
+        those that may be read and answered; None is those with a count."""
         self.names = names
         self.counts = counts
-        self.trained = counts > 0
+        self.trained = counts > 0 if answerable is None else answerable
 
     def rules(
         self, *, k: int, exclude: Iterable[Any] | None, only: Iterable[Any] | None, keep_seen: bool | None
