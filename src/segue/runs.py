@@ -220,6 +220,7 @@ class _Belonging(msgspec.Struct, frozen=True):
 def _belonging(source: Path, *, finished_run: bool) -> _Belonging:
     if finished_run:
         manifest = folders.read_manifest(source, "run")
+        refuse_added(manifest, source, "trained on", "resume")
         return _Belonging(recipe=manifest["recipe"], digest=manifest["data"]["digest"])
     try:
         return msgspec.json.decode((source / BELONGING).read_bytes(), type=_Belonging)
@@ -285,6 +286,16 @@ def _temporary_run() -> Path:
     holder = Path(tempfile.mkdtemp(prefix="segue-run-"))
     atexit.register(shutil.rmtree, holder, ignore_errors=True)
     return holder / "run"
+
+
+def refuse_added(manifest: dict[str, Any], run: Path | None, done: str, doing: str) -> None:
+    """A run to which items were added has others than its data; `done` and `doing` say what is refused."""
+    if "added" in manifest:
+        added = manifest["added"]
+        raise FolderError(
+            f"{run} has {added['items']} items that were added to it and that no training knows, so it cannot be "
+            f"{done}: {doing} the run that they were added to, {added['run']}."
+        )
 
 
 def settings_of(recommender: Recommender) -> Settings:

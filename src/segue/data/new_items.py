@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 from polars.datatypes import DataTypeClass
 
+from segue.data.catalogue import open_catalogue
 from segue.data.reader import id_text
 from segue.errors import InputError
 
-REASON = "reason"
+
+def read_items(source: Any, *, item: str | None) -> tuple[pl.DataFrame, int]:
+    """Every row of a catalogue, with the columns `id`, perhaps `title`, and all others; and how many rows were left out
+    because their id came before. A row that cannot be read stops everything with a sentence.
+
+    `item`: the column of the id, where it is not found by its usual names.
+    """
+    catalogue = open_catalogue(source, item=item)
+    if item is not None and catalogue.columns["id"] != item:
+        raise InputError(f"{catalogue.input.label} has no column {item!r}; --item names the column of the id.")
+    frames = []
+    for block in catalogue.input.blocks(catalogue.positions):
+        for first in block.malformed[:1]:
+            raise InputError(f"{catalogue.input.label}, row {first.row}: {first.reason}; correct it or take it out.")
+        frames.append(block.frame.drop("row"))
+    rows = pl.concat(frames, how="vertical_relaxed") if frames else pl.DataFrame()
+    if not rows.height:
+        raise InputError(f"{catalogue.input.label} has no items; nothing was added.")
+    once = rows.unique("id", keep="first", maintain_order=True)
+    return once, rows.height - once.height
 
 
 def fitted(table: pl.DataFrame, vocabulary: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:

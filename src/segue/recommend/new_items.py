@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import polars as pl
 import torch
@@ -26,6 +27,21 @@ NEEDED = (
     "train a run whose items are known by their content: --set model.items=vectors or ids+vectors, with model.vectors "
     "or model.texts naming columns of the catalogue"
 )
+
+
+class ItemsAdded(msgspec.Struct, frozen=True):
+    """A run folder with items that it was not trained on."""
+
+    run: str
+    added: int
+    changed: int
+    """Items added before, which have new content."""
+    duplicates: int
+    """Rows left out because their id came before."""
+    items: int
+    """All that it has now."""
+    ignored: list[str]
+    """Columns that the run's catalogue does not have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
