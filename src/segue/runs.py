@@ -119,6 +119,7 @@ def measure(
         data.split,
         n_items=len(data.vocabulary),
         settings=settings.evaluate,
+        answerable=model.answerable,
         split_kind=data.manifest["split"]["kind"],
         target_time=model.target_time,
         note=note,
@@ -247,7 +248,7 @@ def _write_run(
         table = data.vocabulary.table.with_columns(pl.Series("count", counts[1:].astype(np.int64)))
         table.write_parquet(staging / "items.parquet")
         questions = partial(sample_questions, model, data.sequences, data.split.cases("valid", "last"))
-        index = build_index(model, counts > 0, job.settings.index, questions=questions)
+        index = build_index(model, model.answerable(counts), job.settings.index, questions=questions)
         index.save(staging / "index.safetensors")
         folders.write_json(staging / "metrics.json", evaluation.report)
         np.save(staging / "ranks.npy", evaluation.ranks)

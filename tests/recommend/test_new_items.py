@@ -29,7 +29,13 @@ rng = np.random.default_rng(8)
 VECTORS = rng.standard_normal((OLD, 6)).astype(np.float32)
 
 CATEGORY: dict[str, Any] = {"category": "kind"}
-TABLES = {"category": CATEGORY, "category, cosine": {**CATEGORY, "similarity": "cosine"}}
+CONTENT: dict[str, Any] = {"items": "ids+vectors", "vectors": "vector", "texts": ("title", "kind"), "text_width": 8}
+TABLES = {
+    "category": CATEGORY,
+    "vectors": {"items": "vectors", "vectors": "vector", "similarity": "cosine"},
+    "texts": {"items": "vectors", "texts": ("title",), "text_width": 16, "content_hidden": 0},
+    "ids, vectors and texts": CONTENT,
+}
 INDEXES = {"exact": {}, "approximate": {"index": "approximate"}, "mol": {"similarity": "mol"}}
 
 
@@ -90,7 +96,7 @@ def test_a_new_item_is_scored_as_the_old_one_with_its_content_and_nothing_else_c
 @given(data=st.data())
 def test_items_added_one_by_one_or_together_are_the_same(data: st.DataObject) -> None:
     """And an item that was added before has what was said of it last."""
-    before = recommender(**CATEGORY)
+    before = recommender(**data.draw(st.sampled_from(list(TABLES.values()))))
     pairs = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, OLD - 1), min_size=1, max_size=4)
     stepwise, last = before, dict[str, int]()
     for step in data.draw(st.lists(pairs, max_size=4)):
@@ -102,15 +108,16 @@ def test_items_added_one_by_one_or_together_are_the_same(data: st.DataObject) ->
         assert stepwise.recommend(history, k=60) == together.recommend(history, k=60)
 
 
-def test_new_items_are_read_in_histories_explained_and_found_similar() -> None:
-    after = recommender(**CATEGORY).with_items(new(["n1"], like=[7]))
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES.keys())
+def test_new_items_are_read_in_histories_explained_and_found_similar(table: dict[str, Any]) -> None:
+    after = recommender(**table).with_items(new(["n1"], like=[7]))
     assert after.recommend(["n1", "i02"], k=5).unknown == []
     assert after.recommend(["n1"], k=50, keep_seen=False).ids.count("n1") == 0
     explained = after.explain(["i01", "i02"], "n1")
     assert explained.item.title == "word7 thing2" and explained.rank is not None
     assert after.similar("n1", k=1).items[0].score == pytest.approx(1.0)
     assert after.recommend(["i01"], only=["n1"]).ids == ["n1"]
-    assert after.recommend(["never met"], k=100).ids[-1] == "n1", "by popularity it comes last: nobody has met it"
+    assert "n1" not in after.recommend(["never met"], k=100).ids, "nobody has met it, so it is not popular"
 
 
 def refused(model: Recommender, table: pl.DataFrame, *words: str) -> None:
@@ -133,6 +140,14 @@ def test_what_cannot_be_added_is_named_and_said_why() -> None:
     refused(model, pl.DataFrame({"id": many, "kind": ["other"] * 9}), "'n4' and 4 more")
 
 
+def test_an_item_needs_some_content_that_the_model_reads() -> None:
+    model = recommender(**CONTENT)
+    refused(model, pl.DataFrame({"id": ["n1"], "title": ["zzz"]}), "'n1'", "'vector' or 'title' or 'kind'")
+    refused(model, pl.DataFrame({"id": ["n1"], "vector": [[float("nan")] * 6]}), "'vector'", "6 finite numbers")
+    assert model.with_items(pl.DataFrame({"id": ["n1"], "title": ["word7"]})).knows("n1")
+    assert model.with_items(pl.DataFrame({"id": ["n1"], "vector": [[1, 2, 3, 4, 5, 6]]})).knows("n1")
+
+
 def test_a_model_by_ids_alone_says_what_it_needs() -> None:
     refused(recommender(), new(["n1"], like=[1]), "by their ids alone", "model.items", "model.vectors")
 
@@ -150,5 +165,3 @@ def test_a_catalogue_file_is_read_with_its_first_row_of_an_id(tmp_path: Path) ->
     file.write_text("item,kind\n")
     with pytest.raises(InputError, match="no rows"):
         read_items(file, item=None)
-    with pytest.raises(InputError, match="no items"):
-        read_items(pl.DataFrame(schema={"item": pl.String}), item=None)

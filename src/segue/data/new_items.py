@@ -26,9 +26,7 @@ def read_items(source: Any, *, item: str | None) -> tuple[pl.DataFrame, int]:
         for first in block.malformed[:1]:
             raise InputError(f"{catalogue.input.label}, row {first.row}: {first.reason}; correct it or take it out.")
         frames.append(block.frame.drop("row"))
-    rows = pl.concat(frames, how="vertical_relaxed") if frames else pl.DataFrame()
-    if not rows.height:
-        raise InputError(f"{catalogue.input.label} has no items; nothing was added.")
+    rows = pl.concat(frames, how="vertical_relaxed")
     once = rows.unique("id", keep="first", maintain_order=True)
     return once, rows.height - once.height
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from segue.data.vocabulary import Vocabulary
+from segue.errors import InputError
 from segue.models.settings import ModelSettings
+from segue.models.texts import HashedTexts
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,12 +21,37 @@ class Facts:
     content: np.ndarray | None = None  # [V + 1, F] float32: what the catalogue says of each item; row 0 is zero
     kinds: tuple[str, ...] = ()
     """Names of the kinds of events, by number."""
+    texts: HashedTexts | None = None
+    """What made vectors of the catalogue's words, and will of new items' words."""
 
 
 NO_FACTS = Facts()
 """For models that are built from their settings alone."""
 
 
-def facts_of(settings: ModelSettings, vocabulary: Vocabulary, kinds: Sequence[str] = ()) -> Facts:
-    """The facts that a model of these settings needs; `kinds` as the data has them."""
-    return Facts(categories=vocabulary.categories(settings.category), kinds=tuple(kinds))
+def facts_of(
+    settings: ModelSettings, vocabulary: Vocabulary, kinds: Sequence[str] = (), texts: HashedTexts | None = None
+) -> Facts:
+    """The facts that a model of these settings needs; `kinds` as the data has them. `texts`: what makes vectors of
+    words, where a model has been trained on its vectors; else it is fitted to the vocabulary's words."""
+    if settings.items == "ids":
+        return Facts(categories=vocabulary.categories(settings.category), kinds=tuple(kinds))
+    if settings.texts and texts is None:
+        texts = HashedTexts.fitted(vocabulary.texts(settings.texts), settings.text_width)
+    content = content_of(settings, vocabulary, texts)
+    if not content.any():
+        raise InputError(
+            f"The catalogue says nothing of any item in {', '.join((*settings.texts, settings.vectors)).strip(', ')}: "
+            "give what model.texts or model.vectors name with `segue prepare --items`."
+        )
+    return Facts(content=content, kinds=tuple(kinds), texts=texts)
+
+
+def content_of(settings: ModelSettings, vocabulary: Vocabulary, texts: HashedTexts | None) -> np.ndarray:
+    """What the columns that the settings name say of each item [V + 1, F]; row 0 is zero, and so are those of items of
+    which they say nothing."""
+    parts = [vocabulary.vectors(settings.vectors)] if settings.vectors else []
+    if texts is not None:
+        words = texts.encode(vocabulary.texts(settings.texts))
+        parts.append(np.concatenate((np.zeros((1, texts.width), dtype=np.float32), words)))
+    return np.concatenate(parts, axis=1)

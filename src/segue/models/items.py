@@ -1,8 +1,12 @@
-"""Item tables: numbers → vectors, on the way in and on the way out. Row 0 is padding: zero, and never trained."""
+"""Item tables: numbers → vectors, on the way in and on the way out. Row 0 is padding: zero, and never trained.
+
+Here those whose vectors are learned; `content.py` has the one that makes them of what the catalogue says.
+"""
 
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -10,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.data.vocabulary import PADDING
-from segue.errors import InputError
+from segue.errors import SettingsError
 from segue.models.facts import Facts
-from segue.models.settings import BIDIRECTIONAL, ModelSettings
 
 
 class ItemTable(nn.Module):
@@ -63,9 +66,13 @@ class ItemTable(nn.Module):
         """Which items may be answered [V + 1] bool: of vectors that are learned, those that were trained on."""
         return counts > 0
 
-    def extended(self, facts: Facts) -> ItemTable:  # noqa: ARG002  # tables of content look at them
-        """A table of more items, of which these are the facts; nothing is learned, and this one stays as it is."""
-        raise InputError("A vector that is learned for each item by its id says nothing of new items.")
+    def extended(self, facts: Facts) -> ItemTable:  # noqa: ARG002  # what is learned for an id is learned in training
+        """A table with new items at the end, of which `facts` tell as of a catalogue of their own (row 0 is padding);
+        this one stays as it is, and nothing is trained."""
+        raise SettingsError(
+            "This model knows its items by their ids alone, so it can say nothing of new ones: train one with "
+            "model.items = 'ids+vectors' or 'vectors', and content (model.texts or model.vectors)."
+        )
 
     def clear_padding(self) -> None:
         with torch.no_grad():
@@ -118,11 +125,10 @@ class CategoryTable(IdTable):
         self.register_buffer("categories", torch.from_numpy(categories))  # saved: it says whose vector is whose
 
     def extended(self, facts: Facts) -> CategoryTable:
-        assert facts.categories is not None
-        other = copy.copy(self)
-        other._buffers = {**self._buffers, "categories": torch.from_numpy(facts.categories)}
-        other.n_items = len(facts.categories) - 1
-        return other
+        """Of the new items' categories, the numbers that they have here."""
+        assert facts.categories is not None and facts.categories.max() < len(self.into)
+        added = torch.from_numpy(facts.categories[1:]).to(self.categories.device)
+        return lengthened(self, {"categories": torch.cat((self.categories, added))}, {})
 
     def _rows(self, table: Tensor, numbers: Tensor) -> Tensor:
         return super()._rows(table, self.categories[numbers])
@@ -131,15 +137,15 @@ class CategoryTable(IdTable):
         return super()._rows(table, self.categories)
 
 
-def make_items(settings: ModelSettings, n_items: int, facts: Facts) -> ItemTable:
-    """A vector for each item, or for each category where the facts have them.
+T = TypeVar("T", bound=ItemTable)
 
-    Models that look both ways have a mask and, as BERT4Rec does, a bias for each item. Not so where scores are no
-    inner products of a bias's kind: of a cosine or a mixture; nor where items share their vector.
-    """
-    mask = settings.builder in BIDIRECTIONAL
-    if facts.categories is not None:
-        assert len(facts.categories) == n_items + 1
-        return CategoryTable(facts.categories, settings.width, tied=settings.tied, mask=mask)
-    bias = mask and settings.similarity == "dot"
-    return IdTable(n_items, settings.width, tied=settings.tied, mask=mask, bias=bias)
+
+def lengthened(table: T, buffers: dict[str, Tensor], parameters: dict[str, nn.Parameter]) -> T:
+    """A copy with more items, which shares all but the tensors given: however large the table, it is there at once."""
+    longer = copy.copy(table)
+    longer._buffers = {**table._buffers, **buffers}
+    longer._parameters = {**table._parameters, **parameters}
+    for name in parameters:
+        longer.__dict__.pop(name, None)  # a plain attribute would hide it
+    longer.n_items = len(next(iter(buffers.values()))) - 1
+    return longer

@@ -28,14 +28,15 @@ class Objective:
     extra = EXTRA
     """Events a training window holds beyond the model's length."""
 
-    def __init__(self, settings: ObjectiveSettings, counts: np.ndarray) -> None:
-        """`counts` [V + 1]: how often each item occurs in training."""
+    def __init__(self, settings: ObjectiveSettings, counts: np.ndarray, *, only_trained: bool = False) -> None:
+        """`counts` [V + 1]: how often each item occurs in training. `only_trained`: what does not occur is no negative
+        either, for models that are to know it by its content and would learn to avoid it."""
         self.settings = settings
+        self._candidates = _trained_items(counts) if only_trained and (counts[1:] == 0).any() else None
         self._task = _task(settings, n_items=len(counts) - 1)
-        self.sampler = _sampler(settings, counts)
-        self._beta = (
-            gbce_beta(len(counts) - 1, settings.negatives, settings.calibration) if settings.loss == "gbce" else 1.0
-        )
+        self.sampler = _sampler(settings, counts, self._candidates)
+        among = len(counts) - 1 if self._candidates is None else len(self._candidates)
+        self._beta = gbce_beta(among, settings.negatives, settings.calibration) if settings.loss == "gbce" else 1.0
 
     def examples(self, batch: Batch, rng: np.random.Generator) -> Examples:
         """What to encode of a batch, which states to question, and the right answers."""
@@ -72,10 +73,17 @@ class Objective:
         assert isinstance(model.similarity, Dot), "settings allow these losses only with scores that are inner products"
         if self.settings.temperature != 1:
             states = states / self.settings.temperature
-        vectors = model.item_vectors()[1:]
+        vectors, places = self._compared_with(model, targets)
         if self.settings.loss == "sce":
-            return sce(states, vectors, targets - 1, weights, generator=generator, items=self.settings.negatives)
-        return full_softmax(states, vectors, targets - 1, weights)
+            return sce(states, vectors, places, weights, generator=generator, items=self.settings.negatives)
+        return full_softmax(states, vectors, places, weights)
+
+    def _compared_with(self, model: SequenceModel, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors of all candidates [C, I], and where among them the answers are [M]."""
+        if self._candidates is None:
+            return model.item_vectors()[1:], targets - 1
+        candidates = self._candidates.to(targets.device)
+        return model.item_vectors(candidates), torch.searchsorted(candidates, targets)
 
     def _sampled(
         self,
@@ -147,8 +155,9 @@ class Objective:
         asked, rows = np.unique(examples.positions, return_inverse=True)
         states = model.head(hidden[_tensor(asked, hidden)])
         owners, targets = _tensor(rows, hidden), _tensor(examples.targets, hidden)
-        scores = model.similarity.score(states, model.item_vectors()[1:]) / self.settings.temperature
-        loss = lambdarank(scores, owners, targets - 1)
+        vectors, places = self._compared_with(model, targets)
+        scores = model.similarity.score(states, vectors) / self.settings.temperature
+        loss = lambdarank(scores, owners, places)
         return _with_extra(loss, model, states[owners], model.item_vectors(targets))
 
 
@@ -171,14 +180,19 @@ def _task(settings: ObjectiveSettings, *, n_items: int) -> Task:
     return next_item
 
 
-def _sampler(settings: ObjectiveSettings, counts: np.ndarray) -> Sampler | None:
+def _trained_items(counts: np.ndarray) -> Tensor:
+    """Their numbers, ascending."""
+    return torch.from_numpy(np.flatnonzero(counts[1:]) + 1)
+
+
+def _sampler(settings: ObjectiveSettings, counts: np.ndarray, candidates: Tensor | None) -> Sampler | None:
     match settings.sampler:
         case "uniform":
-            return UniformSampler(len(counts) - 1)
+            return UniformSampler(len(counts) - 1, candidates)
         case "popularity":
             return PopularitySampler(counts, settings.power)
         case "in-batch":
             return InBatchSampler(len(counts) - 1)
         case "mixed":
-            return MixedSampler(len(counts) - 1, settings.in_batch)
+            return MixedSampler(len(counts) - 1, settings.in_batch, candidates)
     return None

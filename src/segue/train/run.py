@@ -66,7 +66,15 @@ def choose_epoch(
         )
 
     def judge(model: SequenceModel) -> dict[str, float]:
-        ruler = Ruler(sequences=sequences, counts=counts, seen=seen, target_time=model.target_time)
+        known = model.answerable(counts)
+        ruler = Ruler(
+            sequences=sequences,
+            counts=counts,
+            seen=seen,
+            target_time=model.target_time,
+            answerable=known,
+            readable=known,
+        )
         ranks = ruler.ranks(ModelScorer(model), cases)
         return {SCORE: float(metrics.ndcg(ranks, 10).mean()), "hit@10": float(metrics.hit(ranks, 10).mean())}
 
@@ -103,7 +111,7 @@ def _fit(
     state_file: Path,
     progress: Callable[[Step], None] | None,
 ) -> tuple[SequenceModel, TrainingState]:
-    objective = Objective(recipe.objective, counts)
+    objective = Objective(recipe.objective, counts, only_trained=recipe.model.items != "ids")
     first = torch.Generator().manual_seed(recipe.train.seed)
     model = build_model(recipe.model, len(counts) - 1, generator=first, facts=facts, encoder=recipe.encoder)
     model = model.to(device_of(recipe.train))
