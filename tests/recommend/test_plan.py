@@ -59,6 +59,9 @@ class Pairs(nn.Module):
     def score_all(self, queries: Tensor) -> Tensor:
         return queries @ self.table
 
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        return counts > 0
+
     def query(self, batch: PackedBatch) -> Tensor:
         return self.begin_plan(batch)[0]
 
