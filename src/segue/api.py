@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from segue.models.build import Builder
     from segue.recommend.answers import Explanation
     from segue.recommend.embed import EmbedReport
+    from segue.recommend.new_items import ItemsAdded
     from segue.recommend.recommender import Recommender
     from segue.train.loop import Step
 
@@ -36,6 +37,7 @@ __all__ = [
     "Data",
     "Recommender",
     "Report",
+    "add_items",
     "compare",
     "comparison_table",
     "embed",
@@ -143,9 +145,10 @@ def evaluate(
     A run trained with `all_events` has seen the test part: for it this is the report of the run that chose its epochs.
     """
     from segue.recommend.recommender import Recommender
-    from segue.runs import data_of, measure, settings_of
+    from segue.runs import data_of, measure, refuse_added, settings_of
 
     recommender = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
+    refuse_added(recommender.manifest, recommender.folder, "measured", "measure")
     settings = settings_of(recommender)
     if at is not None:
         settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, at=tuple(at)))
@@ -242,6 +245,41 @@ def export(
     from segue.recommend.recommender import Recommender
 
     return export_onnx(run if isinstance(run, Recommender) else Recommender.open(run), Path(onnx), progress=progress)
+
+
+def add_items(
+    run: Recommender | Path | str,
+    items: Any,
+    *,
+    out: Path | str,
+    item: str | None = None,
+    encoder: Builder | None = None,
+) -> ItemsAdded:
+    """A run with items that it was not trained on, which are known by their content: another run folder, complete or
+    not there at all. In Python, `Recommender.with_items` does it without a folder.
+
+    items: a catalogue, as `prepare` takes it. An item that was added before gets the new content; one that the run was
+        trained with is refused.
+    item: the catalogue's column of the id, where it is not found by its usual names.
+    encoder: as for `load`, where `run` is a folder.
+    """
+    from segue.data.new_items import read_items
+    from segue.recommend.new_items import ItemsAdded
+    from segue.recommend.recommender import Recommender
+
+    before = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
+    table, duplicates = read_items(items, item=item)
+    after = before.with_items(table)
+    after.save(out)
+    added = len(after.vocabulary) - len(before.vocabulary)
+    return ItemsAdded(
+        run=str(out),
+        added=added,
+        changed=table.height - added,
+        duplicates=duplicates,
+        items=len(after.vocabulary),
+        ignored=[name for name in table.columns if name not in after.vocabulary.table.columns],
+    )
 
 
 def _write_page(page: str, path: Path) -> None:

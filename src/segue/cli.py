@@ -662,6 +662,34 @@ def plan(
 
 
 @app.command()
+def add_items(
+    run: Run,
+    items: Annotated[
+        Path, typer.Argument(help="A catalogue, as for `segue prepare --items`.", metavar="FILE", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The run folder to make.", show_default=False)],
+    item: Annotated[
+        str | None, typer.Option("--item", help="Column of the item's id.", show_default="found by name")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """A run with new items, known by their content; nothing is trained."""
+    from segue import api
+
+    made = api.add_items(run, items, out=out, item=item)
+    if json:
+        answer(made)
+        return
+    changed = f", {made.changed:,} changed" if made.changed else ""
+    say(f"Made {out}: {made.added:,} items added to {run}{changed}; {made.items:,} in all.")
+    if made.duplicates:
+        say(f"{made.duplicates:,} rows were left out because their id came before.")
+    if made.ignored:
+        say(f"Columns that the run does not have, left aside: {', '.join(made.ignored)}.")
+    say(f"Next: segue recommend {out} --history ID,ID")
+
+
+@app.command()
 def export(
     run: Run,
     onnx: Annotated[Path, typer.Option("--onnx", help="The file to make.", show_default=False)],

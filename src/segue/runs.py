@@ -209,6 +209,7 @@ def _continued(origin: Recommender, recipe: str | Path | None) -> dict[str, Any]
     """The settings of the run that training goes on from, with the sections of a recipe in the place of its own."""
     if origin.folder is None:
         raise FolderError("from_run was not opened from a run folder, so its settings are not known; load one.")
+    refuse_added(origin.manifest, origin.folder, "gone on from", "go on from")
     return {**_tables(origin), **(read_recipe(recipe) if recipe else {})}
 
 
@@ -319,6 +320,7 @@ class _Belonging(msgspec.Struct, frozen=True):
 def _belonging(source: Path, *, finished_run: bool) -> _Belonging:
     if finished_run:
         manifest = folders.read_manifest(source, "run")
+        refuse_added(manifest, source, "trained on", "resume")
         origin = msgspec.convert(manifest.get("from"), Origin | None)
         return _Belonging(recipe=manifest["recipe"], digest=manifest["data"]["digest"], origin=origin)
     try:
@@ -389,6 +391,16 @@ def _temporary_run() -> Path:
     holder = Path(tempfile.mkdtemp(prefix="segue-run-"))
     atexit.register(shutil.rmtree, holder, ignore_errors=True)
     return holder / "run"
+
+
+def refuse_added(manifest: dict[str, Any], run: Path | None, done: str, doing: str) -> None:
+    """A run to which items were added has others than its data; `done` and `doing` say what is refused."""
+    if "added" in manifest:
+        added = manifest["added"]
+        raise FolderError(
+            f"{run} has {added['items']} items that were added to it and that no training knows, so it cannot be "
+            f"{done}: {doing} the run that they were added to, {added['run']}."
+        )
 
 
 def settings_of(recommender: Recommender) -> Settings:

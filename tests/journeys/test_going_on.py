@@ -99,6 +99,32 @@ def test_resume_without_the_run_it_came_from(yesterday: Path, data: Path, tmp_pa
     assert again.manifest["from"] == {**whole.manifest["from"], "folder": str(tmp_path / "old")}
 
 
+def test_words_are_read_as_they_were_learned(data: Path, cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
+    """A catalogue with other words would be given other vectors: those of the old run are kept, also by --resume."""
+    days = {"old": cycle_data, "new": data}
+    for day, log in days.items():
+        ids = segue.Data.open(log).vocabulary.table["id"].to_list()
+        titles = [f"tea {name} {day if name > 'i08' else 'pot'}" for name in ids]
+        pl.DataFrame({"id": ids, "title": titles}).write_csv(tmp_path / f"{day}.csv")
+        source = log.parent / ("log.csv" if day == "old" else "grown.csv")
+        segue.prepare(source, out=tmp_path / day, items=tmp_path / f"{day}.csv")
+    changes = ["model.items=ids+vectors", 'model.texts=["title"]', "model.text_width=6", "train.epochs=2"]
+    old = segue.train(tmp_path / "old", out=tmp_path / "first", recipe=quick_recipe, overrides=changes)
+
+    def stop(_: Step) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        segue.train(tmp_path / "new", out=tmp_path / "run", from_run=old, progress=stop)
+    resumed = segue.train(tmp_path / "new", out=tmp_path / "run", resume=True)
+    whole = segue.train(tmp_path / "new", out=tmp_path / "whole", from_run=old)
+    assert np.array_equal(resumed.embed([["i01", "i02"]]), whole.embed([["i01", "i02"]]))
+    for model in (resumed.model, whole.model):
+        for name in ("terms", "directions"):
+            kept, was = (getattr(each.items.texts, name) for each in (model, old.model))  # type: ignore[union-attr]
+            assert np.array_equal(kept.numpy(), was.numpy())
+
+
 def test_every_event_goes_on_from_every_event(yesterday: Path, cycle_data: Path, data: Path, tmp_path: Path) -> None:
     """A run of every event has seen today's test: epochs are chosen from the weights that had not."""
     shutil.copytree(yesterday, tmp_path / "all")

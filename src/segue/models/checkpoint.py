@@ -46,10 +46,18 @@ def fill_model(model: SequenceModel, path: Path) -> None:
     model.load_state_dict(_read(path))
 
 
+def read_description(folder: Path) -> ModelDescription:
+    """What a run folder's model is built from."""
+    try:
+        return msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise FolderError(f"The model in {folder} cannot be read ({error}); train it again.") from error
+
+
 def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
     """The model of a run folder, on the CPU, ready to answer. `encoder`: its builder, where that is from outside."""
     try:
-        description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
+        description = read_description(folder)
         refuse_other_builder(description.settings, encoder, whose=str(folder))
         weights = load_file(folder / WEIGHTS)
         model = build_model(

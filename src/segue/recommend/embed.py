@@ -134,10 +134,8 @@ def embed_users(
 
 def run_digest(recommender: Recommender) -> str:
     """One digest for all that embeddings depend on: the model, its weights and the ids of the items."""
-    if "files" not in recommender.manifest:
-        raise FolderError(
-            "This Recommender was not opened from a run folder; save it, or train with out=, and load that."
-        )
+    if "files" not in recommender.manifest or recommender.changed:
+        raise FolderError("This Recommender is not as it is in a run folder: save it, and open what was saved.")
     parts = [recommender.manifest["files"][name]["sha256"] for name in (DESCRIPTION, WEIGHTS, ITEMS)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
