@@ -104,7 +104,7 @@ def test_words_are_read_as_they_were_learned(data: Path, cycle_data: Path, quick
     days = {"old": cycle_data, "new": data}
     for day, log in days.items():
         ids = segue.Data.open(log).vocabulary.table["id"].to_list()
-        titles = [f"tea {name} {day if name > 'i08' else 'pot'}" for name in ids]
+        titles = [f"tea {name} {'pot' if day == 'old' else 'kettle with a saucer'}" for name in ids]
         pl.DataFrame({"id": ids, "title": titles}).write_csv(tmp_path / f"{day}.csv")
         source = log.parent / ("log.csv" if day == "old" else "grown.csv")
         segue.prepare(source, out=tmp_path / day, items=tmp_path / f"{day}.csv")
