@@ -121,7 +121,7 @@ def test_words_are_read_as_they_were_learned(data: Path, cycle_data: Path, quick
     assert np.array_equal(resumed.embed([["i01", "i02"]]), whole.embed([["i01", "i02"]]))
     for model in (resumed.model, whole.model):
         for name in ("terms", "directions"):
-            kept, was = (getattr(each.items.texts, name) for each in (model, old.model))  # type: ignore[union-attr]
+            kept, was = (getattr(each.items.texts, name) for each in (model, old.model))
             assert np.array_equal(kept.numpy(), was.numpy())
 
 

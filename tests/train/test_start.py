@@ -46,7 +46,7 @@ def built(known: Vocabulary, seed: int, kinds: tuple[str, ...] = (), **model: An
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in made.parameters():
-            weight += torch.randn(weight.shape, generator=generator)
+            weight.add_(torch.randn(weight.shape, generator=generator))
     made.items.clear_padding()
     return made
 
@@ -105,7 +105,8 @@ def test_categories_are_carried_over_by_name() -> None:
 
 
 def test_kinds_are_carried_over_by_name() -> None:
-    before, now, model = vocabulary(["a", "b"]), vocabulary(["b", "a"]), {"builder": "pinnerformer", "inputs": "events"}
+    before, now = vocabulary(["a", "b"]), vocabulary(["b", "a"])
+    model: dict[str, Any] = {"builder": "pinnerformer", "inputs": "events"}
     old = built(before, 1, ("buy", "view"), **model)
     new = built(now, 2, ("", "view", "save", "buy"), **model)
     carry_over(old, new, before=before, now=now)
@@ -123,7 +124,7 @@ def test_content_is_read_as_it_was(items: str) -> None:
     titles = ["red tea", "green tea", "red cup", "blue cup", "tea pot"]
     before = vocabulary(list("abcde"), title=titles)
     now = vocabulary(list("xeca"), title=["green tea pot", titles[4], titles[2], titles[0]])
-    model = {"builder": "sasrec", "items": items, "texts": ["title"], "text_width": 3}
+    model: dict[str, Any] = {"builder": "sasrec", "items": items, "texts": ["title"], "text_width": 3}
     old = built(before, 1, **model)
     assert isinstance(old.items, ContentTable)
     shape = msgspec.convert({**SMALL, **model}, ModelSettings)
@@ -204,7 +205,8 @@ def test_what_no_epoch_makes_better_is_kept(yesterday: tuple[SequenceModel, floa
     log = started(model, folder, tmp_path)
     hopeless = recipe_of(epochs=2, learning_rate=3.0, averaging=0.0)
     kept, progress = gone_on(hopeless, log, tmp_path)
-    assert (progress.best_epoch, progress.best_score) == (0, pytest.approx(score))
+    assert progress.best_epoch == 0
+    assert progress.best_score == pytest.approx(score)
     start = weights_of(kept)
     fill_model(kept, tmp_path / START)
     assert same_weights(start, weights_of(kept))
