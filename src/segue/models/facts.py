@@ -36,12 +36,19 @@ def facts_of(
     words, where a model has been trained on its vectors; else it is fitted to the vocabulary's words."""
     if settings.items == "ids":
         return Facts(categories=vocabulary.categories(settings.category), kinds=tuple(kinds))
+    if settings.texts and texts is None:
+        texts = HashedTexts.fitted(vocabulary.texts(settings.texts), settings.text_width)
+    return Facts(content=content_of(settings, vocabulary, texts), kinds=tuple(kinds), texts=texts)
+
+
+def content_of(settings: ModelSettings, vocabulary: Vocabulary, texts: HashedTexts | None) -> np.ndarray:
+    """What the columns that the settings name say of each item [V + 1, F]; row 0 is zero, and so are those of items of
+    which they say nothing."""
     parts = [vocabulary.vectors(settings.vectors)] if settings.vectors else []
-    if settings.texts:
-        words = vocabulary.texts(settings.texts)
-        texts = HashedTexts.fitted(words, settings.text_width) if texts is None else texts
-        parts.append(np.concatenate((np.zeros((1, texts.width), dtype=np.float32), texts.encode(words))))
-    return Facts(content=np.concatenate(parts, axis=1), kinds=tuple(kinds), texts=texts)
+    if texts is not None:
+        words = texts.encode(vocabulary.texts(settings.texts))
+        parts.append(np.concatenate((np.zeros((1, texts.width), dtype=np.float32), words)))
+    return np.concatenate(parts, axis=1)
 
 
 def refuse_silence(settings: ModelSettings, vocabulary: Vocabulary) -> None:
