@@ -169,7 +169,7 @@ def case_of(builder: str, **changed: Any) -> Case:
     shape = {"heads": 2, "feed_forward": 2} if builder not in UNPLACED else {}
     shape = {name: value for name, value in shape.items() if builder != "hstu" or name != "feed_forward"}
     told = {"target_time": False} if builder == "hstu" else {}
-    settings = settings_of(**({"builder": builder, "id_dropout": 0.0} | shape | told | changed))
+    settings = settings_of(**({"builder": builder, "id_dropout": 0.0, "content_hidden": 16} | shape | told | changed))
     content = content_of()
     content[BARE] = 1  # what a law says of every item
     return Case(BUILDERS[builder], settings, N_ITEMS, Facts(content=content))
