@@ -39,6 +39,7 @@ OPTIONS = {
     "similar": "-k --json",
     "explain": "--history --user --item --data --keep-seen --no-keep-seen --html --layer --head --query --json",
     "plan": "--history --user -n --beam --data --keep-seen --no-keep-seen --exclude --only --repeats --json",
+    "add-items": "--out --item --json",
     "export": "--onnx --json",
     "tune": "--out --recipe --trials --minutes --resume --json",
     "serve": "--data --store --runs --host --port --workers --memory-mb --keys --rate-limit --cors --log-level --json",
@@ -302,9 +303,9 @@ def test_train_set_and_all(line: CommandLine, cycle_data: Path) -> None:
 def test_recipes(line: CommandLine) -> None:
     body = line.answers("recipes")
     assert list(body) == ["recipes"]
-    named = "default esasrec sasrec sasrec-bce sasrec-sampled gsasrec bert4rec sasrec-rss transformer"
+    named = "default esasrec sasrec sasrec-bce sasrec-content sasrec-sampled gsasrec bert4rec sasrec-rss transformer"
     timed = "hstu hstu-large hstu-mol sasrec-meta"
-    others = "gru4rec gru4rec-bprmax narm caser nextitnet seq2seq"
+    others = "gru4rec gru4rec-bprmax narm caser nextitnet seq2seq pinnerformer pinnerformer-paper"
     assert set(body["recipes"]) == {*named.split(), *timed.split(), *others.split()}
     printed = line.does("recipes")
     assert all(name in printed and about["summary"] in printed for name, about in body["recipes"].items())

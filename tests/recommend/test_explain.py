@@ -43,6 +43,7 @@ class Votes(nn.Module):
 
     length = 3
     window_step = 1
+    timed, told_kinds = False, ()
 
     def __init__(self, n_items: int) -> None:
         super().__init__()
@@ -50,6 +51,9 @@ class Votes(nn.Module):
         self.table = (numbers[:, None] * numbers[None, :] % 7).float()  # [item, event's item]
         self.tokens: list[int] = []  # of each call
         self.asked: list[list[int] | None] = []
+
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        return counts > 0
 
     def query(self, batch: PackedBatch) -> Tensor:
         self.tokens.append(len(batch.items))

@@ -41,12 +41,16 @@ class Cycle(nn.Module):
     """
 
     window_step = 1
+    timed, told_kinds = False, ()
 
     def __init__(self, n_items: int, length: int = 3) -> None:
         super().__init__()
         self.length = length
         self.n_items = n_items
         self.questions: list[list[int]] = []  # the items each question showed the model
+
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        return counts > 0
 
     def query(self, batch: PackedBatch) -> Tensor:
         ends = batch.lengths.cumsum(0).tolist()
@@ -297,6 +301,10 @@ def test_similar_by_hand() -> None:
     class Plane(nn.Module):
         length = 5
         window_step = 1
+        timed, told_kinds = False, ()
+
+        def answerable(self, counts: np.ndarray) -> np.ndarray:
+            return counts > 0
 
         def query(self, batch: PackedBatch) -> Tensor:
             raise AssertionError(f"similar asks the model nothing, but it got {batch}")

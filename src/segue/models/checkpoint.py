@@ -8,12 +8,15 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from segue.errors import FolderError
 from segue.folders import write_json
 from segue.models.build import Builder, build_model, refuse_other_builder
+from segue.models.facts import Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
+from segue.models.texts import HashedTexts
 
 DESCRIPTION, WEIGHTS = "model.json", "weights.safetensors"
 
@@ -23,26 +26,45 @@ class ModelDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     n_items: int
     settings: ModelSettings
+    kinds: tuple[str, ...] = ()
 
 
 def save_model(model: SequenceModel, settings: ModelSettings, folder: Path) -> None:
     """Write both files into `folder`."""
-    write_json(folder / DESCRIPTION, ModelDescription(n_items=model.items.n_items, settings=settings))
-    save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS)
+    description = ModelDescription(n_items=model.items.n_items, settings=settings, kinds=model.kinds)
+    write_json(folder / DESCRIPTION, description)
+    save_weights(model, folder / WEIGHTS)
+
+
+def save_weights(model: SequenceModel, path: Path) -> None:
+    """Write what a model has learned, and what it keeps of the catalogue."""
+    save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, path)
+
+
+def fill_model(model: SequenceModel, path: Path) -> None:
+    """Give a model of the same shape what `save_weights` wrote."""
+    model.load_state_dict(_read(path))
+
+
+def read_description(folder: Path) -> ModelDescription:
+    """What a run folder's model is built from."""
+    try:
+        return msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise FolderError(f"The model in {folder} cannot be read ({error}); train it again.") from error
 
 
 def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
     """The model of a run folder, on the CPU, ready to answer. `encoder`: its builder, where that is from outside."""
     try:
-        description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
+        description = read_description(folder)
         refuse_other_builder(description.settings, encoder, whose=str(folder))
         weights = load_file(folder / WEIGHTS)
-        categories = weights["items.categories"].numpy() if description.settings.category else None
         model = build_model(
             description.settings,
             description.n_items,
             generator=torch.Generator(),
-            categories=categories,
+            facts=_facts(description, weights),
             encoder=encoder,
         )
         model.load_state_dict(weights)
@@ -51,6 +73,33 @@ def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
         otherwise = "train it again" if encoder is None else "give its builder as it was, or train it again"
         raise FolderError(f"The model in {folder} cannot be read ({reason}); {otherwise}.") from error
     return _settled(model.eval().requires_grad_(requires_grad=False))
+
+
+def _facts(description: ModelDescription, weights: dict[str, Tensor]) -> Facts:
+    """What the model was built from, of its files."""
+    settings = description.settings
+    return Facts(
+        categories=weights["items.categories"].numpy() if settings.category else None,
+        content=weights["items.content"].numpy() if settings.items != "ids" else None,
+        kinds=description.kinds,
+        texts=_texts(weights) if settings.texts else None,
+    )
+
+
+def _texts(weights: dict[str, Tensor]) -> HashedTexts:
+    return HashedTexts(*(weights[f"items.texts.{name}"] for name in ("terms", "weights", "directions")))
+
+
+def saved_texts(path: Path) -> HashedTexts:
+    """What makes vectors of words, of what `save_weights` wrote of a model that has it."""
+    return _texts(_read(path))
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise FolderError(f"{path} cannot be read ({error}); remove its folder and train again.") from error
 
 
 def _settled(model: SequenceModel) -> SequenceModel:

@@ -1,0 +1,64 @@
+"""What a model is built from besides its settings: facts of the log and of its catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from segue.data.vocabulary import Vocabulary
+from segue.errors import InputError
+from segue.models.settings import ModelSettings
+from segue.models.texts import HashedTexts
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """Only what the settings ask for is there."""
+
+    categories: np.ndarray | None = None  # [V + 1] int64: the number 1 … C of each item's category
+    content: np.ndarray | None = None  # [V + 1, F] float32: what the catalogue says of each item; row 0 is zero
+    kinds: tuple[str, ...] = ()
+    """Names of the kinds of events, by number."""
+    texts: HashedTexts | None = None
+    """What made vectors of the catalogue's words, and will of new items' words."""
+
+
+NO_FACTS = Facts()
+"""For models that are built from their settings alone."""
+
+
+def facts_of(
+    settings: ModelSettings, vocabulary: Vocabulary, kinds: Sequence[str] = (), texts: HashedTexts | None = None
+) -> Facts:
+    """The facts that a model of these settings needs; `kinds` as the data has them. `texts`: what makes vectors of
+    words, where a model has been trained on its vectors; else it is fitted to the vocabulary's words."""
+    if settings.items == "ids":
+        return Facts(categories=vocabulary.categories(settings.category), kinds=tuple(kinds))
+    if settings.texts and texts is None:
+        texts = HashedTexts.fitted(vocabulary.texts(settings.texts), settings.text_width)
+    return Facts(content=content_of(settings, vocabulary, texts), kinds=tuple(kinds), texts=texts)
+
+
+def content_of(settings: ModelSettings, vocabulary: Vocabulary, texts: HashedTexts | None) -> np.ndarray:
+    """What the columns that the settings name say of each item [V + 1, F]; row 0 is zero, and so are those of items of
+    which they say nothing."""
+    parts = [vocabulary.vectors(settings.vectors)] if settings.vectors else []
+    if texts is not None:
+        words = texts.encode(vocabulary.texts(settings.texts))
+        parts.append(np.concatenate((np.zeros((1, texts.width), dtype=np.float32), words)))
+    return np.concatenate(parts, axis=1)
+
+
+def refuse_silence(settings: ModelSettings, vocabulary: Vocabulary) -> None:
+    """Refuse a catalogue that does not say what the settings ask for, before anything is begun."""
+    vocabulary.categories(settings.category)
+    said = bool(settings.vectors) and bool(vocabulary.vectors(settings.vectors).any())
+    said |= bool(settings.texts) and any(vocabulary.texts(settings.texts))
+    if settings.items != "ids" and not said:
+        named = ", ".join(name for name in (*settings.texts, settings.vectors) if name)
+        raise InputError(
+            f"The catalogue says nothing of any item in {named}: give what model.texts or model.vectors name with "
+            "`segue prepare --items`."
+        )
