@@ -288,7 +288,8 @@ def narrow(name: str) -> tuple[str, ...]:
 def built(name: str) -> tuple[SequenceModel, Objective]:
     settings = shipped(name, *SMALL, *narrow(name), *fewer_negatives(name))
     model = build_model(settings.model, MANY_ITEMS, generator=torch.Generator().manual_seed(1)).eval()
-    return model, Objective(settings.objective, np.r_[0, np.ones(MANY_ITEMS, dtype=np.int64)])
+    counts = np.r_[0, np.ones(MANY_ITEMS, dtype=np.int64)]
+    return model, Objective(settings.objective, counts, length=model.length)
 
 
 def long_users(count: int, length: int) -> Batch:
