@@ -104,6 +104,7 @@ def _facts_of(recommender: Recommender) -> Facts:
         ids=table["id"].to_list(),
         titles=table["title"].cast(pl.String).to_list() if "title" in table.columns else None,
         counts=recommender.counts[1:].tolist(),
+        untrained=np.flatnonzero(recommender.answerable & (recommender.counts == 0)).tolist(),
         twins=_twins(model.item_vectors().detach().numpy()),
     )
 

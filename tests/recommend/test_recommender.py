@@ -48,6 +48,9 @@ class Cycle(nn.Module):
         self.n_items = n_items
         self.questions: list[list[int]] = []  # the items each question showed the model
 
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        return counts > 0
+
     def query(self, batch: PackedBatch) -> Tensor:
         ends = batch.lengths.cumsum(0).tolist()
         items = batch.items.tolist()
@@ -297,6 +300,9 @@ def test_similar_by_hand() -> None:
     class Plane(nn.Module):
         length = 5
         window_step = 1
+
+        def answerable(self, counts: np.ndarray) -> np.ndarray:
+            return counts > 0
 
         def query(self, batch: PackedBatch) -> Tensor:
             raise AssertionError(f"similar asks the model nothing, but it got {batch}")

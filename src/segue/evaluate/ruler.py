@@ -72,10 +72,12 @@ class Ruler:
     """The rules that hold for everyone measured."""
 
     sequences: Sequences
-    counts: np.ndarray  # [V + 1] int64, training events; an item without any is no candidate
+    counts: np.ndarray  # [V + 1] int64, training events; an item without any is no candidate …
     seen: SeenRule
     target_time: bool = False
     """Whether scorers are told the moment of the answer. They are not, unless the report says so."""
+    answerable: np.ndarray | None = None  # [V + 1] bool: … unless this says that it is one
+    readable: np.ndarray | None = None  # [V + 1] bool: what is left in histories; None: what was trained on
 
     @property
     def n_items(self) -> int:
@@ -114,12 +116,13 @@ class Ruler:
             scores = self._scores(scorer, batch if self.target_time else replace(batch, asked=None))
             seen = Exclusions.of_histories(batch) if self.seen == "excluded" else None
             targets = self.sequences.items[cases.targets[chosen]].astype(np.int64)
-            yield chosen, candidates(scores, seen, known=self.counts > 0), targets
+            known = self.counts > 0 if self.answerable is None else self.answerable
+            yield chosen, candidates(scores, seen, known=known), targets
 
     def _scores(self, scorer: Scorer, histories: Batch) -> Tensor:
-        """As the service answers: items never trained on are left out of histories, and what is then empty gets
+        """As the service answers: items that are not known are left out of histories, and what is then empty gets
         popularity."""
-        known = self.counts[histories.items] > 0
+        known = (self.counts > 0 if self.readable is None else self.readable)[histories.items]
         owner = np.repeat(np.arange(len(histories.lengths)), histories.lengths)
         lengths = np.bincount(owner[known], minlength=len(histories.lengths))
         some = lengths > 0

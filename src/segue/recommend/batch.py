@@ -102,7 +102,7 @@ class _Histories:
     def __init__(self, data: Data, recommender: Recommender) -> None:
         self.sequences = data.sequences
         numbers = recommender.vocabulary.numbers(data.vocabulary.table["id"].to_list(), unknown="zero")
-        trained = np.where(recommender.trained[numbers], numbers, 0)
+        trained = np.where(recommender.answerable[numbers], numbers, 0)
         self.translated = np.concatenate(([0], trained))  # [data's items + 1]; 0 is unknown to the run
 
     def of(self, asked: Asked) -> Iterator[tuple[np.ndarray, Batch]]:

@@ -145,7 +145,7 @@ def read_histories(histories: Iterable[Iterable[Any] | ReadHistory]) -> list[Rea
 def pack_histories(
     histories: Sequence[ReadHistory], vocabulary: Names, *, known: np.ndarray, asked: np.ndarray | None = None
 ) -> Histories:
-    """Whole histories as one batch. `known` [V + 1] bool: the items that the model was trained on; `asked` [B]: the
+    """Whole histories as one batch. `known` [V + 1] bool: the items that the model knows; `asked` [B]: the
     seconds of the questions."""
     ids = [item for history in histories for item in history.items]
     numbers = vocabulary.numbers(ids, unknown="zero")

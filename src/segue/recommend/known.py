@@ -24,13 +24,14 @@ Rank = Callable[[Batch], Ranking]
 
 
 class KnownItems:
-    """The items of a run, of which those with a count were trained on."""
+    """The items of a run, of which some may be answered and read."""
 
-    def __init__(self, names: Names, counts: np.ndarray) -> None:
-        """`counts` [V + 1] int64: events of each item in training; number 0 is padding."""
+    def __init__(self, names: Names, counts: np.ndarray, answerable: np.ndarray) -> None:
+        """`counts` [V + 1] int64: events of each item in training; number 0 is padding. `answerable` [V + 1] bool:
+        those with a count, and those of which the model knows the content."""
         self.names = names
         self.counts = counts
-        self.trained = counts > 0
+        self.answerable = answerable
 
     def rules(
         self, *, k: int, exclude: Iterable[Any] | None, only: Iterable[Any] | None, keep_seen: bool | None
@@ -47,7 +48,7 @@ class KnownItems:
         self, histories: Sequence[ReadHistory], rank: Rank, *, asked: np.ndarray | None
     ) -> list[Recommendation]:
         """Histories in ids → answers in ids. `asked` [B]: the questions' seconds."""
-        packed = pack_histories(histories, self.names, known=self.trained, asked=asked)
+        packed = pack_histories(histories, self.names, known=self.answerable, asked=asked)
         ranking = rank(packed.batch)
         return [
             Recommendation(items=items, unknown=unknown, fallback="popularity" if fallback else None)
@@ -59,7 +60,7 @@ class KnownItems:
     def ranking(
         self, histories: Batch, rules: Sequence[Rules], find: Find, *, length: int, tokens: int, most_rows: int
     ) -> Ranking:
-        """Answers in numbers to whole histories of items that were trained on, some perhaps empty; each has its rules.
+        """Answers in numbers to whole histories of items that are known, some perhaps empty; each has its rules.
 
         Memory is bounded: histories, of which `length` events are encoded, are answered in groups of similar length,
         of at most so many `tokens` and `most_rows`.
@@ -104,7 +105,7 @@ class KnownItems:
             candidates = self._by_count[: rules.k + len(rules.exclude)]
         else:
             candidates = self._by_count[np.isin(self._by_count, rules.only)]
-        kept = self.trained[candidates] & ~np.isin(candidates, rules.exclude)
+        kept = (self.counts[candidates] > 0) & ~np.isin(candidates, rules.exclude)
         best: np.ndarray = candidates[kept][: rules.k]
         return best
 

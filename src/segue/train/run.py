@@ -66,7 +66,15 @@ def choose_epoch(
         )
 
     def judge(model: SequenceModel) -> dict[str, float]:
-        ruler = Ruler(sequences=sequences, counts=counts, seen=seen, target_time=model.target_time)
+        known = model.answerable(counts)
+        ruler = Ruler(
+            sequences=sequences,
+            counts=counts,
+            seen=seen,
+            target_time=model.target_time,
+            answerable=known,
+            readable=known,
+        )
         ranks = ruler.ranks(ModelScorer(model), cases)
         return {SCORE: float(metrics.ndcg(ranks, 10).mean()), "hit@10": float(metrics.hit(ranks, 10).mean())}
 
@@ -106,7 +114,8 @@ def _fit(
     first = torch.Generator().manual_seed(recipe.train.seed)
     model = build_model(recipe.model, len(counts) - 1, generator=first, facts=facts, encoder=recipe.encoder)
     model = model.to(device_of(recipe.train))
-    objective = Objective(recipe.objective, counts, facts.kinds, length=model.length)
+    only_trained = recipe.model.items != "ids"
+    objective = Objective(recipe.objective, counts, facts.kinds, length=model.length, only_trained=only_trained)
     stride = max(1, round(recipe.train.stride * model.length)) if recipe.train.stride else None
     windows = training_windows(sequences, ends, length=model.length + objective.extra, stride=stride)
     # Where every item is looked at, every row is used.
