@@ -157,6 +157,7 @@ def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence
     settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE), [*overrides, *named])
     refuse_other_builder(settings.model, encoder, whose="The recipe")
     PositiveEvents(settings.objective.positive, data.kinds).refuse_without_values(data.sequences.values)
+    _refuse_missing_times(settings, data)
     partial, name = _partial(run), str(recipe or DEFAULT_RECIPE)
     if run.exists():
         raise FolderError(
@@ -171,6 +172,15 @@ def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence
         (staging / SETTINGS).write_text(settings_toml(settings))
         folders.write_json(staging / BELONGING, _Belonging(recipe=name, digest=data.digest))
     return _Job(settings, name, partial, encoder, facts)
+
+
+def _refuse_missing_times(settings: Settings, data: Data) -> None:
+    """Signals of times say nothing in a log that has an order and no times."""
+    if settings.model.inputs == "events" and settings.model.times and not data.manifest["has_time"]:
+        raise SettingsError(
+            f"model.times = {msgspec.json.encode(settings.model.times).decode()} looks at times, and {data.folder} has "
+            "none, only an order: prepare the log with --time, or leave them out with --set model.times=[]."
+        )
 
 
 def _setting(name: str) -> str:

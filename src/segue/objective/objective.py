@@ -56,7 +56,7 @@ class Objective:
         self.extra = self._task.extra if isinstance(self._task, NextAction | DenseAllAction | AllAction) else EXTRA
         """Events a training window holds beyond the model's length."""
         self._answers = AnswerSampler(len(counts) - 1) if settings.sampler in ANSWERS else None
-        self.sampler = _sampler(settings, counts, self._candidates, self._answers)
+        self.sampler = _sampler(settings, counts, self._answers, self._candidates)
         among = len(counts) - 1 if self._candidates is None else len(self._candidates)
         self._beta = gbce_beta(among, settings.negatives, settings.calibration) if settings.loss == "gbce" else 1.0
 
@@ -96,7 +96,7 @@ class Objective:
         generator: torch.Generator,
     ) -> Tensor:
         """The mean over questions of these states [M, D]."""
-        states = model.head(hidden)
+        states = _questions(model, hidden)
         targets = _tensor(examples.targets, states)
         if self.sampler is not None:
             return self._sampled(model, states, targets, weights, examples, generator)
@@ -197,12 +197,18 @@ class Objective:
     def _listwise(self, model: SequenceModel, hidden: Tensor, examples: Examples) -> Tensor:
         assert examples.positions is not None, "settings allow it only with a task that asks some of the states"
         asked, rows = np.unique(examples.positions, return_inverse=True)
-        states = model.head(hidden[_tensor(asked, hidden)])
+        states = _questions(model, hidden[_tensor(asked, hidden)])
         owners, targets = _tensor(rows, hidden), _tensor(examples.targets, hidden)
         vectors, places = self._compared_with(model, targets)
         scores = model.similarity.score(states, vectors) / self.settings.temperature
         loss = lambdarank(scores, owners, places)
         return _with_extra(loss, model, states[owners], model.item_vectors(targets))
+
+
+def _questions(model: SequenceModel, states: Tensor) -> Tensor:
+    """What the states ask, at the temperature that the model's similarity has learned."""
+    queries = model.head(states)
+    return model.similarity.tempered(queries) if isinstance(model.similarity, Dot) else queries
 
 
 def _with_extra(loss: Tensor, model: SequenceModel, states: Tensor, answers: Tensor) -> Tensor:
@@ -241,7 +247,7 @@ def _trained_items(counts: np.ndarray) -> Tensor:
 
 
 def _sampler(
-    settings: ObjectiveSettings, counts: np.ndarray, candidates: Tensor | None, answers: AnswerSampler | None
+    settings: ObjectiveSettings, counts: np.ndarray, answers: AnswerSampler | None, candidates: Tensor | None
 ) -> Sampler | None:
     if answers is not None:
         whole = settings.sampler == "answers"

@@ -137,8 +137,7 @@ class MixedSampler:
     ) -> None:
         """`batch` draws from the batch: by default its distinct items."""
         self.share = share
-        self._catalogue = UniformSampler(n_items, candidates)
-        self._batch = batch or InBatchSampler(n_items)
+        self._catalogue, self._batch = UniformSampler(n_items, candidates), batch or InBatchSampler(n_items)
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         near = self._batch.draw(count, generator, present).items
