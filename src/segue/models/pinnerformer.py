@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -13,7 +15,7 @@ from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.models.start import xavier_start
+from segue.models.start import transformer_start
 
 
 def pinnerformer(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
@@ -31,10 +33,10 @@ def pinnerformer(settings: ModelSettings, items: ItemTable, generator: torch.Gen
         LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.counted_from),
         [PreNormBlock(width, settings.heads, hidden, settings.dropout) for _ in range(settings.depth)],
         norm=nn.LayerNorm(width),
-        scale=1.0,
+        scale=1.0 if settings.inputs == "events" else math.sqrt(width),  # a map of features of size one needs none
         dropout=settings.dropout,
         similarity=make_similarity(settings),
         output=make_output(settings),
     )
-    xavier_start(model, generator)
+    transformer_start(model, generator)
     return model
