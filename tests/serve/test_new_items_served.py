@@ -26,8 +26,9 @@ from segue.serve.engine import Engine
 from segue.serve.lanes import Here
 from segue.serve.metrics import Metrics
 from segue.serve.models import Models, ServedModel
+from segue.serve.questions import Question
 from segue.serve.service import Service
-from segue.serve.store import open_store
+from segue.serve.store import AddedItem, Event, open_store
 
 HISTORY = ["i01", "i02"]
 JSON = {"content-type": "application/json"}
@@ -121,6 +122,39 @@ def test_a_run_by_ids_keeps_what_a_later_one_can_take(runs: Path, tmp_path: Path
         assert "model.items" in card(client)["left_out_because"]
         assert client.put("/model", json={"run": "again"}).status_code == 200
         assert set(best_of(client)) == {best, "new"}
+
+
+def test_what_is_remembered_of_a_user_stays_until_an_item_changes(runs: Path, tmp_path: Path) -> None:
+    """Memories are of items as they were read: new ones change nothing of them, other content does."""
+    store = open_store(str(tmp_path / "s"))
+    with contextlib.closing(
+        Engine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)
+    ) as engine:
+        engine.add_items([AddedItem("new", {"title": title(1)})])
+        walk = [*(f"i{number % 12:02}" for number in range(15)), "new", "i05"]
+        store.append([Event("ann", item, moment) for moment, item in enumerate(walk)])
+        remembered = [old_scores(engine) for _ in range(3)][-1]
+        engine.tidy()
+        engine.add_items([AddedItem("newer", {"title": title(3)})])
+        assert old_scores(engine) == remembered
+        assert engine.tidy()[:2] == (1, 0), "no event was encoded again"
+        engine.add_items([AddedItem("new", {"title": title(9)})])
+        changed = old_scores(engine)
+        assert changed != remembered
+        assert engine.tidy()[:2] == (0, 1)
+    store = open_store(str(tmp_path / "s"))
+    with contextlib.closing(
+        Engine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)
+    ) as engine:
+        assert old_scores(engine) == changed
+
+
+def old_scores(engine: Engine) -> dict[str, float]:
+    """Of the items trained on, for a user, to a few decimals: a token alone is not rounded as one among others."""
+    [answer] = engine.answer([Question(user="ann", k=99)])
+    assert not isinstance(answer, Exception)
+    items = json.loads(answer[0])["items"]
+    return {item["id"]: round(item["score"], 3) for item in items if not item["id"].startswith("new")}
 
 
 def test_what_cannot_be_taken_is_refused_and_nothing_of_the_request_kept(runs: Path, tmp_path: Path) -> None:
