@@ -185,8 +185,7 @@ def test_content_alone_keeps_them_too(builder: str) -> None:
 
 
 def test_content_is_learned_by_heart() -> None:
-    learns_by_heart(case_of("sasrec"))
-    learns_by_heart(case_of("sasrec", items="vectors", id_dropout=0.1, content_hidden=64, width=16))
+    learns_by_heart(case_of("sasrec", items="vectors", id_dropout=0.1, content_hidden=64))
 
 
 # --- every loss ---------------------------------------------------------------------------------------------------

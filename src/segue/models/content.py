@@ -106,7 +106,7 @@ class ContentTable(ItemTable):
 
     def _made(self, numbers: Tensor) -> Tensor:
         content = self.content[numbers]
-        described = content.any(dim=-1, keepdim=True)  # others are taken for the average
+        described = (content != 0).any(dim=-1, keepdim=True)  # others are taken for the average
         features = (content - self.centre) / self.spread * described
         if self.first is not None:
             features = functional.gelu(self.first(features))
