@@ -603,7 +603,7 @@ def add_items(
     items: Annotated[
         list[Path],
         typer.Argument(
-            help="A catalogue, and arrays of vectors, as for `segue prepare --items`.",
+            help="A catalogue, and arrays of vectors, as `segue prepare` takes them.",
             metavar="FILE...",
             show_default=False,
         ),
