@@ -144,6 +144,7 @@ def test_an_item_needs_some_content_that_the_model_reads() -> None:
     model = recommender(**CONTENT)
     refused(model, pl.DataFrame({"id": ["n1"], "title": ["zzz"]}), "'n1'", "'vector' or 'title' or 'kind'")
     refused(model, pl.DataFrame({"id": ["n1"], "vector": [[float("nan")] * 6]}), "'vector'", "6 finite numbers")
+    refused(model, pl.DataFrame({"id": ["n1"], "vector": [[1e38] * 6]}), "'n1'", "'vector'", "1,000,000 deviations")
     assert model.with_items(pl.DataFrame({"id": ["n1"], "title": ["word7"]})).knows("n1")
     assert model.with_items(pl.DataFrame({"id": ["n1"], "vector": [[1, 2, 3, 4, 5, 6]]})).knows("n1")
 

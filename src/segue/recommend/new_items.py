@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from segue.recommend.recommender import Recommender
 
 NAMED = 5  # ids in a sentence
+FARTHEST = 1e6  # deviations of a feature
 UNKNOWN = -1  # a category that no item has
 NEEDED = (
     "train a run whose items are known by their content: --set model.items=vectors or ids+vectors, with model.vectors "
@@ -173,7 +174,20 @@ def _without_content(recommender: Recommender, rows: pl.DataFrame) -> pl.Series:
         unknown = ~facts.content[1:].any(axis=1)
         columns = " or ".join(repr(name) for name in (settings.vectors, *settings.texts) if name)
         why = pl.lit(f"the run knows items by {columns}, where it has nothing that says anything")
+        far = _far(recommender.model.items, facts.content[1:])
+        said = (
+            f"its {settings.vectors!r} is more than {FARTHEST:,.0f} deviations from those that the run was trained with"
+        )
+        why, unknown = pl.when(pl.Series(far)).then(pl.lit(said)).otherwise(why), unknown | far
     return pl.select(pl.when(pl.Series(unknown, dtype=pl.Boolean)).then(why)).to_series()
+
+
+def _far(items: ItemTable, content: np.ndarray) -> np.ndarray:
+    """Which contents [n, F] are so large that scores would be no numbers, or all others beside them nothing."""
+    assert isinstance(items, ContentTable)
+    with np.errstate(over="ignore"):
+        deviations = np.abs(content - items.centre.numpy()) / items.spread.numpy()
+    return (deviations > FARTHEST).any(axis=1)
 
 
 def _named(ids: Iterable[str]) -> str:
