@@ -144,6 +144,7 @@ def test_an_item_needs_some_content_that_the_model_reads() -> None:
     model = recommender(**CONTENT)
     refused(model, pl.DataFrame({"id": ["n1"], "title": ["zzz"]}), "'n1'", "'vector' or 'title' or 'kind'")
     refused(model, pl.DataFrame({"id": ["n1"], "vector": [[float("nan")] * 6]}), "'vector'", "6 finite numbers")
+    refused(model, pl.DataFrame({"id": ["n1"], "vector": [[1e38] * 6]}), "'n1'", "'vector'", "1,000,000 deviations")
     assert model.with_items(pl.DataFrame({"id": ["n1"], "title": ["word7"]})).knows("n1")
     assert model.with_items(pl.DataFrame({"id": ["n1"], "vector": [[1, 2, 3, 4, 5, 6]]})).knows("n1")
 
@@ -165,3 +166,15 @@ def test_a_catalogue_file_is_read_with_its_first_row_of_an_id(tmp_path: Path) ->
     file.write_text("item,kind\n")
     with pytest.raises(InputError, match="no rows"):
         read_items(file, item=None)
+
+
+def test_vectors_may_come_from_an_array_with_its_ids(tmp_path: Path) -> None:
+    np.save(tmp_path / "vector.npy", VECTORS[[7, 22]])
+    (tmp_path / "vector.ids.txt").write_text("n1\nn2\n")
+    (tmp_path / "new.csv").write_text("item,title\nn2,word22 thing2\nn1,word7 thing2\n")
+    model = recommender(items="vectors", vectors="vector")
+    for source in (tmp_path / "vector.npy", [tmp_path / "new.csv", tmp_path / "vector.npy"]):
+        table, duplicates = read_items(source, item=None)
+        after = model.with_items(table)
+        assert (duplicates, after.added) == (0, 2)
+        assert [after.similar(item, k=1).ids for item in ("n1", "n2")] == [["i07"], ["i22"]]
