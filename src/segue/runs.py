@@ -41,7 +41,7 @@ from segue.index.build import build_index, index_facts, sample_questions
 from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model, saved_texts
 from segue.models.content import ContentTable
-from segue.models.facts import facts_of
+from segue.models.facts import facts_of, refuse_silence
 from segue.models.sequence import SequenceModel
 from segue.models.texts import HashedTexts
 from segue.objective.positive import PositiveEvents
@@ -195,6 +195,7 @@ def _begun(
         raise FolderError(
             f"{partial} holds unfinished training; add --resume to go on with it, or remove it to begin anew."
         )
+    refuse_silence(settings.model, data.vocabulary)
     origin = None
     with folders.complete_folder(partial) as staging:
         if from_run is not None:

@@ -75,8 +75,8 @@ class ContentTable(ItemTable):
 
     def answerable(self, counts: np.ndarray) -> np.ndarray:
         """What was trained on, and what has content."""
-        described: np.ndarray = self.content.any(dim=1).cpu().numpy()
-        return (counts > 0) | described
+        answerable: np.ndarray = (counts > 0) | self.content.any(dim=1).cpu().numpy()
+        return answerable
 
     def extended(self, facts: Facts) -> ContentTable:
         assert facts.content is not None
@@ -106,7 +106,7 @@ class ContentTable(ItemTable):
 
     def _made(self, numbers: Tensor) -> Tensor:
         content = self.content[numbers]
-        described = content.any(dim=-1, keepdim=True)  # others are taken for the average
+        described = (content != 0).any(dim=-1, keepdim=True)  # others are taken for the average
         features = (content - self.centre) / self.spread * described
         if self.first is not None:
             features = functional.gelu(self.first(features))
