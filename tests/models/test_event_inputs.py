@@ -49,15 +49,17 @@ def model_of(kinds: tuple[str, ...] = KINDS, **changed: Any) -> SequenceModel:
     return model
 
 
+WHOLE: dict[str, Any] = {
+    "items": [3, 1, 2, 5, 5],
+    "times": [NOON, NOON + 60, NOON + 3600, NOON, NOON + 7],
+    "kinds": [0, 1, 2, UNKNOWN, 1],
+    "values": [1.0, None, 250.0, -3.0, 0.0],
+}
+
+
 def events(**changed: Any) -> PackedBatch:
     """A user of three events and one of two."""
-    whole: dict[str, Any] = {
-        "items": [3, 1, 2, 5, 5],
-        "times": [NOON, NOON + 60, NOON + 3600, NOON, NOON + 7],
-        "kinds": [0, 1, 2, UNKNOWN, 1],
-        "values": [1.0, None, 250.0, -3.0, 0.0],
-        **changed,
-    }
+    whole = {**WHOLE, **changed}
     return tensors(
         Batch(
             items=np.array(whole["items"]),
@@ -83,7 +85,8 @@ def told(model: SequenceModel, batch: PackedBatch) -> torch.Tensor:
 def test_an_event_is_its_item_kind_value_and_times_side_by_side() -> None:
     model, batch = model_of(), events()
     assert isinstance(model.inputs, EventInputs) and model.inputs.kinds is not None
-    item, kind, value, absolute, newest, previous = told(model, batch).split([6, 4, 2, ABSOLUTE, RELATIVE, RELATIVE], 1)
+    widths = [6, 4, 2, ABSOLUTE, RELATIVE, RELATIVE]
+    item, kind, value, absolute, newest, previous = torch.split(told(model, batch), widths, dim=1)
     directions = functional.normalize(model.items.into[batch.items], dim=1)
     torch.testing.assert_close(item, directions * math.sqrt(6))
     assert torch.equal(kind, model.inputs.kinds.table[[0, 1, 2, UNKNOWN, 1]])
@@ -131,8 +134,9 @@ def test_a_kind_that_is_never_met_starts_as_nothing() -> None:
 @given(place=st.integers(0, 2), what=st.sampled_from(["items", "kinds", "values"]))
 def test_what_is_known_of_an_event_changes_no_earlier_state(place: int, what: str) -> None:
     model = model_of()
-    changed = {"items": [3, 1, 2, 5, 5], "kinds": [0, 1, 2, UNKNOWN, 1], "values": [1.0, None, 250.0, -3.0, 0.0]}[what]
-    changed[place] = {"items": 7, "kinds": 1 - (place == 1), "values": 12.0}[what]
+    event: dict[str, Any] = {"items": 7, "kinds": 1 - (place == 1), "values": 12.0}
+    changed = list(WHOLE[what])
+    changed[place] = event[what]
     before, after = model.encode(events()), model.encode(events(**{what: changed}))
     assert torch.equal(after[:place], before[:place]) and torch.equal(after[3:], before[3:])
     assert not torch.equal(after[place], before[place])

@@ -148,7 +148,8 @@ class LogHistories:
         """In the numbers of the run; None where it, or the log, tells none apart."""
         if self.kinds is None or self.sequences.kinds is None:
             return None
-        return self.kinds[self.sequences.kinds[rows]]
+        kinds: np.ndarray = self.kinds[self.sequences.kinds[rows]]
+        return kinds
 
 
 def _answers(recommender: Recommender, asked: Asked, rows: np.ndarray, ranking: Ranking) -> pl.DataFrame:
