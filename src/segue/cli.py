@@ -665,7 +665,12 @@ def plan(
 def add_items(
     run: Run,
     items: Annotated[
-        Path, typer.Argument(help="A catalogue, as for `segue prepare --items`.", metavar="FILE", show_default=False)
+        list[Path],
+        typer.Argument(
+            help="A catalogue, and arrays of vectors, as `segue prepare` takes them.",
+            metavar="FILE...",
+            show_default=False,
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The run folder to make.", show_default=False)],
     item: Annotated[

@@ -165,3 +165,15 @@ def test_a_catalogue_file_is_read_with_its_first_row_of_an_id(tmp_path: Path) ->
     file.write_text("item,kind\n")
     with pytest.raises(InputError, match="no rows"):
         read_items(file, item=None)
+
+
+def test_vectors_may_come_from_an_array_with_its_ids(tmp_path: Path) -> None:
+    np.save(tmp_path / "vector.npy", VECTORS[[7, 22]])
+    (tmp_path / "vector.ids.txt").write_text("n1\nn2\n")
+    (tmp_path / "new.csv").write_text("item,title\nn2,word22 thing2\nn1,word7 thing2\n")
+    model = recommender(items="vectors", vectors="vector")
+    for source in (tmp_path / "vector.npy", [tmp_path / "new.csv", tmp_path / "vector.npy"]):
+        table, duplicates = read_items(source, item=None)
+        after = model.with_items(table)
+        assert (duplicates, after.added) == (0, 2)
+        assert [after.similar(item, k=1).ids for item in ("n1", "n2")] == [["i07"], ["i22"]]

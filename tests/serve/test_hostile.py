@@ -70,6 +70,7 @@ ROUTES = [
     ("POST", "/recommendations"),
     ("GET", "/items/{id}/similar"),
     ("GET", "/items"),
+    ("POST", "/items"),
     ("GET", "/users/{id}/history"),
     ("DELETE", "/users/{id}"),
     ("POST", "/explanations"),
@@ -219,7 +220,7 @@ def test_hostile_targets(address: str, method: str, target: str, status: tuple[i
 # --- bodies -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/events", "/recommendations", "/explanations", "/plans"])
+@pytest.mark.parametrize("path", ["/events", "/items", "/recommendations", "/explanations", "/plans"])
 @pytest.mark.parametrize(
     ("body", "status"),
     [

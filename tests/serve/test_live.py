@@ -472,6 +472,9 @@ def test_two_models_side_by_side(client: Client, service: Service) -> None:
         "attention": True,
         "plan": False,
         "columns": ["kind", "stock", "year"],
+        "added": 0,
+        "left_out": 0,
+        "left_out_because": None,
         "manifest": {"data": {}, "recipe": ""},
         "report": None,
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import itertools
 import json
 import shutil
+import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,8 +26,9 @@ from segue.serve.engine import Engine
 from segue.serve.lanes import Here
 from segue.serve.metrics import Metrics
 from segue.serve.models import Models, ServedModel
+from segue.serve.questions import Question
 from segue.serve.service import Service
-from segue.serve.store import open_store
+from segue.serve.store import AddedItem, Event, open_store
 
 HISTORY = ["i01", "i02"]
 JSON = {"content-type": "application/json"}
@@ -121,6 +124,39 @@ def test_a_run_by_ids_keeps_what_a_later_one_can_take(runs: Path, tmp_path: Path
         assert set(best_of(client)) == {best, "new"}
 
 
+def test_what_is_remembered_of_a_user_stays_until_an_item_changes(runs: Path, tmp_path: Path) -> None:
+    """Memories are of items as they were read: new ones change nothing of them, other content does."""
+    store = open_store(str(tmp_path / "s"))
+    with contextlib.closing(
+        Engine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)
+    ) as engine:
+        engine.add_items([AddedItem("new", {"title": title(1)})])
+        walk = [*(f"i{number % 12:02}" for number in range(15)), "new", "i05"]
+        store.append([Event("ann", item, moment) for moment, item in enumerate(walk)])
+        remembered = [old_scores(engine) for _ in range(3)][-1]
+        engine.tidy()
+        engine.add_items([AddedItem("newer", {"title": title(3)})])
+        assert old_scores(engine) == remembered
+        assert engine.tidy()[:2] == (1, 0), "no event was encoded again"
+        engine.add_items([AddedItem("new", {"title": title(9)})])
+        changed = old_scores(engine)
+        assert changed != remembered
+        assert engine.tidy()[:2] == (0, 1)
+    store = open_store(str(tmp_path / "s"))
+    with contextlib.closing(
+        Engine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)
+    ) as engine:
+        assert old_scores(engine) == changed
+
+
+def old_scores(engine: Engine) -> dict[str, float]:
+    """Of the items trained on, for a user, to a few decimals: a token alone is not rounded as one among others."""
+    [answer] = engine.answer([Question(user="ann", k=99)])
+    assert not isinstance(answer, Exception)
+    items = json.loads(answer[0])["items"]
+    return {item["id"]: round(item["score"], 3) for item in items if not item["id"].startswith("new")}
+
+
 def test_what_cannot_be_taken_is_refused_and_nothing_of_the_request_kept(runs: Path, tmp_path: Path) -> None:
     good = {"id": "good", "title": title(1)}
     with service(tmp_path / "s", runs, "titles") as client:
@@ -143,38 +179,46 @@ def test_what_cannot_be_taken_is_refused_and_nothing_of_the_request_kept(runs: P
         assert card(client)["added"] == 0
 
 
-def test_under_load_a_new_item_is_answered_within_a_second_by_every_worker_and_replica(
-    runs: Path, tmp_path: Path
-) -> None:
-    """Every request on a connection of its own, so that all workers are asked."""
-    options = (runs / "titles", "--store", tmp_path / "s", "--workers", "2")
-    with serving(*options, cwd=tmp_path) as served, serving(*options[:3], cwd=tmp_path) as replica:
+def test_under_load_a_new_item_is_answered_within_a_second_and_a_replica_follows(runs: Path, tmp_path: Path) -> None:
+    """A hundred requests a second, each on a connection of its own, half a second before and a good one after."""
+    options = (runs / "titles", "--store", tmp_path / "s")
+    with serving(*options, cwd=tmp_path) as served, service(tmp_path / "s", runs, "titles") as replica:
         best = best_of(served.client, 1)[0]
-        clock = itertools.count()
-        began = time.monotonic() + 0.1
+        began, turns, done = time.monotonic(), itertools.count(), threading.Event()
 
-        def ask(_: object) -> tuple[float, str, bool]:
-            """At its moment: a hundred a second, every fifth to the replica."""
-            turn = next(clock)
-            time.sleep(max(0.0, began + turn / RATE - time.monotonic()))
-            url = replica.url if turn % 5 == 0 else served.url
-            sent = time.monotonic()
-            answer = httpx.post(f"{url}/recommendations", json={"history": HISTORY, "k": 2}, trust_env=False, timeout=9)
-            return sent, url, "new" in ids(answer)  # ids: it must have been answered
+        def ask(_: int) -> list[tuple[float, bool]]:
+            """When it was asked, and whether the new item was answered."""
+            found = []
+            while not done.is_set():
+                time.sleep(max(0.0, began + next(turns) / RATE - time.monotonic()))
+                found.append((time.monotonic(), "new" in answered(served.url)))
+            return found
 
-        with ThreadPoolExecutor(16) as threads:
-            asked = threads.map(ask, range(2 * RATE))
-            time.sleep(max(0.0, began + 0.5 - time.monotonic()))
-            assert added(served.client, {"id": "new", "title": like(best)}) == {
-                "accepted": 1,
-                "served": 1,
-                "reason": None,
-            }
-            posted = time.monotonic()
-            answers = list(asked)
-        late = Counter((url, found) for sent, url, found in answers if sent > posted + 1)
-        assert late[served.url, True] >= 10 and late[replica.url, True] >= 3, "there were questions enough"
-        assert late[served.url, False] == late[replica.url, False] == 0, "all follow within a second"
-        assert not any(found for sent, _, found in answers if sent < posted - 5)
-        for one in (served, replica):
-            one.stop()
+        with ThreadPoolExecutor(8) as threads:
+            asked = [threads.submit(ask, thread) for thread in range(8)]
+            try:
+                time.sleep(0.5)
+                told = added(served.client, {"id": "new", "title": like(best)})
+                posted = time.monotonic()
+                while "new" not in best_of(replica):
+                    assert time.monotonic() < posted + 1, "a replica follows within a second"
+                    time.sleep(0.05)
+                time.sleep(max(0.0, posted + 1.2 - time.monotonic()))
+            finally:
+                done.set()
+            answers = [answer for thread in asked for answer in thread.result()]  # none failed, or this does
+        assert told == {"accepted": 1, "served": 1, "reason": None}
+        late = [found for sent, found in answers if sent > posted + 1]
+        assert late and all(late)
+        assert len(answers) > 50, "it was asked all the time"
+        served.stop()
+
+
+def answered(url: str) -> list[str]:
+    """The ids of an answer that must come. Not by httpx: to begin a connection takes it longer than an answer."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=9)
+    with contextlib.closing(connection):
+        connection.request("POST", "/recommendations", json.dumps({"history": HISTORY, "k": 2}), JSON)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        return [item["id"] for item in json.loads(answer.read())["items"]]

@@ -7,17 +7,26 @@ from typing import Any
 import polars as pl
 from polars.datatypes import DataTypeClass
 
-from segue.data.catalogue import open_catalogue
+from segue.data.catalogue import open_catalogue, with_arrays
 from segue.data.reader import id_text
+from segue.data.vectors import apart, open_vectors
 from segue.errors import InputError
 
 
 def read_items(source: Any, *, item: str | None) -> tuple[pl.DataFrame, int]:
-    """Every row of a catalogue, with the columns `id`, perhaps `title`, and all others; and how many rows were left out
-    because their id came before. A row that cannot be read stops everything with a sentence.
+    """Every item of what `prepare` takes as `items`, with the columns `id`, perhaps `title`, and all others; and how
+    many rows were left out because their id came before. A row that cannot be read stops everything with a sentence.
 
-    `item`: the column of the id, where it is not found by its usual names.
+    `item`: the catalogue's column of the id, where it is not found by its usual names.
     """
+    told_of, arrays = apart(source)
+    files = [open_vectors(path) for path in arrays]
+    rows = pl.concat([file.ids.alias("id") for file in files]).to_frame() if told_of is None else _rows(told_of, item)
+    once = rows.unique("id", keep="first", maintain_order=True)
+    return with_arrays(once, files), rows.height - once.height if told_of is not None else 0
+
+
+def _rows(source: Any, item: str | None) -> pl.DataFrame:
     catalogue = open_catalogue(source, item=item)
     if item is not None and catalogue.columns["id"] != item:
         raise InputError(f"{catalogue.input.label} has no column {item!r}; --item names the column of the id.")
@@ -25,10 +34,14 @@ def read_items(source: Any, *, item: str | None) -> tuple[pl.DataFrame, int]:
     for block in catalogue.input.blocks(catalogue.positions):
         for first in block.malformed[:1]:
             raise InputError(f"{catalogue.input.label}, row {first.row}: {first.reason}; correct it or take it out.")
-        frames.append(block.frame.drop("row"))
-    rows = pl.concat(frames, how="vertical_relaxed")
-    once = rows.unique("id", keep="first", maintain_order=True)
-    return once, rows.height - once.height
+        frame = block.frame.drop("row")
+        text = id_text(pl.col("id"), frame.schema["id"])
+        if text is None:
+            raise InputError(
+                f"{catalogue.input.label}: the ids have the type {frame.schema['id']}; expected text or numbers."
+            )
+        frames.append(frame.with_columns(text))
+    return pl.concat(frames, how="vertical_relaxed")
 
 
 def fitted(table: pl.DataFrame, vocabulary: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:

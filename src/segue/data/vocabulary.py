@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import polars as pl  # whoever has a table has it already, and who only asks for names need not wait for it
 
 PADDING = 0
+MOST_CHUNKS = 32  # of a table that grows: to copy it each time takes longer than to read it in pieces
 
 
 class Names(Protocol):
@@ -81,10 +82,14 @@ class Vocabulary:
 
         ids = rows["id"].to_list()
         known = self.numbers(ids, unknown="zero")
-        places = np.arange(len(self) + len(ids))
-        places[known[known > 0] - 1] = len(self) + np.flatnonzero(known > 0)
-        kept = np.concatenate((places[: len(self)], len(self) + np.flatnonzero(known == 0)))
-        extended = Vocabulary(pl.concat([self.table, rows.select(self.table.columns)])[kept])
+        table = pl.concat([self.table, rows.select(self.table.columns)])
+        if known.any():
+            places = np.arange(len(self) + len(ids))
+            places[known[known > 0] - 1] = len(self) + np.flatnonzero(known > 0)
+            table = table[np.concatenate((places[: len(self)], len(self) + np.flatnonzero(known == 0)))]
+        elif table.n_chunks() > MOST_CHUNKS:
+            table = table.rechunk()
+        extended = Vocabulary(table)
         new = [name for name, number in zip(ids, known.tolist(), strict=True) if not number]
         # The copy of a table of numbers is a hundred times faster than to make it again of a large catalogue.
         extended._numbers = self._numbers | dict(zip(new, range(len(self) + 1, len(extended) + 1), strict=True))

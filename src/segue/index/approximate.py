@@ -234,7 +234,7 @@ class Lists:
         least, most = torch.from_numpy(rows - centres[owners]).aminmax(dim=0)
         return Lists(centres, owners, torch.stack((least, most - least)).numpy(), vectors)
 
-    def with_rows(self, new: Tensor, order: np.ndarray, vectors: Tensor) -> Lists:
+    def with_rows(self, new: Tensor, order: np.ndarray | slice, vectors: Tensor) -> Lists:
         """Lists of these `vectors` [n, D]: the old rows and then the `new` [m, D] ones, in this `order` [n]."""
         rows = _full_width(new.detach().to(device="cpu", dtype=torch.float32).numpy())
         nearest = self._centres.search(rows, 1)[1][:, 0]

@@ -118,7 +118,7 @@ class ExactIndex:
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> ExactIndex:
         """See `ItemIndex.with_items`."""
         joined = Joined.of(self.numbers, numbers)
-        every = torch.cat((self.vectors, finite_items(vectors)))[torch.from_numpy(joined.order)]
+        every = torch.cat((self.vectors, finite_items(vectors)))[joined.order]
         return ExactIndex(every, joined.numbers, n_items=n_items, settings=self.settings)
 
     def save(self, path: Path) -> None:

@@ -142,8 +142,7 @@ class MolIndex:
         """See `ItemIndex.with_items`. A new item joins the group whose mean is nearest."""
         joined = Joined.of(self.numbers, numbers)
         new = self.mixture.side(finite_items(vectors))
-        order = torch.from_numpy(joined.order)
-        items = Side(*(torch.cat(both)[order] for both in zip(self.items, new, strict=True)))
+        items = Side(*(torch.cat(both)[joined.order] for both in zip(self.items, new, strict=True)))
         groups = None if self.groups is None else self.groups.with_rows(new, joined.order, items)
         return MolIndex(self.mixture, items, joined.numbers, n_items=n_items, cut=self.cut, groups=groups)
 
@@ -210,7 +209,7 @@ class Groups:
         means = items.components.mean(1)
         return Groups(alike(means, round(GROUPS * math.sqrt(len(means)))).numpy(), items)
 
-    def with_rows(self, new: Side, order: np.ndarray, items: Side) -> Groups:
+    def with_rows(self, new: Side, order: np.ndarray | slice, items: Side) -> Groups:
         """Groups of these `items`: the old rows and then the `new` ones, in this `order` [n]."""
         nearest = _nearest(new.components.mean(1), self.centres.components.mean(1)).numpy()
         return Groups(np.concatenate((self.owners, nearest))[order], items)

@@ -67,11 +67,13 @@ class Joined:
     """The rows of an index and those of items that are added, in the order of the items' numbers."""
 
     numbers: np.ndarray  # [n] int64, ascending
-    order: np.ndarray  # [n] int64: places among the old rows and, after them, the new ones
+    order: np.ndarray | slice  # [n] int64: places among the old rows and, after them, the new ones; a slice is all
 
     @staticmethod
     def of(old: np.ndarray, new: np.ndarray) -> Joined:
         """From both numbers, each ascending; of an item that is in both, the new row stays."""
+        if not len(old) or not len(new) or new[0] > old[-1]:
+            return Joined(np.concatenate((old, new)), slice(None))  # nothing large need be copied once more
         kept = np.flatnonzero(~np.isin(old, new))
         numbers, rows = np.concatenate((old[kept], new)), np.concatenate((kept, len(old) + np.arange(len(new))))
         order = np.argsort(numbers, kind="stable")

@@ -168,9 +168,9 @@ class SequenceModel(nn.Module):
             return vectors
         return torch.cat((vectors, self.items.biases(numbers)[:, None]), dim=1)
 
-    def item_features(self) -> Tensor:
-        """What items are compared with each other by [V + 1, D]: their vectors, without biases."""
-        return self.items.output()
+    def item_features(self, numbers: Tensor | None = None) -> Tensor:
+        """What items are compared with each other by, these or all [V + 1, D]: their vectors, without biases."""
+        return self.items.output(numbers)
 
     def score_all(self, queries: Tensor) -> Tensor:
         """Scores of every item [B, V + 1]; column 0 is padding and means nothing."""

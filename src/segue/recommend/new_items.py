@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import polars as pl
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from segue.data.new_items import fitted
 from segue.data.vocabulary import PADDING, Vocabulary
@@ -93,17 +95,32 @@ def new_items(recommender: Recommender, table: pl.DataFrame) -> NewItems:
     return NewItems(rows=rows.filter(fits), misfits=misfits, changed=bool(known[fits.to_numpy()].any()))
 
 
-def extended(recommender: Recommender, rows: pl.DataFrame) -> tuple[SequenceModel, ItemIndex, Vocabulary]:
-    """A run's parts with items that it can take: `NewItems.rows`. Its own stay as they are."""
+def extended(recommender: Recommender, rows: pl.DataFrame) -> tuple[SequenceModel, ItemIndex, Vocabulary, np.ndarray]:
+    """A run's parts with items that it can take, `NewItems.rows`, and their numbers, ascending. Its own stay as they
+    are."""
     vocabulary = recommender.vocabulary.with_rows(rows)
     numbers = vocabulary.numbers(rows["id"].to_list(), unknown="error")
     model = recommender.model.with_items(_item_table(recommender, rows, numbers))
     numbers = np.sort(numbers)
-    # In whole groups: products of a few rows round differently, and an item's vector is not to depend on its company.
-    groups = np.concatenate((numbers, np.zeros(-len(numbers) % GROUP, dtype=np.int64)))
     with torch.inference_mode():
-        vectors = model.item_vectors(torch.from_numpy(groups))[: len(numbers)]
-    return model, recommender.index.with_items(vectors, numbers, n_items=len(vocabulary)), vocabulary
+        vectors = model.item_vectors(_whole_groups(numbers))[: len(numbers)]
+    return model, recommender.index.with_items(vectors, numbers, n_items=len(vocabulary)), vocabulary, numbers
+
+
+def directions(model: SequenceModel, numbers: np.ndarray | None = None) -> Tensor:
+    """Vectors of length one, of these items or of all [V + 1, D]."""
+    with torch.inference_mode():
+        if numbers is None:
+            vectors = model.item_features()
+        else:
+            vectors = model.item_features(_whole_groups(numbers))[: len(numbers)]
+        return functional.normalize(vectors.cpu().float(), dim=1)
+
+
+def _whole_groups(numbers: np.ndarray) -> Tensor:
+    """With padding at the end: products of a few rows round differently, and an item's vector is not to depend on its
+    company."""
+    return torch.from_numpy(np.concatenate((numbers, np.zeros(-len(numbers) % GROUP, dtype=np.int64))))
 
 
 def _item_table(recommender: Recommender, rows: pl.DataFrame, numbers: np.ndarray) -> ItemTable:

@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from segue import folders
 from segue.data.batch import MICROSECONDS, Batch, newest, take
@@ -39,7 +38,7 @@ from segue.recommend.history import (
     read_history,
 )
 from segue.recommend.known import KnownItems, similar_lengths
-from segue.recommend.new_items import extended, new_items
+from segue.recommend.new_items import directions, extended, new_items
 from segue.recommend.plan import Search, plan_histories
 from segue.recommend.rules import Rules, left_out
 
@@ -155,10 +154,10 @@ class Recommender:
         """
         found = new_items(self, table)
         found.refuse_misfits()
-        model, index, vocabulary = extended(self, found.rows)
+        model, index, vocabulary, numbers = extended(self, found.rows)
         trained = self.manifest.get("added", {}).get("run") or (self.folder and self.folder.resolve().name)
         added = {"items": self.added + len(vocabulary) - len(self.vocabulary), "run": trained}
-        return Recommender(
+        longer = Recommender(
             model,
             index,
             vocabulary,
@@ -168,6 +167,11 @@ class Recommender:
             folder=self.folder,
             changed=True,
         )
+        if "_directions" in self.__dict__:  # to make them of all items again takes long where there are many
+            longer._directions = self._directions.with_items(
+                directions(model, numbers), numbers, n_items=len(vocabulary)
+            )
+        return longer
 
     def recommend(
         self,
@@ -318,8 +322,9 @@ class Recommender:
         """The k items nearest to an item: the score is the cosine of their vectors."""
         Rules(k=k)  # refuses what is no number of items
         number = self.trained_number(item, "so nothing is known to be similar to it")
-        vectors, index = self._directions
-        items, scores = index.search(vectors[number : number + 1], k, exclude=Ragged.of_lists([[number]]))
+        index = self._directions
+        asked = index.vectors[int(np.searchsorted(index.numbers, number))][None]
+        items, scores = index.search(asked, k, exclude=Ragged.of_lists([[number]]))
         ranking = Ranking(items.numpy(), scores.numpy(), np.zeros(1, dtype=bool))
         return Recommendation(items=self.known.scored(ranking)[0])
 
@@ -402,11 +407,9 @@ class Recommender:
         return found.numpy(), values.numpy()
 
     @cached_property
-    def _directions(self) -> tuple[Tensor, ItemIndex]:
-        """Item vectors of length one [V + 1, D], and an index of them."""
-        with torch.inference_mode():
-            vectors = functional.normalize(self.model.item_features().detach().cpu().float(), dim=1)
-        return vectors, ExactIndex.build(vectors, candidates=self.answerable)
+    def _directions(self) -> ExactIndex:
+        """An index of item vectors of length one."""
+        return ExactIndex.build(directions(self.model), candidates=self.answerable)
 
 
 def _by_only(rules: Sequence[Rules], rows: np.ndarray) -> Iterator[tuple[np.ndarray | slice, np.ndarray | None]]:
