@@ -31,11 +31,12 @@ OPTIONS = {
     "demo": "--no-serve --out --port --json",
     "prepare": "--out --user --item --time --value --kind --items --min-user --min-item --split --time-format "
     "--time-zone --order --drop-duplicates --max-rejected --overwrite --json",
-    "train": "--out --recipe --set --resume --all --json",
+    "train": "--out --recipe --set --from --resume --all --json",
     "recipes": "--json",
     "evaluate": "--data --at --json",
     "compare": "--html --json",
     "recommend": "--history --user --users --out -k --data --keep-seen --no-keep-seen --exclude --only --json",
+    "embed": "--data --out --since --items --json",
     "similar": "-k --json",
     "explain": "--history --user --item --data --keep-seen --no-keep-seen --html --layer --head --query --json",
     "plan": "--history --user -n --beam --data --keep-seen --no-keep-seen --exclude --only --repeats --json",
