@@ -31,11 +31,12 @@ from segue.config import (
     settings_toml,
 )
 from segue.data.dataset import Data
-from segue.errors import FolderError, SettingsError
+from segue.errors import FolderError, InputError, SettingsError
 from segue.evaluate.evaluate import Evaluation, evaluate
 from segue.evaluate.ruler import ModelScorer
 from segue.evaluate.settings import SeenRule, seen_rule
 from segue.evaluate.trained import training_counts
+from segue.evaluate.window import WindowEvaluation, evaluate_window
 from segue.index.build import build_index, index_facts, sample_questions
 from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model
@@ -72,6 +73,8 @@ def make_run(
         if resume
         else _begun(run, data, recipe, overrides, encoder)
     )
+    if job.settings.evaluate.days:
+        _refuse_undated(data)
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
@@ -123,6 +126,42 @@ def measure(
         note=note,
         progress=progress,
     )
+
+
+def measure_window(
+    model: SequenceModel,
+    data: Data,
+    settings: Settings,
+    *,
+    days: float,
+    ages: Sequence[float],
+    baselines: bool = True,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> WindowEvaluation:
+    """The model and the baselines over the days after the moment of the split."""
+    _refuse_undated(data)
+    return evaluate_window(
+        ModelScorer(model),
+        data.sequences,
+        data.split,
+        n_items=len(data.vocabulary),
+        settings=settings.evaluate,
+        days=days,
+        ages=ages,
+        interest=data.vocabulary.categories(settings.evaluate.interest),
+        target_time=model.target_time,
+        baselines=baselines,
+        progress=progress,
+    )
+
+
+def _refuse_undated(data: Data) -> None:
+    """A log in order has no days to look ahead; one without a common moment is refused where the window is made."""
+    if not data.manifest["has_time"]:
+        raise InputError(
+            f"Evaluation by window counts days, and the times of {data.folder} are an order, not dates: prepare a log "
+            "with dates, or leave the days out."
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from segue.errors import SettingsError, TrainingError
 from segue.evaluate import metrics
 from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.evaluate.settings import EvaluateSettings, SeenRule
+from segue.evaluate.window import find_targets, user_values, validation_window
 from segue.models.build import Builder, build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -57,21 +58,40 @@ def choose_epoch(
 
     `counts` [V + 1] are the items' training events, `categories` [V + 1] what `model.category` names.
     """
-    cases = split.cases("valid", recipe.evaluate.target)
+
+    def ruler(model: SequenceModel) -> Ruler:
+        return Ruler(sequences=sequences, counts=counts, seen=seen, target_time=model.target_time)
+
+    judge = _judge(sequences, split, recipe.evaluate, ruler)
+    ends, epochs = split.train_end, recipe.train.epochs
+    model, state = _fit(recipe, sequences, ends, counts, categories, epochs, judge, folder / CHOOSING, progress)
+    return model, state.progress
+
+
+def _judge(
+    sequences: Sequences, split: Split, settings: EvaluateSettings, ruler: Callable[[SequenceModel], Ruler]
+) -> Judge:
+    """What is asked of a model after each epoch: the next events of validation, or the items of its first days."""
+    if settings.days:
+        window = validation_window(sequences, split, settings.days)
+
+        def by_window(model: SequenceModel) -> dict[str, float]:
+            found = find_targets(ruler(model), ModelScorer(model), window, (10,), moment=window.moment)
+            return {name: float(values.mean()) for name, values in user_values(window, found, (10,)).items()}
+
+        return by_window
+    cases = split.cases("valid", settings.target)
     if not len(cases):
         raise TrainingError(
             "No event is left for validation, which chooses the epoch; users need at least three events under "
             "--split last."
         )
 
-    def judge(model: SequenceModel) -> dict[str, float]:
-        ruler = Ruler(sequences=sequences, counts=counts, seen=seen, target_time=model.target_time)
-        ranks = ruler.ranks(ModelScorer(model), cases)
+    def by_next_event(model: SequenceModel) -> dict[str, float]:
+        ranks = ruler(model).ranks(ModelScorer(model), cases)
         return {SCORE: float(metrics.ndcg(ranks, 10).mean()), "hit@10": float(metrics.hit(ranks, 10).mean())}
 
-    ends, epochs = split.train_end, recipe.train.epochs
-    model, state = _fit(recipe, sequences, ends, counts, categories, epochs, judge, folder / CHOOSING, progress)
-    return model, state.progress
+    return by_next_event
 
 
 def train_everything(
