@@ -73,8 +73,6 @@ def make_run(
         if resume
         else _begun(run, data, recipe, overrides, encoder)
     )
-    if job.settings.evaluate.days:
-        _refuse_undated(data)
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
@@ -139,7 +137,7 @@ def measure_window(
     progress: Callable[[str, int, int], None] | None = None,
 ) -> WindowEvaluation:
     """The model and the baselines over the days after the moment of the split."""
-    _refuse_undated(data)
+    _refuse_windowless(data)
     return evaluate_window(
         ModelScorer(model),
         data.sequences,
@@ -155,12 +153,17 @@ def measure_window(
     )
 
 
-def _refuse_undated(data: Data) -> None:
-    """A log in order has no days to look ahead; one without a common moment is refused where the window is made."""
+def _refuse_windowless(data: Data) -> None:
+    """Days after a moment need a moment that is the same for everybody, and days."""
+    if data.manifest["split"]["kind"] == "last":
+        raise InputError(
+            f"Evaluation by window needs a moment that everybody is cut at, and {data.folder} was prepared with "
+            "--split last: prepare the log with --split time:WHEN and train on that."
+        )
     if not data.manifest["has_time"]:
         raise InputError(
             f"Evaluation by window counts days, and the times of {data.folder} are an order, not dates: prepare a log "
-            "with dates, or leave the days out."
+            "with dates."
         )
 
 
@@ -192,6 +195,8 @@ def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence
     named = [] if encoder is None else [_setting(builder_name(encoder))]
     settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE), [*overrides, *named])
     refuse_other_builder(settings.model, encoder, whose="The recipe")
+    if settings.evaluate.days:
+        _refuse_windowless(data)
     partial, name = _partial(run), str(recipe or DEFAULT_RECIPE)
     if run.exists():
         raise FolderError(

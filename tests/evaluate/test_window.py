@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_logs import Table, sequences_of
 
 from segue.data.sequences import Sequences
-from segue.data.split import Split, split_last, split_time
+from segue.data.split import Split, split_time
 from segue.errors import InputError, SettingsError
 from segue.evaluate.baselines import BASELINES
 from segue.evaluate.metrics import added_up, entropies, p90_coverage, relative_losses
@@ -335,9 +335,6 @@ def test_the_baselines_are_measured_by_the_same_ruler_and_all_of_it_is_shown() -
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    last = split_last(WALKS)
-    with pytest.raises(InputError, match="--split time:WHEN"):
-        evaluate_window(by_last_item(ORDERS, 5), WALKS, last, n_items=5, settings=KEPT, days=14)
     for ages, ahead, says in (((-1,), 14, "--ages"), ((math.nan,), 14, "--ages"), ((0,), 0, "--days")):
         with pytest.raises(SettingsError, match=says):
             evaluate_window(

@@ -259,11 +259,7 @@ def _window(split: Split, days: float) -> tuple[int, int, int]:
     """(before when all training is, the moment, the window's end)."""
     if not 0 < days < np.inf:
         raise SettingsError(f"--days takes a number of days above 0, got {days:g}.")
-    if split.moments is None:
-        raise InputError(
-            "Evaluation by window needs a moment that everybody is cut at, and this data was prepared with --split "
-            "last: prepare the log with --split time:WHEN and train on that."
-        )
+    assert split.moments is not None, "the caller refuses --split last, where there is no moment"
     valid_from, test_from = split.moments
     return valid_from, test_from, test_from + round(days * DAY)
 
