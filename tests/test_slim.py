@@ -19,6 +19,7 @@ from small_exports import assert_same_answers, exported, recommender_of
 
 from segue.errors import FolderError, InputError, SettingsError
 from segue.models.build import build_model
+from segue.models.facts import Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender
@@ -41,7 +42,7 @@ def small_model(*, categories: np.ndarray | None = None) -> SequenceModel:
         positions="oldest",
         category="" if categories is None else "genre",
     )
-    return build_model(numbers, 30, generator=torch.Generator().manual_seed(3), categories=categories)
+    return build_model(numbers, 30, generator=torch.Generator().manual_seed(3), facts=Facts(categories=categories))
 
 
 Pair = tuple[Recommender, SlimRecommender]

@@ -17,7 +17,7 @@ from segue.data.local import prepare
 from segue.data.summary import summary_lines
 from segue.errors import InputError, SettingsError
 from segue.folders import read_manifest, verify_contents
-from segue.recommend.answers import BEAM
+from segue.recommend.answers import BEAM, UNTIMED
 
 if TYPE_CHECKING:
     from segue.config import About, Settings
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BEAM",
+    "UNTIMED",
     "Data",
     "Recommender",
     "Report",

@@ -497,6 +497,10 @@ def _show(result: Any) -> None:
         say("No item of the history is known: these are the most popular ones.")
     if result.unknown:
         say(f"Unknown items, left out: {', '.join(result.unknown)}")
+    if result.untimed:
+        from segue import api
+
+        say(api.UNTIMED)
     width = max((len(item.id) for item in result.items), default=0)
     for rank, item in enumerate(result.items, start=1):
         say(f"{rank:3}  {item.id:{width}}  {item.score:9.4f}  {item.title or ''}".rstrip())

@@ -68,6 +68,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"{self.objective.loss!r} does not say it: choose objective.loss = 'softmax' or one of "
                 f"{', '.join(SAMPLED)}, or another model.choice."
             )
+        if self.model.temperature == "learned" and self.objective.temperature != 1:
+            raise SettingsError(
+                "model.temperature = 'learned' takes the place of objective.temperature, got "
+                f"{self.objective.temperature}: leave that at 1, or model.temperature at 'fixed'."
+            )
         refuse_misfit(self.index.kind, similarity=self.model.similarity)
 
     def _check_continuation(self) -> None:
@@ -212,7 +217,11 @@ def settings_toml(settings: Settings) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """JSON writes strings, numbers, booleans and lists as TOML does."""
+    """JSON writes strings, numbers, booleans and lists as TOML does, but not tables."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml_value(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
+        return "[" + ", ".join(_toml_value(inner) for inner in value) + "]"
     return msgspec.json.encode(value).decode()
 
 

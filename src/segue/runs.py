@@ -40,7 +40,9 @@ from segue.evaluate.window import WindowEvaluation, evaluate_window
 from segue.index.build import build_index, index_facts, sample_questions
 from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model
+from segue.models.facts import facts_of
 from segue.models.sequence import SequenceModel
+from segue.objective.positive import PositiveEvents
 from segue.recommend.recommender import Recommender
 from segue.train.loop import Step
 from segue.train.run import CHOOSING, Recipe, choose_epoch, finished, train_everything
@@ -76,7 +78,7 @@ def make_run(
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
-    categories = data.vocabulary.categories(job.settings.model.category)
+    facts = facts_of(job.settings.model, data.vocabulary, data.kinds)
     model, chosen = choose_epoch(
         job.recipe,
         sequences,
@@ -85,7 +87,7 @@ def make_run(
         seen=seen,
         folder=job.partial,
         progress=progress,
-        categories=categories,
+        facts=facts,
     )
     note = ALL_NOTE.format(epochs=chosen.best_epoch) if all_events else None
     evaluation = measure(model, data, job.settings, note=note, progress=measured)
@@ -97,7 +99,7 @@ def make_run(
             epochs=chosen.best_epoch,
             folder=job.partial,
             progress=progress,
-            categories=categories,
+            facts=facts,
         )
     _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, all_events=all_events)
     shutil.rmtree(job.partial)
@@ -146,6 +148,7 @@ def measure_window(
         settings=settings.evaluate,
         days=days,
         ages=ages,
+        positive=PositiveEvents(settings.objective.positive, data.kinds),
         interest=data.vocabulary.categories(settings.evaluate.interest),
         target_time=model.target_time,
         baselines=baselines,
@@ -195,6 +198,7 @@ def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence
     named = [] if encoder is None else [_setting(builder_name(encoder))]
     settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE), [*overrides, *named])
     refuse_other_builder(settings.model, encoder, whose="The recipe")
+    PositiveEvents(settings.objective.positive, data.kinds).refuse_without_values(data.sequences.values)
     if settings.evaluate.days:
         _refuse_windowless(data)
     partial, name = _partial(run), str(recipe or DEFAULT_RECIPE)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_logs import Table, sequences_of
 
+from segue.data.batch import Batch
 from segue.data.sequences import Sequences
 from segue.data.split import Split, split_time
 from segue.errors import InputError, SettingsError
@@ -125,9 +126,16 @@ def test_cases_by_hand() -> None:
 
 
 def test_only_positive_events_are_targets() -> None:
-    positive = np.ones(WALKS.n_events, dtype=bool)
-    positive[[1, 2, 8]] = False  # the first user's 2 and 3, of which 2 comes again; the second's 1
-    assert pairs(window_cases(WALKS, moment=10 * DAY, until=24 * DAY, positive=positive)) == [(0, 2)]
+    """Of the first user's 2, 3, 2 the last alone is a purchase; the second's only event is none."""
+    kinds = np.zeros(WALKS.n_events, dtype=np.uint16)
+    kinds[[0, 3]] = 1  # and the first user's history
+    log = Sequences(offsets=WALKS.offsets, items=WALKS.items, times=WALKS.times, kinds=kinds)
+
+    def bought(batch: Batch) -> np.ndarray:
+        assert batch.kinds is not None
+        return np.asarray(batch.kinds == 1)
+
+    assert pairs(window_cases(log, moment=10 * DAY, until=24 * DAY, positive=bought)) == [(0, 2)]
 
 
 def test_validation_never_looks_into_the_test() -> None:

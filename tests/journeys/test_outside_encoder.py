@@ -17,7 +17,7 @@ import segue
 from segue.errors import FolderError, InputError, SegueError, SettingsError
 from segue.models.build import builder_name
 from segue.models.esasrec import esasrec
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.sasrec import sasrec
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -30,12 +30,12 @@ NAME = f"{__name__}:mine"
 RUN_FILES = ("weights.safetensors", "history.jsonl", "ranks.npy", "metrics.json", "items.parquet", "index.safetensors")
 
 
-def mine(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def mine(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """The original SASRec, which the quick recipe names: nothing may differ but where it comes from."""
     return sasrec(settings, items, generator)
 
 
-def other(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def other(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     return esasrec(settings, items, generator)
 
 
@@ -104,7 +104,7 @@ def test_a_builder_is_refused_where_none_came_from_outside(cycle_run: Path, cycl
 
 
 def test_a_builder_that_changed_is_refused_with_what_to_do(outside_run: Path) -> None:
-    def build(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+    def build(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
         return esasrec(settings, items, generator)
 
     build.__qualname__ = "mine"

@@ -19,6 +19,7 @@ from segue.errors import InputError, SettingsError
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
+from segue.models.facts import Facts
 from segue.models.inputs import CombinedInputs, RatedInputs
 from segue.models.items import CategoryTable
 from segue.models.sequence import SequenceModel
@@ -166,7 +167,9 @@ CATALOGUE = pl.DataFrame(
 def category_model(**changed: Any) -> SequenceModel:
     categories = Vocabulary(CATALOGUE).categories("genre")
     settings = settings_of(category="genre", inputs="rated", **changed)
-    return build_model(settings, 5, generator=torch.Generator().manual_seed(0), categories=categories).eval()
+    return build_model(
+        settings, 5, generator=torch.Generator().manual_seed(0), facts=Facts(categories=categories)
+    ).eval()
 
 
 def test_the_catalogue_numbers_its_categories() -> None:

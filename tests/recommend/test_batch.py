@@ -53,6 +53,7 @@ class Next(nn.Module):
 
     length = 2
     window_step = 1
+    timed, told_kinds = False, ()
 
     def query(self, batch: PackedBatch) -> Tensor:
         return nn.functional.one_hot(batch.items[batch.last], len(ITEMS) + 1).float()

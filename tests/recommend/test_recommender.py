@@ -41,6 +41,7 @@ class Cycle(nn.Module):
     """
 
     window_step = 1
+    timed, told_kinds = False, ()
 
     def __init__(self, n_items: int, length: int = 3) -> None:
         super().__init__()
@@ -297,6 +298,7 @@ def test_similar_by_hand() -> None:
     class Plane(nn.Module):
         length = 5
         window_step = 1
+        timed, told_kinds = False, ()
 
         def query(self, batch: PackedBatch) -> Tensor:
             raise AssertionError(f"similar asks the model nothing, but it got {batch}")

@@ -24,7 +24,7 @@ from functools import partial
 
 import numpy as np
 
-from segue.data.batch import MICROSECONDS, case_batches, ragged_rows
+from segue.data.batch import MICROSECONDS, Batch, case_batches, gather, ragged_rows
 from segue.data.sequences import Sequences
 from segue.data.split import Cases, Split, first_at
 from segue.errors import InputError, SettingsError
@@ -47,6 +47,9 @@ from segue.evaluate.trained import training_counts
 from segue.evaluate.window_report import Age, WindowReport, moment_text
 
 DAY = 86_400 * MICROSECONDS
+
+Positive = Callable[[Batch], np.ndarray]
+"""Which events of a batch are targets, as a mask [T]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,22 +96,20 @@ def window_cases(
     moment: int,
     until: int,
     oldest: int | None = None,
-    positive: np.ndarray | None = None,
+    positive: Positive | None = None,
 ) -> WindowCases:
     """Users with an event before `oldest` (the moment itself when not given) and one in (moment, until].
 
-    `positive` [E]: True where an event is a target; every event is when not given. Times are microseconds.
+    `positive` says which events are targets; all are when it is not given. Times are microseconds.
     """
     offsets = np.asarray(sequences.offsets, dtype=np.int64)
     begins, beyond = first_at(sequences, moment + 1), first_at(sequences, until + 1)
     with_history = first_at(sequences, moment if oldest is None else oldest) > offsets[:-1]
     counts = np.where(with_history, beyond - begins, 0)
-    rows, user = ragged_rows(begins, counts), np.repeat(np.arange(len(counts)), counts)
-    if positive is not None:
-        rows, user = rows[positive[rows]], user[positive[rows]]
-    items = np.asarray(sequences.items[rows], dtype=np.int64)
-    n_numbers = int(items.max(initial=0)) + 1
-    pairs = np.unique(user * n_numbers + items)
+    window, user = gather(sequences, begins, begins + counts), np.repeat(np.arange(len(counts)), counts)
+    meant = np.ones(len(user), dtype=bool) if positive is None else positive(window)
+    n_numbers = int(window.items.max(initial=0)) + 1
+    pairs = np.unique(user[meant] * n_numbers + window.items[meant])
     users, owner = np.unique(pairs // n_numbers, return_inverse=True)
     ends = np.asarray(first_at(sequences, moment), dtype=np.int64)[users]
     targets = pairs % n_numbers
@@ -183,7 +184,7 @@ def evaluate_window(
     settings: EvaluateSettings,
     days: float,
     ages: Sequence[float] = (0,),
-    positive: np.ndarray | None = None,
+    positive: Positive | None = None,
     interest: np.ndarray | None = None,
     target_time: bool = False,
     baselines: bool = True,
@@ -265,7 +266,7 @@ def _window(split: Split, days: float) -> tuple[int, int, int]:
 
 
 def _cases(
-    sequences: Sequences, moment: int, until: int, days: float, ages: Sequence[float], positive: np.ndarray | None
+    sequences: Sequences, moment: int, until: int, days: float, ages: Sequence[float], positive: Positive | None
 ) -> WindowCases:
     oldest = moment - round(max(ages) * DAY)
     return _some(window_cases(sequences, moment=moment, until=until, oldest=oldest, positive=positive), oldest, days)
@@ -280,9 +281,7 @@ def _some(cases: WindowCases, oldest: int, days: float) -> WindowCases:
     return cases
 
 
-def validation_window(
-    sequences: Sequences, split: Split, days: float, positive: np.ndarray | None = None
-) -> WindowCases:
+def validation_window(sequences: Sequences, split: Split, days: float, positive: Positive | None = None) -> WindowCases:
     """The cases that choose an epoch: the first days of validation, and never a moment of the test."""
     valid_from, test_from, _ = _window(split, days)
     until = min(valid_from + round(days * DAY), test_from - 1)

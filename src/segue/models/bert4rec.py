@@ -10,7 +10,7 @@ from torch.nn import functional
 from segue.layers.blocks import PostNormBlock
 from segue.layers.positions import LearnedPositions
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -44,12 +44,12 @@ def _block(width: int, settings: ModelSettings) -> PostNormBlock:
     )
 
 
-def bert4rec(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def bert4rec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Post-norm blocks that look both ways; the answer is read from a mask that stands after the history.
 
     The original's vector for the type of a token is left out: there is one type, and the places' vectors can hold it.
     """
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     width = inputs.width
     model = SequenceModel(
         items,

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from segue.errors import SettingsError
 from segue.models.bert4rec import bert4rec
 from segue.models.caser import caser
 from segue.models.esasrec import esasrec
+from segue.models.facts import NO_FACTS, Facts
 from segue.models.gru4rec import gru4rec
 from segue.models.hstu import hstu, sasrec_meta
-from segue.models.items import IdTable, make_items
+from segue.models.items import ItemTable, make_items
 from segue.models.narm import narm
 from segue.models.nextitnet import nextitnet
+from segue.models.pinnerformer import pinnerformer
 from segue.models.sasrec import sasrec
 from segue.models.seq2seq import seq2seq
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.transformer import transformer
 
-Builder = Callable[[ModelSettings, IdTable, torch.Generator], SequenceModel]
+Builder = Callable[[ModelSettings, ItemTable, torch.Generator], SequenceModel]
 """Settings and the item table → a model over that table, with weights drawn from the generator."""
 
 BUILDERS: dict[str, Builder] = {
@@ -37,6 +38,7 @@ BUILDERS: dict[str, Builder] = {
     "caser": caser,
     "nextitnet": nextitnet,
     "seq2seq": seq2seq,
+    "pinnerformer": pinnerformer,
 }
 
 
@@ -45,25 +47,26 @@ def build_model(
     n_items: int,
     *,
     generator: torch.Generator,
-    categories: np.ndarray | None = None,
+    facts: Facts = NO_FACTS,
     encoder: Builder | None = None,
 ) -> SequenceModel:
-    """A new model. `categories` [V + 1]: each item's, where `model.category` names a column of them; `encoder`: the
-    builder from outside, where `model.encoder` names one.
+    """A new model. `facts`: what the settings ask for, as `facts_of` finds it; `encoder`: the builder from outside,
+    where `model.encoder` names one.
 
     The caller's global random state is left as it was.
     """
-    assert (categories is not None) == bool(settings.category)
+    assert (facts.categories is not None) == bool(settings.category)
     refuse_other_builder(settings, encoder, whose="The model")
     with torch.random.fork_rng(devices=[]):
-        built: object = (encoder or BUILDERS[settings.builder])(
-            settings, make_items(settings, n_items, categories), generator
-        )
+        items = make_items(settings, n_items, facts)
+        items.kinds = facts.kinds
+        built: object = (encoder or BUILDERS[settings.builder])(settings, items, generator)
     if not isinstance(built, SequenceModel):
         raise SettingsError(
             f"An encoder must be a function that builds a SequenceModel, and {settings.encoder} gave "
             f"{type(built).__name__}; docs/your-model.md shows one that works."
         )
+    built.kinds = facts.kinds
     return built
 
 

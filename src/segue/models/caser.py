@@ -9,7 +9,7 @@ from torch import nn
 from segue.layers.convolution import CaserBlock
 from segue.layers.positions import NoPositions
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -17,13 +17,13 @@ from segue.models.settings import ModelSettings
 from segue.models.start import xavier_start
 
 
-def caser(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def caser(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Horizontal and vertical convolutions over the last few events, at every event.
 
     The original also learns a vector for each user; here there is none, for a run holds no users, and who comes later
     is answered all the same. It asks for the next three items and takes padding for an item, which is left out too.
     """
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     shape = inputs.width, settings.image_events, settings.horizontal, settings.vertical, settings.dropout
     model = SequenceModel(
         items,

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from segue.errors import FolderError
 from segue.folders import write_json
 from segue.models.build import Builder, build_model, refuse_other_builder
+from segue.models.facts import Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 
@@ -23,11 +24,13 @@ class ModelDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     n_items: int
     settings: ModelSettings
+    kinds: tuple[str, ...] = ()
 
 
 def save_model(model: SequenceModel, settings: ModelSettings, folder: Path) -> None:
     """Write both files into `folder`."""
-    write_json(folder / DESCRIPTION, ModelDescription(n_items=model.items.n_items, settings=settings))
+    description = ModelDescription(n_items=model.items.n_items, settings=settings, kinds=model.kinds)
+    write_json(folder / DESCRIPTION, description)
     save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS)
 
 
@@ -42,7 +45,7 @@ def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
             description.settings,
             description.n_items,
             generator=torch.Generator(),
-            categories=categories,
+            facts=Facts(categories=categories, kinds=description.kinds),
             encoder=encoder,
         )
         model.load_state_dict(weights)

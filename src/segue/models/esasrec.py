@@ -9,7 +9,7 @@ from torch import nn
 from segue.layers.blocks import GatedBlock
 from segue.layers.positions import LearnedPositions
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -17,9 +17,9 @@ from segue.models.settings import ModelSettings
 from segue.models.start import xavier_start
 
 
-def esasrec(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def esasrec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Gated pre-norm blocks with SwiGLU, item vectors as they are, no norm at the end."""
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     width, hidden = inputs.width, settings.feed_forward * inputs.width
     model = SequenceModel(
         items,

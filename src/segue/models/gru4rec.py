@@ -9,7 +9,7 @@ from torch import nn
 from segue.layers.positions import NoPositions
 from segue.layers.recurrent import GRUBlock
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -17,14 +17,14 @@ from segue.models.settings import ModelSettings
 from segue.models.start import recurrent_start
 
 
-def gru4rec(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def gru4rec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Layers of gated recurrent units, and a linear map from a state to what is compared with items.
 
     The original walks many sessions side by side, an event at a time, and learns nothing from one event to the next;
     here histories are whole, and gradients reach back through all of them. Its cell is the older form of the unit, of
     the same power but with other weights: see `GRUBlock`. Its losses are `bpr-max` and `top1-max`, among others.
     """
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     states = settings.state_width or inputs.width
     model = SequenceModel(
         items,

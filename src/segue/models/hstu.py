@@ -13,7 +13,7 @@ from segue.layers.blocks import SASRecBlock
 from segue.layers.hstu import HSTUBlock
 from segue.layers.positions import LearnedPositions
 from segue.models.inputs import Inputs, make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -21,9 +21,9 @@ from segue.models.settings import ModelSettings
 from segue.models.start import hstu_start
 
 
-def hstu(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def hstu(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Pointwise attention with biases by distance and by time; no feed-forward, no norm at the end."""
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     places = settings.length * inputs.tokens_an_event
     blocks = [
         HSTUBlock(inputs.width, settings.heads, settings.dropout, length=places, target_time=settings.target_time)
@@ -32,9 +32,9 @@ def hstu(settings: ModelSettings, items: IdTable, generator: torch.Generator) ->
     return _meta_model(settings, items, inputs, blocks, generator, target_time=settings.target_time)
 
 
-def sasrec_meta(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def sasrec_meta(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """SASRec's blocks with a projection after the heads and norms without weights; no norm at the end."""
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     width, hidden = inputs.width, settings.feed_forward * inputs.width
     blocks = [
         SASRecBlock(width, settings.heads, hidden, settings.dropout, output=True, weighted_norms=False)
@@ -45,7 +45,7 @@ def sasrec_meta(settings: ModelSettings, items: IdTable, generator: torch.Genera
 
 def _meta_model(
     settings: ModelSettings,
-    items: IdTable,
+    items: ItemTable,
     inputs: Inputs,
     blocks: Sequence[nn.Module],
     generator: torch.Generator,

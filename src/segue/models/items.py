@@ -8,26 +8,35 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.data.vocabulary import PADDING
+from segue.models.facts import Facts
 from segue.models.settings import BIDIRECTIONAL, ModelSettings
 
 
-class IdTable(nn.Module):
-    """A learned vector for every item; tied, one for both ways."""
+class ItemTable(nn.Module):
+    """What all tables have: a vector for every item, one for a hidden item where `mask` says so, and where `bias` does
+    a number for every item that is added to its scores."""
 
+    into: nn.Parameter
+    """Learned vectors [rows, D], where the table has any."""
+    out: nn.Parameter | None
+    """Others for the way out, where the two ways differ."""
     sparse_gradients = False
     """Whether looking up rows gives a gradient of these rows only; the trainer decides it, by the table's size."""
+    kinds: tuple[str, ...] = ()
+    """What can be done with items: names of the kinds of events in the log, by number. Builders read it here."""
 
-    def __init__(self, n_items: int, width: int, *, tied: bool, mask: bool = False, bias: bool = False) -> None:
-        """`mask`: there is a vector for an item that is hidden. `bias`: each item has a number added to its scores."""
+    def __init__(self, n_items: int, width: int, *, mask: bool = False, bias: bool = False) -> None:
         super().__init__()
-        self.into = nn.Parameter(torch.zeros(n_items + 1, width))
-        self.out = None if tied else nn.Parameter(torch.zeros(n_items + 1, width))
+        self.n_items = n_items
+        self.width = width
+        self.out = None
         self.mask = nn.Parameter(torch.zeros(width)) if mask else None
         self.bias = nn.Parameter(torch.zeros(n_items + 1)) if bias else None
 
     @property
-    def n_items(self) -> int:
-        return len(self.into) - 1
+    def learned(self) -> list[nn.Parameter]:
+        """The learned vectors, of both ways."""
+        return [self.into] if self.out is None else [self.into, self.out]
 
     @property
     def mask_number(self) -> int:
@@ -36,34 +45,60 @@ class IdTable(nn.Module):
 
     def input(self, numbers: Tensor) -> Tensor:
         if self.mask is None:
-            return self._rows(self.into, numbers)
+            return self._read(numbers)
         hidden = numbers == self.mask_number
-        return torch.where(hidden[:, None], self.mask, self._rows(self.into, numbers.masked_fill(hidden, PADDING)))
+        return torch.where(hidden[:, None], self.mask, self._read(numbers.masked_fill(hidden, PADDING)))
 
     def output(self, numbers: Tensor | None = None) -> Tensor:
         """Vectors of these items, or of all of them [V + 1, D]."""
-        table = self.into if self.out is None else self.out
-        return self._all(table) if numbers is None else self._rows(table, numbers)
+        raise NotImplementedError
 
     def biases(self, numbers: Tensor | None = None) -> Tensor:
         """What is added to the scores of these items, or of all of them [V + 1]."""
         assert self.bias is not None
-        return self._all(self.bias) if numbers is None else self.bias[numbers]
+        return self.bias if numbers is None else self.bias[numbers]
+
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        """Which items may be answered [V + 1] bool: of vectors that are learned, those that were trained on."""
+        return counts > 0
+
+    def clear_padding(self) -> None:
+        with torch.no_grad():
+            for table in self.learned:
+                table[PADDING] = 0
+            if self.bias is not None:
+                self.bias[PADDING] = 0
+
+    def _read(self, numbers: Tensor) -> Tensor:
+        """Vectors of items on the way in."""
+        raise NotImplementedError
+
+
+class IdTable(ItemTable):
+    """A learned vector for every item; tied, one for both ways."""
+
+    def __init__(
+        self, n_items: int, width: int, *, tied: bool, mask: bool = False, bias: bool = False, rows: int = 0
+    ) -> None:
+        """`rows`: vectors there are, where items share them."""
+        super().__init__(n_items, width, mask=mask, bias=bias)
+        self.into = nn.Parameter(torch.zeros((rows or n_items) + 1, width))
+        self.out = None if tied else nn.Parameter(torch.zeros_like(self.into))
+
+    def output(self, numbers: Tensor | None = None) -> Tensor:
+        table = self.into if self.out is None else self.out
+        return self._all(table) if numbers is None else self._rows(table, numbers)
+
+    def _read(self, numbers: Tensor) -> Tensor:
+        return self._rows(self.into, numbers)
 
     def _all(self, table: Tensor) -> Tensor:
-        """The vectors, or numbers, of every item."""
+        """The vectors of every item."""
         return table
 
     def _rows(self, table: Tensor, numbers: Tensor) -> Tensor:
         """The vectors of some items."""
         return functional.embedding(numbers, table, padding_idx=PADDING, sparse=self.sparse_gradients)
-
-    def clear_padding(self) -> None:
-        with torch.no_grad():
-            self.into[PADDING] = 0
-            for table in (self.out, self.bias):
-                if table is not None:
-                    table[PADDING] = 0
 
 
 class CategoryTable(IdTable):
@@ -74,12 +109,8 @@ class CategoryTable(IdTable):
 
     def __init__(self, categories: np.ndarray, width: int, *, tied: bool, mask: bool = False) -> None:
         """`categories` [V + 1] int64: the number 1 … C of each item's category; padding's is 0."""
-        super().__init__(int(categories.max()), width, tied=tied, mask=mask)
+        super().__init__(len(categories) - 1, width, tied=tied, mask=mask, rows=int(categories.max()))
         self.register_buffer("categories", torch.from_numpy(categories))  # saved: it says whose vector is whose
-
-    @property
-    def n_items(self) -> int:
-        return len(self.categories) - 1
 
     def _rows(self, table: Tensor, numbers: Tensor) -> Tensor:
         return super()._rows(table, self.categories[numbers])
@@ -88,15 +119,15 @@ class CategoryTable(IdTable):
         return super()._rows(table, self.categories)
 
 
-def make_items(settings: ModelSettings, n_items: int, categories: np.ndarray | None) -> IdTable:
-    """A vector for each item, or for each category where `categories` [V + 1] are given.
+def make_items(settings: ModelSettings, n_items: int, facts: Facts) -> ItemTable:
+    """A vector for each item, or for each category where the facts have them.
 
     Models that look both ways have a mask and, as BERT4Rec does, a bias for each item. Not so where scores are no
     inner products of a bias's kind: of a cosine or a mixture; nor where items share their vector.
     """
     mask = settings.builder in BIDIRECTIONAL
-    if categories is not None:
-        assert len(categories) == n_items + 1
-        return CategoryTable(categories, settings.width, tied=settings.tied, mask=mask)
+    if facts.categories is not None:
+        assert len(facts.categories) == n_items + 1
+        return CategoryTable(facts.categories, settings.item_features, tied=settings.tied, mask=mask)
     bias = mask and settings.similarity == "dot"
-    return IdTable(n_items, settings.width, tied=settings.tied, mask=mask, bias=bias)
+    return IdTable(n_items, settings.item_features, tied=settings.tied, mask=mask, bias=bias)

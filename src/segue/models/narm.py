@@ -10,7 +10,7 @@ from segue.layers.positions import NoPositions
 from segue.layers.recurrent import GRUBlock
 from segue.models.draws import Draws
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -30,7 +30,7 @@ class NarmModel(SequenceModel):
         return Draws(log_chance=states[:, -2], entropy=states[:, -1], bonus=self.entropy_bonus)
 
 
-def narm(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def narm(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Layers of gated recurrent units; then each state looks back at its user's states, and what it finds is joined to
     it and mapped to what is compared with items.
 
@@ -38,7 +38,7 @@ def narm(settings: ModelSettings, items: IdTable, generator: torch.Generator) ->
     up to one. With `scores` 'additive' and `choice` 'soft' it is the original, but for its units, whose gates are hard
     sigmoids there, and for its sessions, of which it keeps the oldest 19 events.
     """
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     states = settings.state_width or inputs.width
     model = NarmModel(
         items,

@@ -8,7 +8,7 @@ from torch import nn
 from segue.layers.convolution import DilatedBlock
 from segue.layers.positions import NoPositions
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -16,14 +16,14 @@ from segue.models.settings import ModelSettings
 from segue.models.start import truncated_normal_start
 
 
-def nextitnet(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def nextitnet(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Residual blocks of dilated causal convolutions, and a linear map from a state to what is compared with items.
 
     The dilations are gone through `depth` times. The original learns from padding as if it were an item, which is
     left out, and maps a state straight to every item's score; here items have the vectors that they come in with,
     unless they are untied.
     """
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     model = SequenceModel(
         items,
         inputs,

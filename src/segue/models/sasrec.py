@@ -10,7 +10,7 @@ from torch import nn
 from segue.layers.blocks import SASRecBlock
 from segue.layers.positions import LearnedPositions
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -18,9 +18,9 @@ from segue.models.settings import ModelSettings
 from segue.models.start import xavier_start
 
 
-def sasrec(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def sasrec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """The original blocks, item vectors scaled by sqrt(width), a layer norm at the end."""
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     width, hidden = inputs.width, settings.feed_forward * inputs.width
     model = SequenceModel(
         items,

@@ -20,7 +20,7 @@ from segue.layers.reading import Decoder, Read
 from segue.layers.recurrent_plan import RecurrentDecoder, RecurrentReader
 from segue.models.attention_map import AttentionMap
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -48,7 +48,7 @@ class EncoderDecoder(SequenceModel):
 
     def __init__(
         self,
-        items: IdTable,
+        items: ItemTable,
         settings: ModelSettings,
         positions: Positions,
         blocks: Sequence[nn.Module],
@@ -59,7 +59,7 @@ class EncoderDecoder(SequenceModel):
         """`blocks` read; `decoder` is a `Decoder`, and `norm` stands after it."""
         super().__init__(
             items,
-            make_inputs(settings),
+            make_inputs(settings, items),
             positions,
             blocks,
             norm=norm,
@@ -160,16 +160,15 @@ class _Parts:
         )
 
 
-def seq2seq(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def seq2seq(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Two recurrent networks with attention between them, or the Transformer, as it was first made.
 
     Items begin so that their scaled vectors are of size one, as the decoder's places are."""
     model = _recurrent(settings, items) if settings.body == "gru" else _transformer(settings, items)
     xavier_start(model, generator)
     nn.init.normal_(model.start, generator=generator)
-    for table in (items.into, items.out):
-        if table is not None:
-            nn.init.normal_(table, std=settings.width**-0.5, generator=generator)
+    for table in items.learned:
+        nn.init.normal_(table, std=settings.width**-0.5, generator=generator)
     items.clear_padding()
     for part in model.modules():
         if isinstance(part, nn.GRU):
@@ -179,7 +178,7 @@ def seq2seq(settings: ModelSettings, items: IdTable, generator: torch.Generator)
     return model
 
 
-def _recurrent(settings: ModelSettings, items: IdTable) -> EncoderDecoder:
+def _recurrent(settings: ModelSettings, items: ItemTable) -> EncoderDecoder:
     width, depth = settings.width, settings.depth
     return EncoderDecoder(
         items,
@@ -191,7 +190,7 @@ def _recurrent(settings: ModelSettings, items: IdTable) -> EncoderDecoder:
     )
 
 
-def _transformer(settings: ModelSettings, items: IdTable) -> EncoderDecoder:
+def _transformer(settings: ModelSettings, items: ItemTable) -> EncoderDecoder:
     width, hidden = settings.width, settings.feed_forward * settings.width
     shape = (width, settings.heads, hidden, settings.dropout)
     return EncoderDecoder(

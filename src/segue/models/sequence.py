@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +16,8 @@ from segue.layers.one_token import Continuable
 from segue.layers.packed import PackedBatch
 from segue.layers.positions import Positions
 from segue.models.inputs import Inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
+from segue.models.outputs import MLPOutput
 from segue.models.similarity import Similarity
 
 
@@ -26,12 +28,14 @@ class SequenceModel(nn.Module):
     item table has a mask, and the state at a mask asks for the item that it hides.
     """
 
+    kinds: tuple[str, ...] = ()
+    """Names of the kinds of events that the model was built over, by number."""
     continues = False
     """Whether a decoder is asked for item after item, so that a batch may hold what continues its histories."""
 
     def __init__(
         self,
-        items: IdTable,
+        items: ItemTable,
         inputs: Inputs,
         positions: Positions,
         blocks: Sequence[nn.Module],
@@ -73,7 +77,17 @@ class SequenceModel(nn.Module):
     def continuable(self) -> bool:
         """Whether a new event leaves the tokens before it as they are, so that it can be encoded alone."""
         looking_back = all(isinstance(block, Continuable) and block.looks_back for block in self.blocks)
-        return looking_back and self.positions.counted_from == "oldest"
+        return looking_back and self.inputs.continuable and self.positions.counted_from == "oldest"
+
+    @cached_property
+    def timed(self) -> bool:
+        """Whether it looks at the times of a history's events."""
+        return self.inputs.timed or any(isinstance(block, Continuable) and block.timed for block in self.blocks)
+
+    @property
+    def told_kinds(self) -> tuple[str, ...]:
+        """The kinds of events that it tells apart, by number; none where it looks at none."""
+        return self.kinds if self.inputs.kinded else ()
 
     @property
     def window_step(self) -> int:
@@ -84,7 +98,11 @@ class SequenceModel(nn.Module):
     @property
     def width(self) -> int:
         """Features of an item."""
-        return self.items.into.shape[1]
+        return self.items.width
+
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        """Which items may be answered and read [V + 1] bool, where training met each so often."""
+        return self.items.answerable(counts)
 
     def encode(self, batch: PackedBatch) -> Tensor:
         """The state after each event [T, D]. Those that are questioned go through `head` next."""
@@ -96,7 +114,8 @@ class SequenceModel(nn.Module):
 
     def head(self, states: Tensor) -> Tensor:
         """States [M, D] → what is compared with `item_vectors` [M, D']; a last feature of 1 meets the items' biases."""
-        query = self.similarity.question(self.output(self.at_question(states)[:, : self.width]))
+        features = self.output.width if isinstance(self.output, MLPOutput) else self.width
+        query = self.similarity.question(self.output(self.at_question(states)[:, :features]))
         return query if self.items.bias is None else torch.cat((query, query.new_ones(query.shape[0], 1)), dim=1)
 
     def query(self, batch: PackedBatch) -> Tensor:

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from segue.layers.hstu import HSTUBlock
 from segue.layers.positions import LearnedPositions, RelativeBuckets, SinusoidalPositions
-from segue.models.inputs import ValueTable
-from segue.models.items import IdTable
+from segue.models.inputs import KindTable, ValueTable
+from segue.models.items import ItemTable
 
 POSITION_SPREAD = 0.02  # about that of the item vectors of a catalogue of thousands: at Xavier's own, the places
 # drown the items in every normalised input, and the first epochs go into unlearning them
@@ -25,8 +25,10 @@ def xavier_start(model: nn.Module, generator: torch.Generator) -> None:
             nn.init.zeros_(part.bias)
         if isinstance(part, LearnedPositions):
             nn.init.normal_(part.table, std=POSITION_SPREAD, generator=generator)
-        if isinstance(part, IdTable):
+        if isinstance(part, ItemTable):
             part.clear_padding()
+        if isinstance(part, KindTable):
+            part.clear_unknown()
 
 
 def recurrent_start(model: nn.Module, generator: torch.Generator) -> None:
@@ -49,12 +51,12 @@ def truncated_normal_start(model: nn.Module, generator: torch.Generator) -> None
     for part in model.modules():
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
-        if isinstance(part, IdTable) and part.mask is not None:
+        if isinstance(part, ItemTable) and part.mask is not None:
             drawn.append(part.mask)
     for parameter in drawn:
         _truncated(parameter, SPREAD, generator)
     for part in model.modules():
-        if isinstance(part, IdTable):
+        if isinstance(part, ItemTable):
             part.clear_padding()
 
 
@@ -69,10 +71,9 @@ def hstu_start(model: nn.Module, generator: torch.Generator) -> None:
             _truncated(part.table, part.table.shape[1] ** -0.5, generator)
         if isinstance(part, ValueTable):
             _truncated(part.table, SPREAD, generator)
-        if isinstance(part, IdTable):
-            for table in (part.into, part.out):
-                if table is not None:
-                    _truncated(table, SPREAD, generator)
+        if isinstance(part, ItemTable):
+            for table in part.learned:
+                _truncated(table, SPREAD, generator)
             part.clear_padding()
         if isinstance(part, HSTUBlock):
             nn.init.normal_(part.inner.weight, std=SPREAD, generator=generator)
@@ -92,12 +93,11 @@ def transformer_start(model: nn.Module, generator: torch.Generator) -> None:
     for part in parts:
         if isinstance(part, RelativeBuckets):
             nn.init.normal_(part.table, std=SPREAD, generator=generator)
-        if isinstance(part, IdTable):
-            for table in (part.into, part.out):
-                if table is not None:
-                    nn.init.normal_(table, std=SPREAD, generator=generator)
-            if sinusoidal:
-                nn.init.normal_(part.into, std=part.into.shape[1] ** -0.5, generator=generator)
+        if isinstance(part, ItemTable):
+            for table in part.learned:
+                nn.init.normal_(table, std=SPREAD, generator=generator)
+            if sinusoidal and part.learned:
+                nn.init.normal_(part.into, std=part.width**-0.5, generator=generator)
             part.clear_padding()
 
 

@@ -19,7 +19,7 @@ from segue.layers.positions import (
     SinusoidalPositions,
 )
 from segue.models.inputs import make_inputs
-from segue.models.items import IdTable
+from segue.models.items import ItemTable
 from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
@@ -27,9 +27,9 @@ from segue.models.settings import ModelSettings
 from segue.models.start import transformer_start
 
 
-def transformer(settings: ModelSettings, items: IdTable, generator: torch.Generator) -> SequenceModel:
+def transformer(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Item vectors scaled by sqrt(width); a layer norm at the end, unless every block has one there."""
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     places = settings.length * inputs.tokens_an_event
     model = SequenceModel(
         items,

@@ -2,7 +2,7 @@
 
 All draw with replacement and every draw alike, so that any cut of the draws (a row's of [M, K]) is one of its own.
 `present` [P] are the item numbers of the batch, inputs and answers, with repeats and special tokens; for samplers that
-take negatives from the batch.
+take negatives from the batch. For those that take them from its answers it holds the answers alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+
+from segue.objective.count_min import CountMin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,15 +93,47 @@ class InBatchSampler:
         return pool
 
 
+class AnswerSampler:
+    """The answers of the batch, each as often as it is one; others are never drawn.
+
+    Negatives then follow popularity in full. What is taken back is how often an item is an answer at all, and not how
+    often it happens to be one in this batch: q is its share of the answers that were observed so far, this batch's
+    among them. They are counted in bounded memory, so that q may be a little too large and is never too small.
+    """
+
+    def __init__(self, n_items: int) -> None:
+        self.n_items = n_items
+        self.counted = CountMin(epsilon=np.e / min(MOST_COUNTERS, max(LEAST_COUNTERS, 4 * n_items)), delta=0.01)
+
+    def observe(self, present: Tensor) -> None:
+        """Count a batch. Due before negatives are drawn from it."""
+        self.counted.add(self._pool(present))
+
+    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+        pool = self._pool(present)
+        items = pool[torch.randint(len(pool), (count,), generator=generator)]
+        return Negatives(items, self.log_q(items, present))
+
+    def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # all batches so far count
+        return (self.counted.estimate(items).double() / self.counted.total).log().float()
+
+    def _pool(self, present: Tensor) -> Tensor:
+        return present[(present >= 1) & (present <= self.n_items)]
+
+
+LEAST_COUNTERS, MOST_COUNTERS = 1 << 10, 1 << 20  # of a row; there are five, so that at most 42 MB are kept
+
+
 class MixedSampler:
     """Each draw from the batch with the probability `share`, else from the whole catalogue.
 
-    q is that of the mixture whichever side an item came from: share / distinct items (if present) + (1 - share) / V.
+    q is that of the mixture whichever side an item came from: share · q of the batch + (1 - share) / V.
     """
 
-    def __init__(self, n_items: int, share: float) -> None:
+    def __init__(self, n_items: int, share: float, *, batch: Sampler | None = None) -> None:
+        """`batch` draws from the batch: by default its distinct items."""
         self.share = share
-        self._catalogue, self._batch = UniformSampler(n_items), InBatchSampler(n_items)
+        self._catalogue, self._batch = UniformSampler(n_items), batch or InBatchSampler(n_items)
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         near = self._batch.draw(count, generator, present).items

@@ -104,6 +104,8 @@ class _Histories:
         numbers = recommender.vocabulary.numbers(data.vocabulary.table["id"].to_list(), unknown="zero")
         trained = np.where(recommender.trained[numbers], numbers, 0)
         self.translated = np.concatenate(([0], trained))  # [data's items + 1]; 0 is unknown to the run
+        self.kinds = recommender.known.kinds.numbers(data.kinds) if recommender.known.kinds else None  # [data's kinds]
+        self.has_times = data.manifest["has_time"]
 
     def of(self, asked: Asked) -> Iterator[tuple[np.ndarray, Batch]]:
         """(rows of the chunk, their histories of known items), a bounded number of events at a time."""
@@ -124,13 +126,21 @@ class _Histories:
         if moments is not None:
             kept &= self.sequences.times[rows] < moments[owners]
         rows, values = rows[kept], self.sequences.values
+        times = self.sequences.times[rows] // MICROSECONDS
         return Batch(
             items=items[kept],
-            times=self.sequences.times[rows] // MICROSECONDS,
+            times=times if self.has_times else np.zeros_like(times),  # an order is no time
             lengths=np.bincount(owners[kept], minlength=len(starts)),
             asked=None if moments is None else moments // MICROSECONDS,
+            kinds=self._kinds(rows),
             values=None if values is None else values[rows],
         )
+
+    def _kinds(self, rows: np.ndarray) -> np.ndarray | None:
+        """In the numbers of the run; None where it, or the log, tells none apart."""
+        if self.kinds is None or self.sequences.kinds is None:
+            return None
+        return self.kinds[self.sequences.kinds[rows]]
 
 
 def _answers(recommender: Recommender, asked: Asked, rows: np.ndarray, ranking: Ranking) -> pl.DataFrame:

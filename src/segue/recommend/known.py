@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from segue.data.batch import Batch, cut_by_budget
+from segue.data.kinds import Kinds
 from segue.data.vocabulary import Names
 from segue.recommend.answers import Ranking, Recommendation, ScoredItem
 from segue.recommend.history import ReadHistory, identifiers, pack_histories
@@ -26,9 +28,12 @@ Rank = Callable[[Batch], Ranking]
 class KnownItems:
     """The items of a run, of which those with a count were trained on."""
 
-    def __init__(self, names: Names, counts: np.ndarray) -> None:
-        """`counts` [V + 1] int64: events of each item in training; number 0 is padding."""
+    def __init__(self, names: Names, counts: np.ndarray, *, kinds: Sequence[str] = (), timed: bool = False) -> None:
+        """`counts` [V + 1] int64: events of each item in training; number 0 is padding. `kinds`: names of the kinds of
+        events that the model tells apart, by number; `timed`: whether it looks at times."""
         self.names = names
+        self.kinds = Kinds(kinds)
+        self.timed = timed
         self.counts = counts
         self.trained = counts > 0
 
@@ -47,14 +52,23 @@ class KnownItems:
         self, histories: Sequence[ReadHistory], rank: Rank, *, asked: np.ndarray | None
     ) -> list[Recommendation]:
         """Histories in ids → answers in ids. `asked` [B]: the questions' seconds."""
-        packed = pack_histories(histories, self.names, known=self.trained, asked=asked)
+        packed = pack_histories(histories, self.names, known=self.trained, kinds=self.kinds, asked=asked)
         ranking = rank(packed.batch)
         return [
-            Recommendation(items=items, unknown=unknown, fallback="popularity" if fallback else None)
-            for items, unknown, fallback in zip(
-                self.scored(ranking), packed.unknown, ranking.fallback.tolist(), strict=True
+            Recommendation(
+                items=items,
+                unknown=unknown,
+                fallback="popularity" if fallback else None,
+                untimed=msgspec.UNSET if fallback else self.untimed(history),
+            )
+            for history, items, unknown, fallback in zip(
+                histories, self.scored(ranking), packed.unknown, ranking.fallback.tolist(), strict=True
             )
         ]
+
+    def untimed(self, history: ReadHistory) -> Literal[True] | msgspec.UnsetType:
+        """Whether the model would look at times and the history has none, as an answer says it."""
+        return True if self.timed and not history.has_times else msgspec.UNSET
 
     def ranking(
         self, histories: Batch, rules: Sequence[Rules], find: Find, *, length: int, tokens: int, most_rows: int

@@ -75,7 +75,7 @@ class Recommender:
         self.manifest = manifest or {}
         self.folder = folder
         counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
-        self.known = KnownItems(vocabulary, counts)
+        self.known = KnownItems(vocabulary, counts, kinds=model.told_kinds, timed=model.timed)
         self.counts, self.trained = counts, self.known.trained
 
     @staticmethod
@@ -274,7 +274,7 @@ class Recommender:
         after the history, to ask with, has one row and column more, the last. Where a decoder looks at the history,
         the rows are its steps. Empty where the model has none to show or knows no entry.
         """
-        packed = pack_histories([read_history(history)], self.vocabulary, known=self.trained)
+        packed = pack_histories([read_history(history)], self.vocabulary, known=self.trained, kinds=self.known.kinds)
         window = newest(packed.batch, self.model.length, self.model.window_step)
         return {each.name: each.weights[0].numpy() for each in looks(self.model, window)}
 

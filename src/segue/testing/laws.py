@@ -19,8 +19,8 @@ from segue.testing.cases import Case, asked, assert_close, batch_of, packed_of, 
 
 EXACT = 1e-10  # in float64: sums of other lengths are taken in another order, and nothing more
 DTYPES = ((torch.float32, 1e-6), (torch.float64, EXACT))
-ONLY_OUT = {"items.out", "items.bias"}
-"""What questions are compared with, and not made of."""
+ONLY_OUT = {"items.out", "items.bias", "similarity.heat"}
+"""What questions are compared with, or divided by in a loss, and not made of."""
 
 
 def later_events_change_nothing_earlier(case: Case) -> None:
@@ -44,6 +44,24 @@ def later_events_change_nothing_earlier(case: Case) -> None:
             assert torch.equal(after[1], before[1]) and torch.equal(after[2], before[2]), (
                 "A user's item changes another user's states."
             )
+
+
+def later_times_change_nothing_earlier(case: Case) -> None:
+    """Causality of times: when an event was moves no state before it, but where a state is told the moment of the next.
+
+    The newest event's time is held. What looks back from there, as the time since the newest does, knows how much time
+    passed in all and nothing else of what came later: no answer is in sight.
+    """
+    model, users = case.moved(), random_users([9, 4], n_items=case.n_items)
+    batch = batch_of(*users)
+    before = model.encode(tensors(batch))
+    for place in range(1, 8):
+        times = batch.times.copy()
+        times[place] += 17
+        after = model.encode(tensors(replace(batch, times=times)))
+        earlier = place - 1 if model.target_time else place
+        assert torch.equal(after[:earlier], before[:earlier]), f"The time at place {place} changes states before it."
+        assert torch.equal(after[9:], before[9:]), "A user's time changes another user's states."
 
 
 def padding_changes_nothing(case: Case) -> None:
@@ -189,7 +207,7 @@ def building_is_repeatable(case: Case) -> None:
 def padding_is_zero(case: Case) -> None:
     """Row 0 of the item table is padding: zero at first, while no item's row is. `clear_padding` does it."""
     model = case.new()
-    for table in (model.items.into, model.item_vectors()):
+    for table in (model.items.input(torch.arange(case.n_items + 1)), model.item_vectors()):
         assert (table[0] == 0).all(), "The padding row is not zero: call `items.clear_padding()` at the builder's end."
         assert (table[1:].abs().sum(1) > 0).all(), "An item's vector starts at zero."
 

@@ -18,9 +18,11 @@ from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.evaluate.settings import EvaluateSettings, SeenRule
 from segue.evaluate.window import find_targets, user_values, validation_window
 from segue.models.build import Builder, build_model
+from segue.models.facts import NO_FACTS, Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
+from segue.objective.positive import PositiveEvents
 from segue.objective.settings import ObjectiveSettings
 from segue.train.loop import SCORE, Judge, Step, exhausted, fit, training_windows
 from segue.train.rows import LEAST_ROWS
@@ -52,28 +54,30 @@ def choose_epoch(
     seen: SeenRule,
     folder: Path,
     progress: Callable[[Step], None] | None,
-    categories: np.ndarray | None = None,
+    facts: Facts = NO_FACTS,
 ) -> tuple[SequenceModel, Progress]:
     """Train on the training part; validation chooses the epoch. The test part is not looked at.
 
-    `counts` [V + 1] are the items' training events, `categories` [V + 1] what `model.category` names.
+    `counts` [V + 1] are the items' training events, `facts` what else the model is built from.
     """
 
     def ruler(model: SequenceModel) -> Ruler:
         return Ruler(sequences=sequences, counts=counts, seen=seen, target_time=model.target_time)
 
-    judge = _judge(sequences, split, recipe.evaluate, ruler)
+    judge = _judge(recipe, sequences, split, ruler, facts)
     ends, epochs = split.train_end, recipe.train.epochs
-    model, state = _fit(recipe, sequences, ends, counts, categories, epochs, judge, folder / CHOOSING, progress)
+    model, state = _fit(recipe, sequences, ends, counts, facts, epochs, judge, folder / CHOOSING, progress)
     return model, state.progress
 
 
 def _judge(
-    sequences: Sequences, split: Split, settings: EvaluateSettings, ruler: Callable[[SequenceModel], Ruler]
+    recipe: Recipe, sequences: Sequences, split: Split, ruler: Callable[[SequenceModel], Ruler], facts: Facts
 ) -> Judge:
     """What is asked of a model after each epoch: the next events of validation, or the items of its first days."""
+    settings = recipe.evaluate
     if settings.days:
-        window = validation_window(sequences, split, settings.days)
+        positive = PositiveEvents(recipe.objective.positive, facts.kinds)
+        window = validation_window(sequences, split, settings.days, positive)
 
         def by_window(model: SequenceModel) -> dict[str, float]:
             found = find_targets(ruler(model), ModelScorer(model), window, (10,), moment=window.moment)
@@ -102,12 +106,12 @@ def train_everything(
     epochs: int,
     folder: Path,
     progress: Callable[[Step], None] | None,
-    categories: np.ndarray | None = None,
+    facts: Facts = NO_FACTS,
 ) -> tuple[SequenceModel, np.ndarray]:
     """Train a new model on every event for the chosen number of epochs; give it and the items' counts."""
     counts = np.bincount(np.asarray(sequences.items), minlength=n_items + 1)
     ends = np.asarray(sequences.offsets)[1:]
-    model, _ = _fit(recipe, sequences, ends, counts, categories, epochs, None, folder / EVERYTHING, progress)
+    model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, folder / EVERYTHING, progress)
     return model, counts
 
 
@@ -116,16 +120,16 @@ def _fit(
     sequences: Sequences,
     ends: np.ndarray,
     counts: np.ndarray,
-    categories: np.ndarray | None,
+    facts: Facts,
     epochs: int,
     judge: Judge | None,
     state_file: Path,
     progress: Callable[[Step], None] | None,
 ) -> tuple[SequenceModel, TrainingState]:
-    objective = Objective(recipe.objective, counts)
     first = torch.Generator().manual_seed(recipe.train.seed)
-    model = build_model(recipe.model, len(counts) - 1, generator=first, categories=categories, encoder=recipe.encoder)
+    model = build_model(recipe.model, len(counts) - 1, generator=first, facts=facts, encoder=recipe.encoder)
     model = model.to(device_of(recipe.train))
+    objective = Objective(recipe.objective, counts, facts.kinds, length=model.length)
     stride = max(1, round(recipe.train.stride * model.length)) if recipe.train.stride else None
     windows = training_windows(sequences, ends, length=model.length + objective.extra, stride=stride)
     # Where every item is looked at, every row is used.

@@ -19,6 +19,7 @@ from segue.errors import FolderError, SettingsError, TrainingError
 from segue.evaluate.settings import SeenRule, seen_rule
 from segue.evaluate.trained import training_counts
 from segue.folders import explained_writing
+from segue.models.facts import facts_of
 from segue.train.loop import SCORE, Step
 from segue.train.run import CHOOSING, Recipe, choose_epoch
 from segue.train.state import read_progress
@@ -162,7 +163,7 @@ class _Trainer:
                 seen=self.seen,
                 folder=folder,
                 progress=watch,
-                categories=self.data.vocabulary.categories(settings.model.category),
+                facts=facts_of(settings.model, self.data.vocabulary, self.data.kinds),
             )
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):

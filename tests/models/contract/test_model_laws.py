@@ -46,7 +46,7 @@ WITHOUT_ATTENTION = frozenset({"gru4rec", "caser", "nextitnet"})
 
 
 def test_every_builder_is_held_to_this_contract() -> None:
-    assert len(BUILDERS) == 11 and len(BIDIRECTIONAL) == 1 and len(PLANNING) == 2 and BUILDERS.keys() >= BIDIRECTIONAL
+    assert len(BUILDERS) == 12 and len(BIDIRECTIONAL) == 1 and len(PLANNING) == 2 and BUILDERS.keys() >= BIDIRECTIONAL
     assert set(BUILDERS) == set(get_args(get_type_hints(ModelSettings)["builder"]))
 
 
