@@ -33,7 +33,7 @@ from segue.config import (
 from segue.data.dataset import Data
 from segue.errors import FolderError, InputError, SettingsError
 from segue.evaluate.evaluate import Evaluation, evaluate
-from segue.evaluate.ruler import ModelScorer
+from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.evaluate.settings import SeenRule, seen_rule
 from segue.evaluate.trained import training_counts
 from segue.evaluate.window import WindowEvaluation, evaluate_window
@@ -154,6 +154,13 @@ def measure_window(
         baselines=baselines,
         progress=progress,
     )
+
+
+def ruler_of(model: SequenceModel, data: Data, settings: Settings) -> Ruler:
+    """The rules that a model is measured by on its data."""
+    seen, _ = seen_rule(settings.evaluate, data.sequences, data.split)
+    counts = training_counts(data.sequences, data.split, len(data.vocabulary))
+    return Ruler(sequences=data.sequences, counts=counts, seen=seen, target_time=model.target_time)
 
 
 def _refuse_windowless(data: Data) -> None:
