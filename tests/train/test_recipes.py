@@ -38,6 +38,8 @@ RECIPES = (
     "hstu-mol",
     "narm",
     "nextitnet",
+    "pinnerformer",
+    "pinnerformer-paper",
     "sasrec",
     "sasrec-bce",
     "sasrec-meta",
@@ -104,6 +106,8 @@ def test_the_settings_of_a_run_are_read_as_they_were_written(name: str) -> None:
         ("narm", "narm", "next-item", "softmax", 0, True),
         ("caser", "caser", "next-item", "softmax", 0, True),
         ("nextitnet", "nextitnet", "next-item", "softmax", 0, True),
+        ("pinnerformer", "pinnerformer", "dense-all-action", "sampled-softmax", 1024, True),
+        ("pinnerformer-paper", "pinnerformer", "dense-all-action", "sampled-softmax", 13_192, True),
     ],
 )
 def test_a_recipe_is_what_its_paper_is_known_for(
@@ -288,7 +292,7 @@ def narrow(name: str) -> tuple[str, ...]:
 def built(name: str) -> tuple[SequenceModel, Objective]:
     settings = shipped(name, *SMALL, *narrow(name), *fewer_negatives(name))
     model = build_model(settings.model, MANY_ITEMS, generator=torch.Generator().manual_seed(1)).eval()
-    return model, Objective(settings.objective, np.r_[0, np.ones(MANY_ITEMS, dtype=np.int64)])
+    return model, Objective(settings.objective, np.r_[0, np.ones(MANY_ITEMS, dtype=np.int64)], length=model.length)
 
 
 def long_users(count: int, length: int) -> Batch:
@@ -355,11 +359,14 @@ QUICK = (
     "train.warmup=5",
     "train.threads=1",
 )
+A_SECOND = "objective.days=1.2e-5"  # events are a second apart: in that time there is one
 NEEDS = {
     "bert4rec": ("train.epochs=25", "objective.masked=0.4", "objective.last_masked=1.0"),
     "gru4rec": ("train.epochs=7", "model.state_width=0"),
     "gru4rec-bprmax": ("train.epochs=7", "model.state_width=0"),
     "gsasrec": ("train.epochs=14",),
+    "pinnerformer": ("train.epochs=7", A_SECOND),
+    "pinnerformer-paper": ("train.epochs=14", "model.item_width=16", "model.heads=2", A_SECOND),
     "sasrec-rss": (
         "train.epochs=14",
         "model.width=16",
