@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from fixed_draws import Fixed, model_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -428,20 +429,6 @@ def test_what_is_unchanged_gives_the_same(name: str) -> None:
 # --- equivalences -------------------------------------------------------------------------------------------------
 
 
-class Fixed:
-    """A sampler that draws what it is told to, so many times over. `log_q` [V + 1] is by item number."""
-
-    def __init__(self, items: Sequence[int], log_q: Sequence[float], *, times: int = 1) -> None:
-        self._items = torch.tensor(items).repeat(times)
-        self._log_q = torch.tensor(log_q, dtype=torch.float32)
-
-    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:  # noqa: ARG002
-        return Negatives(self._items, self._log_q[self._items])
-
-    def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002
-        return self._log_q[items]
-
-
 DRAWS = [3, 17, 3, 8, 1, 20, 32, 40, 5]
 NO_LOG_Q = (0.0,) * (MANY_ITEMS + 1)
 SLOPING_LOG_Q = tuple(-0.1 * number for number in range(MANY_ITEMS + 1))
@@ -557,15 +544,6 @@ def test_negatives_from_the_batch_are_its_inputs_and_its_answers_but_no_mask() -
 
 
 # --- goldens ------------------------------------------------------------------------------------------------------
-
-
-def model_of(vectors: Sequence[Sequence[float]], similarity: Literal["dot", "cosine"] = "dot") -> SequenceModel:
-    """One whose states are compared as they are with these items, numbered from 1."""
-    shape = ModelSettings(builder="sasrec", width=len(vectors[0]), depth=1, similarity=similarity)
-    model = build_model(shape, len(vectors), generator=torch.Generator().manual_seed(0)).double()
-    with torch.no_grad():
-        model.items.into[1:] = torch.tensor(vectors, dtype=torch.float64)
-    return model
 
 
 def one_state(
