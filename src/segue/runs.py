@@ -121,6 +121,7 @@ def measure(
         data.split,
         n_items=len(data.vocabulary),
         settings=settings.evaluate,
+        answerable=model.answerable,
         split_kind=data.manifest["split"]["kind"],
         target_time=model.target_time,
         note=note,
@@ -151,6 +152,7 @@ def measure_window(
         positive=PositiveEvents(settings.objective.positive, data.kinds),
         interest=data.vocabulary.categories(settings.evaluate.interest),
         target_time=model.target_time,
+        answerable=model.answerable,
         baselines=baselines,
         progress=progress,
     )
@@ -160,7 +162,15 @@ def ruler_of(model: SequenceModel, data: Data, settings: Settings) -> Ruler:
     """The rules that a model is measured by on its data."""
     seen, _ = seen_rule(settings.evaluate, data.sequences, data.split)
     counts = training_counts(data.sequences, data.split, len(data.vocabulary))
-    return Ruler(sequences=data.sequences, counts=counts, seen=seen, target_time=model.target_time)
+    known = model.answerable(counts)
+    return Ruler(
+        sequences=data.sequences,
+        counts=counts,
+        seen=seen,
+        target_time=model.target_time,
+        answerable=known,
+        readable=known,
+    )
 
 
 def _refuse_windowless(data: Data) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -228,6 +228,20 @@ def test_what_was_seen_before_the_moment_is_excluded_at_every_age() -> None:
     assert evaluation.values[0]["recall@2"].tolist() == [1 / 2, 1]
     report = measured(days([(1, 1), (1, 11), (2, 12)], [(2, 1), (1, 2), (9, 12)]), how=how, n_items=9).report
     assert (report.targets, report.unreachable, report.unknown) == (3, 1, 1)
+
+
+def test_what_a_model_knows_by_content_may_be_answered() -> None:
+    """Item 3 occurs in no training, and is what the second user meets after it."""
+    log = days([(1, 1), (2, 2)], [(1, 1), (3, 8), (3, 12)])
+    scorer = by_last_item({1: [1, 2, 3], 3: [3, 1, 2]}, 3)
+
+    def report(**known: Callable[[np.ndarray], np.ndarray]) -> WindowReport:
+        return evaluate_window(scorer, log, split_at(log), n_items=3, settings=KEPT, days=14, **known).report
+
+    assert (report().unknown, report().metrics["recall@1"]) == (1, 0)
+    content = report(answerable=lambda counts: np.arange(len(counts)) > 0)
+    assert (content.unknown, content.metrics["recall@1"]) == (0, 1), "it is read in the history, too"
+    assert content.baselines["last-item"]["recall@1"] == 0 and content.baselines.keys() == report().baselines.keys()
 
 
 def test_ties_count_against_the_scorer() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -15,7 +15,7 @@ from segue.errors import InputError
 from segue.evaluate.baselines import BASELINES
 from segue.evaluate.metrics import coverage, intervals, mean_popularity, summary, totals
 from segue.evaluate.ranks import MISS
-from segue.evaluate.report import HISTORY_EDGES, POPULARITY_EDGES, Report, Slice, slices
+from segue.evaluate.report import HISTORY_EDGES, POPULARITY_EDGES, Report, Slice, slices, warm_and_cold
 from segue.evaluate.ruler import Measured, Ruler, Scorer
 from segue.evaluate.settings import EvaluateSettings, seen_rule
 from segue.evaluate.trained import training_counts
@@ -42,6 +42,7 @@ def evaluate(
     split_kind: Literal["last", "time"] = "last",
     part: Part = "test",
     target_time: bool = False,
+    answerable: Callable[[np.ndarray], np.ndarray] | None = None,
     baselines: bool = True,
     note: str | None = None,
     progress: Progress | None = None,
@@ -49,15 +50,17 @@ def evaluate(
 ) -> Evaluation:
     """Measure the scorer, and with it the baselines, on one part of the data.
 
+    `answerable`: by the items' training events [V + 1], which of them the scorer can answer and read [V + 1]; without
+    it, those that have any. All are ranked among these, the baselines with them, who read what was trained on.
     `rng` draws the resamples of the intervals; without it they are the same every time.
     """
     cases, ks = _cases(split, part, settings), sorted(set(settings.at))
     rule, repeats = seen_rule(settings, sequences, split)
-    ruler = Ruler(
-        sequences=sequences, counts=training_counts(sequences, split, n_items), seen=rule, target_time=target_time
-    )
+    counts = training_counts(sequences, split, n_items)
+    known = counts > 0 if answerable is None else answerable(counts)
+    ruler = Ruler(sequences=sequences, counts=counts, seen=rule, target_time=target_time, answerable=known)
     rng = np.random.default_rng(0) if rng is None else rng
-    measured = _measure(ruler, "model", scorer, cases, ks, progress)
+    measured = _measure(replace(ruler, readable=known), "model", scorer, cases, ks, progress)
     spread = partial(_intervals, ks=ks, users=cases.users, samples=settings.bootstrap, rng=rng)
     model_spread = spread(measured)
     figures, spreads, notes = {}, {}, {}
@@ -67,7 +70,7 @@ def evaluate(
         figures[name], spreads[name], notes[name] = _metrics(theirs, ruler.counts, ks), spread(theirs), baseline.note
 
     targets = sequences.items[cases.targets]
-    unknown = ruler.counts[targets] == 0
+    unknown = ~known[targets]
     report = Report(
         split=split_kind,
         part=part,
@@ -120,7 +123,9 @@ def _intervals(
 
 
 def _slices(cases: Cases, popularity: np.ndarray, ranks: np.ndarray, ks: Sequence[int]) -> dict[str, list[Slice]]:
-    return {
+    found = {
         "history": slices(cases.targets - cases.starts, ranks, HISTORY_EDGES, ks),
         "popularity": slices(popularity, ranks, POPULARITY_EDGES, ks),
     }
+    cold = popularity == 0
+    return found | {"target": warm_and_cold(cold, ranks, ks)} if cold.any() else found

@@ -40,7 +40,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     unreachable: int
     """Cases whose target the seen filter forbids: misses."""
     unknown: int
-    """Cases whose target training never met: misses."""
+    """Cases whose target training never met, and of which no content is known: misses."""
     without_history: int
     """Cases answered by popularity because nothing came before them."""
     target_time: bool
@@ -53,8 +53,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     baseline_intervals: dict[str, dict[str, tuple[float, float]]]
     baseline_notes: dict[str, str]
     slices: dict[str, list[Slice]]
-    """By `history` (events before the target) and by `popularity` (training events of the target)."""
+    """By `history` (events before the target) and by `popularity` (training events of the target); where there are
+    cold targets, which training never met, by `target`, warm or cold."""
     note: str | None = None
+
+    @property
+    def cold_met(self) -> bool:
+        """Whether a target that training never met could be answered, so that warm and cold are worth telling apart."""
+        cold = [part.cases for part in self.slices.get("target", []) if part.name == "cold"]
+        return bool(cold) and cold[0] > self.unknown
 
     @property
     def depths(self) -> list[int]:
@@ -82,6 +89,15 @@ def slices(sizes: np.ndarray, ranks: np.ndarray, edges: Sequence[int], ks: Seque
     ]
 
 
+def warm_and_cold(cold: np.ndarray, ranks: np.ndarray, ks: Sequence[int]) -> list[Slice]:
+    """Cases by whether training met their target; empty ones left out."""
+    return [
+        Slice(name=name, cases=int(inside.sum()), metrics=summary(ranks[inside], ks))
+        for name, inside in (("warm", ~cold), ("cold", cold))
+        if inside.any()
+    ]
+
+
 def _between(edges: Sequence[int], index: int) -> str:
     if index == len(edges) - 1:
         return f"{edges[index]}+"
@@ -104,7 +120,18 @@ def table(report: Report) -> str:
         of_depth = (f"{name}@{depth}" for name in others[0][1:])
         others.append([str(depth), *(figure(name, report.metrics[name]) for name in of_depth)])
     parts = [*protocol(report), "", *aligned(rows), "", "The model at every depth:", *aligned(others)]
+    if report.cold_met:
+        parts += ["", "Targets that training met, and cold ones, which it never did:", *aligned(_by_target(report, k))]
     return "\n".join(parts + ([] if report.note is None else ["", report.note]))
+
+
+def _by_target(report: Report, k: int) -> list[list[str]]:
+    names = [f"{name}@{k}" for name in ("hit", "ndcg", "mrr")]
+    rows = [
+        [part.name, f"{part.cases:,}", *(figure(name, part.metrics[name]) for name in names)]
+        for part in report.slices["target"]
+    ]
+    return [["", "cases", *names], *rows]
 
 
 def protocol(report: Report) -> list[str]:

@@ -72,10 +72,12 @@ class Ruler:
     """The rules that hold for everyone measured."""
 
     sequences: Sequences
-    counts: np.ndarray  # [V + 1] int64, training events; an item without any is no candidate
+    counts: np.ndarray  # [V + 1] int64, training events; an item without any is no candidate …
     seen: SeenRule
     target_time: bool = False
     """Whether scorers are told the moment of the answer. They are not, unless the report says so."""
+    answerable: np.ndarray | None = None  # [V + 1] bool: … unless this says that it is one
+    readable: np.ndarray | None = None  # [V + 1] bool: what is left in histories; None: what was trained on
 
     @property
     def n_items(self) -> int:
@@ -118,12 +120,13 @@ class Ruler:
     def left(self, scorer: Scorer, histories: Batch, seen: Exclusions | None) -> Tensor:
         """What may be answered to whole histories: scores [B, V + 1] with -inf for what is no candidate."""
         scores = self._scores(scorer, histories if self.target_time else replace(histories, asked=None))
-        return candidates(scores, seen, known=self.counts > 0)
+        known = self.counts > 0 if self.answerable is None else self.answerable
+        return candidates(scores, seen, known=known)
 
     def _scores(self, scorer: Scorer, histories: Batch) -> Tensor:
-        """As the service answers: items never trained on are left out of histories, and what is then empty gets
+        """As the service answers: items that are not known are left out of histories, and what is then empty gets
         popularity."""
-        known = self.counts[histories.items] > 0
+        known = (self.counts > 0 if self.readable is None else self.readable)[histories.items]
         owner = np.repeat(np.arange(len(histories.lengths)), histories.lengths)
         lengths = np.bincount(owner[known], minlength=len(histories.lengths))
         some = lengths > 0

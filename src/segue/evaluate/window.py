@@ -187,37 +187,41 @@ def evaluate_window(
     positive: Positive | None = None,
     interest: np.ndarray | None = None,
     target_time: bool = False,
+    answerable: Callable[[np.ndarray], np.ndarray] | None = None,
     baselines: bool = True,
     progress: Callable[[str, int, int], None] | None = None,
     rng: np.random.Generator | None = None,
 ) -> WindowEvaluation:
     """Measure the scorer on the window after the split's moment, at every age, and the baselines at age 0.
 
-    `positive` is as for `window_cases`, `interest` as for `find_targets`; `target_time` tells the scorer the moment
-    that its history ends at. `rng` draws the resamples of the intervals; without it they are the same every time.
+    `positive` is as for `window_cases`, `interest` as for `find_targets`, `answerable` as for `evaluate`; `target_time`
+    tells the scorer the moment that its history ends at. `rng` draws the resamples of the intervals; without it they
+    are the same every time.
     """
     ages = _ages(ages)
     trained_until, moment, until = _window(split, days)
     cases = _cases(sequences, moment, until, days, ages, positive)
     ks, (rule, repeats) = sorted(set(settings.at)), seen_rule(settings, sequences, split)
     counts = training_counts(sequences, split, n_items)
-    ruler = Ruler(sequences=sequences, counts=counts, seen=rule, target_time=target_time)
+    known = counts > 0 if answerable is None else answerable(counts)
+    ruler = Ruler(sequences=sequences, counts=counts, seen=rule, target_time=target_time, answerable=known)
     rng = np.random.default_rng(0) if rng is None else rng
     spread = partial(_spread, users=cases.users, samples=settings.bootstrap, rng=rng)
 
-    def ask(name: str, who: Scorer, at: int) -> Found:
+    def ask(by: Ruler, name: str, who: Scorer, at: int) -> Found:
         told = None if progress is None else partial(progress, name)
-        return find_targets(ruler, who, cases, ks, moment=at, interest=interest, progress=told)
+        return find_targets(by, who, cases, ks, moment=at, interest=interest, progress=told)
 
-    aged = {age: ask("model", scorer, moment - round(age * DAY)) for age in ages}
+    reading = replace(ruler, readable=known)
+    aged = {age: ask(reading, "model", scorer, moment - round(age * DAY)) for age in ages}
     values = {age: user_values(cases, found, ks) for age, found in aged.items()}
     figures, spreads, notes = {}, {}, {}
     for name, fit in BASELINES.items() if baselines else ():
         baseline = fit(sequences, split, n_items)
-        found = ask(name, baseline, moment)
+        found = ask(ruler, name, baseline, moment)
         theirs = user_values(cases, found, ks)
         figures[name], spreads[name], notes[name] = _metrics(theirs, found, ks), spread(theirs), baseline.note
-    unknown = counts[cases.targets] == 0
+    unknown = ~known[cases.targets]
     report = WindowReport(
         moment=moment_text(moment),
         days=days,

@@ -43,7 +43,7 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
     unreachable: int
     """Targets that the seen filter forbids: misses."""
     unknown: int
-    """Targets that training never met: misses."""
+    """Targets that training never met, and of which no content is known: misses."""
     metrics: dict[str, float]
     """Of the model at age 0: recall, hit, coverage, p90_coverage and, with `evaluate.interest`, entropy, each at every
     depth."""

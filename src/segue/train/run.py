@@ -62,7 +62,15 @@ def choose_epoch(
     """
 
     def ruler(model: SequenceModel) -> Ruler:
-        return Ruler(sequences=sequences, counts=counts, seen=seen, target_time=model.target_time)
+        known = model.answerable(counts)
+        return Ruler(
+            sequences=sequences,
+            counts=counts,
+            seen=seen,
+            target_time=model.target_time,
+            answerable=known,
+            readable=known,
+        )
 
     judge = _judge(recipe, sequences, split, ruler, facts)
     ends, epochs = split.train_end, recipe.train.epochs
