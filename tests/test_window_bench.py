@@ -14,7 +14,7 @@ from torch import Tensor
 import segue
 from bench import cold, window
 from bench.__main__ import MAY_HAVE_DATA, NEED_DATA, SUBJECTS
-from bench.moments import EVENTS, ITEMS, ML_1M, prepared
+from bench.moments import EVENTS, ITEMS, ML_1M, SHOP, prepared
 from bench.paired import averaged, difference, difference_of_falls, mean_interval, verdict
 from bench.section import markdown, write_section
 from segue.config import make_settings, read_recipe, recipe_names
@@ -209,7 +209,7 @@ def test_the_tables_go_into_the_document(
     document.write_text(window.DOCUMENT.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(window, "DOCUMENT", document)
     monkeypatch.setattr("bench.results.FOLDER", tmp_path)
-    window.show(window.SHOP, *measured, seeds=(1, 2))
+    window.show(SHOP, *measured, seeds=(1, 2))
     text = document.read_text(encoding="utf-8")
     assert "| dense: dense all-action" in text and "session-knn" in text and "lost by 14 d" in text
     assert text.count("Not measured yet.") == 3

@@ -235,8 +235,9 @@ def test_what_a_model_knows_by_content_may_be_answered() -> None:
     log = days([(1, 1), (2, 2)], [(1, 1), (3, 8), (3, 12)])
     scorer = by_last_item({1: [1, 2, 3], 3: [3, 1, 2]}, 3)
 
-    def report(**known: Callable[[np.ndarray], np.ndarray]) -> WindowReport:
-        return evaluate_window(scorer, log, split_at(log), n_items=3, settings=KEPT, days=14, **known).report
+    def report(answerable: Callable[[np.ndarray], np.ndarray] | None = None) -> WindowReport:
+        split = split_at(log)
+        return evaluate_window(scorer, log, split, n_items=3, settings=KEPT, days=14, answerable=answerable).report
 
     assert (report().unknown, report().metrics["recall@1"]) == (1, 0)
     content = report(answerable=lambda counts: np.arange(len(counts)) > 0)
