@@ -125,7 +125,12 @@ def prepare(
         typer.Option("--kind", help="Column of the kind of event, such as click or buy.", show_default=False),
     ] = None,
     items: Annotated[
-        Path | None, typer.Option("--items", help="A catalogue: id, title and any further columns.", show_default=False)
+        list[Path] | None,
+        typer.Option(
+            "--items",
+            help="A catalogue: id, title and any further columns; again for vectors, X.npy with X.ids.txt beside it.",
+            show_default=False,
+        ),
     ] = None,
     min_user: Annotated[int, typer.Option("--min-user", min=1, help="Events a user needs.")] = 5,
     min_item: Annotated[int, typer.Option("--min-item", min=1, help="Events an item needs.")] = 5,

@@ -216,6 +216,7 @@ def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence
     settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE), [*overrides, *named])
     refuse_other_builder(settings.model, encoder, whose="The recipe")
     PositiveEvents(settings.objective.positive, data.kinds).refuse_without_values(data.sequences.values)
+    _refuse_missing_times(settings, data)
     if settings.evaluate.days:
         _refuse_windowless(data)
     partial, name = _partial(run), str(recipe or DEFAULT_RECIPE)
@@ -231,6 +232,15 @@ def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence
         (staging / SETTINGS).write_text(settings_toml(settings))
         folders.write_json(staging / BELONGING, _Belonging(recipe=name, digest=data.digest))
     return _Job(settings, name, partial, encoder)
+
+
+def _refuse_missing_times(settings: Settings, data: Data) -> None:
+    """Signals of times say nothing in a log that has an order and no times."""
+    if settings.model.inputs == "events" and settings.model.times and not data.manifest["has_time"]:
+        raise SettingsError(
+            f"model.times = {msgspec.json.encode(settings.model.times).decode()} looks at times, and {data.folder} has "
+            "none, only an order: prepare the log with --time, or leave them out with --set model.times=[]."
+        )
 
 
 def _setting(name: str) -> str:
@@ -310,7 +320,7 @@ def _write_run(
         table = data.vocabulary.table.with_columns(pl.Series("count", counts[1:].astype(np.int64)))
         table.write_parquet(staging / "items.parquet")
         questions = partial(sample_questions, model, data.sequences, data.split.cases("valid", "last"))
-        index = build_index(model, counts > 0, job.settings.index, questions=questions)
+        index = build_index(model, model.answerable(counts), job.settings.index, questions=questions)
         index.save(staging / "index.safetensors")
         folders.write_json(staging / "metrics.json", evaluation.report)
         np.save(staging / "ranks.npy", evaluation.ranks)

@@ -55,6 +55,12 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """From the catalogue; null where it has none."""
     counts: list[int]
     """Events of each item in training. One without any is unknown: never answered, and left out of histories."""
+    untrained: list[int] = []
+    """Items without any that are known all the same, by their content."""
+    kinds: list[str] = []
+    """Names of the kinds of events that the graph tells apart, of kind 0, 1, …; one more is any other."""
+    timed: bool = False
+    """Whether the graph looks at the times of events."""
     twins: dict[int, int]
     """Items with the vector of an item of a lower number → that number: their scores are the same to the last bit."""
 
@@ -65,7 +71,10 @@ class SlimRecommender:
     def __init__(self, session: Any, facts: Facts) -> None:
         """`session` is onnxruntime's, of the graph that belongs to the facts."""
         self.facts = facts
-        self.known = KnownItems(_Names(facts), np.array([0, *facts.counts], dtype=np.int64))
+        counts = np.array([0, *facts.counts], dtype=np.int64)
+        answerable = counts > 0
+        answerable[facts.untrained] = True
+        self.known = KnownItems(_Names(facts), counts, answerable, kinds=facts.kinds, timed=facts.timed)
         self._session = session
         self.inputs: list[str] = [one.name for one in session.get_inputs()]
         self._most_rows = max(1, min(MOST_ROWS, MOST_SCORES // (len(facts.ids) + 1)))
@@ -120,7 +129,7 @@ class SlimRecommender:
         return self.known.answers(read, lambda batch: self.rank(batch, rules), asked=asked)
 
     def rank(self, histories: Batch, rules: Sequence[Rules]) -> Ranking:
-        """Answers in numbers to whole histories of items that were trained on, some perhaps empty."""
+        """Answers in numbers to whole histories of items that are known, some perhaps empty."""
 
         def find(rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
             windows = take(histories, rows, self.facts.length, self.facts.window_step)
@@ -149,8 +158,8 @@ class SlimRecommender:
         return questions, scores
 
     def _best(self, scores: np.ndarray, rules: Rules) -> np.ndarray:
-        """The best items [≤ k] that were trained on and are not forbidden; equal scores, the lower number first."""
-        allowed = self.known.trained & (scores > -np.inf)
+        """The best items [≤ k] that are known and not forbidden; equal scores, the lower number first."""
+        allowed = self.known.answerable & (scores > -np.inf)
         if rules.only is not None:
             allowed &= np.isin(np.arange(len(scores)), rules.only)
         numbers = np.flatnonzero(allowed)
@@ -172,6 +181,7 @@ def graph_inputs(windows: Batch) -> dict[str, np.ndarray]:
         return result
 
     values = np.full(len(windows.items), np.nan, np.float32) if windows.values is None else windows.values
+    kinds = np.zeros(len(windows.items), np.int64) if windows.kinds is None else windows.kinds
     newest = windows.times[np.cumsum(windows.lengths) - 1]  # the moment asked about, where that is not known
     return {
         "items": padded(windows.items),
@@ -179,6 +189,7 @@ def graph_inputs(windows: Batch) -> dict[str, np.ndarray]:
         "times": padded(windows.times),
         "asked": newest if windows.asked is None else windows.asked,
         "values": padded(values),
+        "kinds": padded(kinds),
     }
 
 

@@ -302,7 +302,7 @@ def test_train_set_and_all(line: CommandLine, cycle_data: Path) -> None:
 def test_recipes(line: CommandLine) -> None:
     body = line.answers("recipes")
     assert list(body) == ["recipes"]
-    named = "default esasrec sasrec sasrec-bce sasrec-sampled gsasrec bert4rec sasrec-rss transformer"
+    named = "default esasrec sasrec sasrec-bce sasrec-content sasrec-sampled gsasrec bert4rec sasrec-rss transformer"
     timed = "hstu hstu-large hstu-mol sasrec-meta"
     others = "gru4rec gru4rec-bprmax narm caser nextitnet seq2seq pinnerformer pinnerformer-paper"
     assert set(body["recipes"]) == {*named.split(), *timed.split(), *others.split()}

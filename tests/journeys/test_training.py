@@ -224,6 +224,7 @@ NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "pinnerformer-paper": ("pinnerformer-paper", (*FEW_NEGATIVES, "model.item_width=4")),
     "sasrec": ("sasrec", ()),
     "sasrec-bce": ("sasrec-bce", ()),
+    "sasrec-content": ("sasrec-content", ("model.text_width=4",)),
     "sasrec-meta": ("sasrec-meta", FEW_NEGATIVES),
     "sasrec-rss": ("sasrec-rss", ()),
     "sasrec-sampled": ("sasrec-sampled", FEW_NEGATIVES),
@@ -256,10 +257,11 @@ def last_items(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "permuted": pl.Series(np.random.default_rng(3).permutation(lasts["item"].to_numpy())),
         "all the same": pl.Series(["i07"] * lasts.height),
     }
+    titles = log.select("item", title=pl.lit("thing ") + pl.col("item").str.tail(1)).unique()
     folder = tmp_path_factory.mktemp("last-items")
     for name, items in others.items():
         table = pl.concat([log.filter(~pl.col("last")), lasts.with_columns(item=items)]).drop("last")
-        segue.prepare(table, out=folder / name)
+        segue.prepare(table, out=folder / name, items=titles)
     return {name: folder / name for name in others}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from fractions import Fraction
 
 import pytest
 import torch
@@ -54,11 +55,10 @@ def test_a_second_counts_in_any_year() -> None:
 @pytest.mark.parametrize("periods", [ABSOLUTE, RELATIVE], ids=["absolute", "relative"])
 @given(seconds=st.integers(-(10**11), 10**11))
 def test_waves_are_those_of_exact_arithmetic(periods: tuple[float, ...], seconds: int) -> None:
-    """Python divides whole numbers exactly: a period is a fraction, and so is what is left of a turn."""
+    """A period is a fraction, and so is what is left of a turn."""
     found = Periods(periods)(torch.tensor([seconds]))[0].tolist()
     for place, period in enumerate(periods):
-        top, bottom = period.as_integer_ratio() if isinstance(period, float) else (period, 1)
-        angle = 2 * math.pi * ((seconds * bottom) % top / top)
+        angle = 2 * math.pi * float(seconds % Fraction(period) / Fraction(period))
         assert found[place] == pytest.approx(math.cos(angle), abs=2e-6)
         assert found[place + len(periods)] == pytest.approx(math.sin(angle), abs=2e-6)
 

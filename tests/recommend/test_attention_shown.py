@@ -40,6 +40,9 @@ class Plain(nn.Module):
     timed, told_kinds = False, ()
     continuable = False
 
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        return counts > 0
+
     def query(self, batch: PackedBatch) -> Tensor:
         return torch.nn.functional.one_hot(batch.items[batch.last], len(IDS) + 1).float()
 

@@ -55,6 +55,9 @@ class Next(nn.Module):
     window_step = 1
     timed, told_kinds = False, ()
 
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        return counts > 0
+
     def query(self, batch: PackedBatch) -> Tensor:
         return nn.functional.one_hot(batch.items[batch.last], len(ITEMS) + 1).float()
 

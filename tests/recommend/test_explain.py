@@ -52,6 +52,9 @@ class Votes(nn.Module):
         self.tokens: list[int] = []  # of each call
         self.asked: list[list[int] | None] = []
 
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        return counts > 0
+
     def query(self, batch: PackedBatch) -> Tensor:
         self.tokens.append(len(batch.items))
         self.asked.append(None if batch.asked is None else batch.asked.tolist())

@@ -60,6 +60,9 @@ class Pairs(nn.Module):
     def score_all(self, queries: Tensor) -> Tensor:
         return queries @ self.table
 
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        return counts > 0
+
     def query(self, batch: PackedBatch) -> Tensor:
         return self.begin_plan(batch)[0]
 
@@ -84,7 +87,7 @@ def chance(recommender: Recommender, history: str, plan: tuple[str, ...]) -> flo
     known = [0, *(LETTERS.index(letter) + 1 for letter in (*history, *plan))]
     for place in range(len(known) - len(plan), len(known)):
         scores = model.table[known[place - 2] * model.size + known[place - 1]].double().numpy()
-        total += scores[known[place]] - math.log(np.exp(scores[recommender.trained]).sum())
+        total += scores[known[place]] - math.log(np.exp(scores[recommender.answerable]).sum())
     return total
 
 

@@ -49,6 +49,9 @@ class Cycle(nn.Module):
         self.n_items = n_items
         self.questions: list[list[int]] = []  # the items each question showed the model
 
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        return counts > 0
+
     def query(self, batch: PackedBatch) -> Tensor:
         ends = batch.lengths.cumsum(0).tolist()
         items = batch.items.tolist()
@@ -299,6 +302,9 @@ def test_similar_by_hand() -> None:
         length = 5
         window_step = 1
         timed, told_kinds = False, ()
+
+        def answerable(self, counts: np.ndarray) -> np.ndarray:
+            return counts > 0
 
         def query(self, batch: PackedBatch) -> Tensor:
             raise AssertionError(f"similar asks the model nothing, but it got {batch}")

@@ -16,6 +16,7 @@ from segue.data.split import Split, split_last
 from segue.evaluate.settings import EvaluateSettings, SeenRule
 from segue.evaluate.trained import training_counts
 from segue.models.build import build_model
+from segue.models.facts import NO_FACTS, Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
@@ -77,10 +78,11 @@ class Log:
         *,
         seen: SeenRule = "kept",
         progress: Callable[[Step], None] | None = None,
+        facts: Facts = NO_FACTS,
     ) -> tuple[SequenceModel, Progress]:
         folder.mkdir(exist_ok=True)
         return choose_epoch(
-            recipe, self.sequences, self.split, self.counts, seen=seen, folder=folder, progress=progress
+            recipe, self.sequences, self.split, self.counts, seen=seen, folder=folder, progress=progress, facts=facts
         )
 
     def windows(self, recipe: Recipe) -> Windows:

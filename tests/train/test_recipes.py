@@ -9,17 +9,20 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from cycle_logs import Log, sequences_of
 
 from segue.config import Settings, make_settings, parse_toml, read_recipe, recipe_names, settings_toml
 from segue.data.batch import Batch
+from segue.data.vocabulary import Vocabulary
 from segue.errors import SettingsError
 from segue.evaluate.baselines.popularity import Popularity
 from segue.evaluate.ruler import ModelScorer, Ruler, Scorer
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS, build_model
+from segue.models.facts import facts_of
 from segue.models.sequence import SequenceModel
 from segue.models.settings import BIDIRECTIONAL, CONTINUING, UNPLACED
 from segue.objective.objective import Objective
@@ -42,6 +45,7 @@ RECIPES = (
     "pinnerformer-paper",
     "sasrec",
     "sasrec-bce",
+    "sasrec-content",
     "sasrec-meta",
     "sasrec-rss",
     "sasrec-sampled",
@@ -89,6 +93,7 @@ def test_the_settings_of_a_run_are_read_as_they_were_written(name: str) -> None:
     ("name", "builder", "task", "loss", "negatives", "shared"),
     [
         ("sasrec-bce", "sasrec", "next-item", "bce", 1, False),
+        ("sasrec-content", "sasrec", "next-item", "softmax", 0, True),
         ("sasrec", "sasrec", "next-item", "softmax", 0, True),
         ("sasrec-sampled", "sasrec", "next-item", "sampled-softmax", 3000, True),
         ("gsasrec", "sasrec", "next-item", "gbce", 256, True),
@@ -291,8 +296,15 @@ def narrow(name: str) -> tuple[str, ...]:
 
 def built(name: str) -> tuple[SequenceModel, Objective]:
     settings = shipped(name, *SMALL, *narrow(name), *fewer_negatives(name))
-    model = build_model(settings.model, MANY_ITEMS, generator=torch.Generator().manual_seed(1)).eval()
+    facts = facts_of(settings.model, titled(MANY_ITEMS))
+    model = build_model(settings.model, MANY_ITEMS, generator=torch.Generator().manual_seed(1), facts=facts).eval()
     return model, Objective(settings.objective, np.r_[0, np.ones(MANY_ITEMS, dtype=np.int64)], length=model.length)
+
+
+def titled(n_items: int) -> Vocabulary:
+    """A catalogue in which items share words with some others."""
+    titles = [f"number {number % 7} of row {number // 7}" for number in range(n_items)]
+    return Vocabulary(pl.DataFrame({"id": [str(number) for number in range(n_items)], "count": 1, "title": titles}))
 
 
 def long_users(count: int, length: int) -> Batch:
@@ -401,7 +413,8 @@ def test_a_recipe_learns_the_planted_cycle(name: str, tmp_path: Path) -> None:
     recipe = Recipe(
         model=settings.model, objective=settings.objective, train=settings.train, evaluate=settings.evaluate
     )
-    model, _ = planted().chosen(recipe, tmp_path, seen="excluded")
+    facts = facts_of(settings.model, titled(N_ITEMS))
+    model, _ = planted().chosen(recipe, tmp_path, seen="excluded", facts=facts)
     popularity = share_right(Popularity.fit(planted().sequences, planted().split, N_ITEMS))
     assert popularity < 0.3
     assert share_right(ModelScorer(model)) > 0.8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import polars as pl
 from segue.data.blocks import LogInput, detached
 from segue.data.columns import ID_NAMES, TITLE_NAMES, by_rank, listed, named_position
 from segue.data.reader import id_text, open_inputs
+from segue.data.vectors import VectorFile, vectors_of, with_vectors
 from segue.errors import InputError
 
 OWN = ("id", "count")  # columns of the vocabulary; a catalogue's column of this name is renamed
@@ -92,4 +94,17 @@ def described_items(
             f"{catalogue.input.label}: none of its ids is an item of the log (such as {ids[0]!r}); "
             f"is {catalogue.columns['id']!r} the column with the log's item ids?"
         )
-    return wanted.join(known, on="id", how="left", maintain_order="left"), counts
+    described = wanted.join(known, on="id", how="left", maintain_order="left")
+    return with_vectors(described, catalogue.input.label), counts
+
+
+def with_arrays(table: pl.DataFrame, files: Sequence[VectorFile]) -> pl.DataFrame:
+    """A vocabulary's table with a column more for each array of vectors."""
+    for file in files:
+        if file.column in table.columns:
+            raise InputError(
+                f"{file.path}: the catalogue has a column {file.column!r} already, which is what the vectors would be "
+                "called; rename the file, and the one with its ids."
+            )
+        table = table.with_columns(vectors_of(file, table["id"]))
+    return table

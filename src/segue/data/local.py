@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import narwhals as nw
 import numpy as np
 import polars as pl
 
-from segue.data.catalogue import Catalogue, described_items, open_catalogue
+from segue.data.catalogue import Catalogue, described_items, open_catalogue, with_arrays
 from segue.data.dataset import Data
 from segue.data.gather import Gathered, Log, Progress, TimeLook, gather, look_at_times, open_log
 from segue.data.rules import k_core
@@ -28,6 +28,7 @@ from segue.data.settings import SPLIT_BY_TIME, PrepareSettings, share
 from segue.data.split import validation_start
 from segue.data.summary import Shares
 from segue.data.times import TimeRule, forced_rule, looks_like_number_or_time, moment
+from segue.data.vectors import VectorFile, apart, open_vectors, widths
 from segue.data.writer import Numbers, final_numbers, write_sequences, write_table
 from segue.errors import InputError, SettingsError
 from segue.folders import complete_folder, digest, refuse_existing, write_manifest
@@ -60,7 +61,9 @@ def prepare(
         or packed with gzip or zstd.
     out: the folder to make; without it, a temporary one that is removed at exit (`Data.save` keeps it).
     user, item, time, value, kind: names of columns; user, item and time are found when they are not named.
-    items: a catalogue with ids, titles and any further columns: a path or a table.
+    items: a catalogue with ids, titles and any further columns, lists of numbers among them (vectors): a path or a
+        table. Or several paths: with it, arrays of vectors (x.npy), each with its ids beside it (x.ids.txt, one a
+        line, or x.ids.npy).
     min_user, min_item: leave out users and items with fewer events, until all that are left have enough.
     split: `last`, or `time:WHEN` with a date or a number in the unit of the time column.
     time_format: how times are written (`%d/%m/%Y %H:%M`) or their unit (order, s, ms, us, ns), where it is not clear.
@@ -102,13 +105,15 @@ def prepare_folder(
     forced_rule(settings)
     log = open_log(source, settings)
     _refuse_unreadable_moment(settings, log)
-    catalogue = None if items is None else open_catalogue(items, item=log.columns.names["item"])
+    told_of, arrays = apart(items)
+    catalogue = None if told_of is None else open_catalogue(told_of, item=log.columns.names["item"])
+    vectors = [open_vectors(path) for path in arrays]
     with _digests(log) as described_source:
         look = look_at_times(log, settings, told)
         gathered = gather(log, look, settings, told)
         core = _core(gathered, settings, timed=look.rule is not None)
         with complete_folder(folder, overwrite=overwrite) as staging:
-            body = _written(staging, core, look, settings, catalogue, told)
+            body = _written(staging, core, look, settings, catalogue, vectors, told)
             about = {"source": described_source(), "settings": _settings(settings, log, look)}
             write_manifest(staging, "data", about | body)
     return Data.open(folder)
@@ -218,6 +223,7 @@ def _written(
     look: TimeLook,
     settings: PrepareSettings,
     catalogue: Catalogue | None,
+    vectors: Sequence[VectorFile],
     progress: Progress,
 ) -> dict[str, Any]:
     """Write every file but the manifest; gives the manifest's facts about them."""
@@ -238,6 +244,9 @@ def _written(
     if catalogue is not None:
         described, counts["catalogue"] = described_items(catalogue, core.items.ids, max_rejected=settings.max_rejected)
         table = table.hstack(described.drop("id"))
+    table = with_arrays(table, vectors)
+    if found := widths(table):
+        counts["vectors"] = found
     write_table(folder / "items.parquet", table)
     write_table(folder / "users.parquet", pl.DataFrame({"id": core.users.ids}))
     write_table(folder / "rejected.parquet", gathered.rejected.table())

@@ -77,6 +77,8 @@ def summary_lines(manifest: dict[str, Any]) -> list[str]:
     ]
     if "catalogue" in counts:
         lines.append(f"catalogue  {_catalogue(counts)}")
+    for name, met in counts.get("vectors", {}).items():
+        lines.append(f"vectors    {name}: {met['width']:,} numbers, of {met['items']:,} of {counts['items']:,} items")
     return lines
 
 

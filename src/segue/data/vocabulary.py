@@ -68,14 +68,56 @@ class Vocabulary:
         number for all items without a value. None without a column's name."""
         if not column:
             return None
-        if column not in self.table.columns:
-            others = [name for name in self.table.columns if name not in ("id", "count", "title")]
-            has = f"it has {', '.join(others)}" if others else "it has none: give one with `segue prepare --items`"
-            raise InputError(f"The catalogue has no column {column!r} to take categories from; {has}.")
+        self._refuse_missing(column, "categories", own=("id", "count", "title"))
         import polars as pl
 
         _, numbers = np.unique(self.table[column].cast(pl.String).fill_null("").to_numpy(), return_inverse=True)
         return np.concatenate(([PADDING], numbers + 1)).astype(np.int64)
+
+    def vectors(self, column: str) -> np.ndarray:
+        """A column of vectors [V + 1, F] float32; zeros for number 0 and for items without one."""
+        self._refuse_missing(column, "vectors", own=("id", "count", "title"))
+        import polars as pl
+
+        dtype = self.table.schema[column]
+        if not isinstance(dtype, pl.Array):
+            raise InputError(
+                f"The catalogue's column {column!r} holds {dtype}, and not vectors: name a column of lists of numbers."
+            )
+        vectors = np.zeros((len(self) + 1, dtype.size), dtype=np.float32)
+        given = self.table[column].is_not_null().to_numpy()
+        vectors[1:][given] = self.table[column].drop_nulls().to_numpy()
+        return vectors
+
+    def texts(self, columns: Sequence[str]) -> list[str]:
+        """What columns say of each item, one after the other [V]; empty where they say nothing."""
+        import polars as pl
+
+        for column in columns:
+            self._refuse_missing(column, "texts", own=("id", "count"))
+            if self.table.schema[column].is_nested() and self.table.schema[column] != pl.List(pl.String):
+                raise InputError(
+                    f"The catalogue's column {column!r} holds {self.table.schema[column]}, and not texts: name it as "
+                    "model.vectors if it holds vectors, or leave it out."
+                )
+        words = [
+            pl.col(column).list.join(" ")
+            if self.table.schema[column] == pl.List(pl.String)
+            else pl.col(column).cast(pl.String)
+            for column in columns
+        ]
+        return (
+            self.table.select(pl.concat_str(words, separator=" ", ignore_nulls=True).fill_null(""))
+            .to_series()
+            .to_list()
+        )
+
+    def _refuse_missing(self, column: str, what: str, *, own: Sequence[str]) -> None:
+        if column in self.table.columns:
+            return
+        others = [name for name in self.table.columns if name not in own]
+        has = f"it has {', '.join(others)}" if others else "it has none: give one with `segue prepare --items`"
+        raise InputError(f"The catalogue has no column {column!r} to take {what} from; {has}.")
 
     # Lists, because an answer's few items are looked up many times a second; their texts are those of `_numbers`.
     # Number 0 is no item.

@@ -21,11 +21,15 @@ much time lies between each and the moment it looks back from, in buckets [n], f
 
 
 @runtime_checkable
-class Continuable(Protocol):
-    """A block that can take one token more, where its tokens look back only."""
+class Timed(Protocol):
+    """A block that says whether it looks at times."""
 
     timed: bool
-    """Whether it looks at times."""
+
+
+@runtime_checkable
+class Continuable(Timed, Protocol):
+    """A block that can take one token more, where its tokens look back only."""
 
     @property
     def looks_back(self) -> bool:

@@ -9,18 +9,19 @@ import torch
 from segue.errors import SettingsError
 from segue.models.bert4rec import bert4rec
 from segue.models.caser import caser
+from segue.models.content import ContentTable
 from segue.models.esasrec import esasrec
 from segue.models.facts import NO_FACTS, Facts
 from segue.models.gru4rec import gru4rec
 from segue.models.hstu import hstu, sasrec_meta
-from segue.models.items import ItemTable, make_items
+from segue.models.items import CategoryTable, IdTable, ItemTable
 from segue.models.narm import narm
 from segue.models.nextitnet import nextitnet
 from segue.models.pinnerformer import pinnerformer
 from segue.models.sasrec import sasrec
 from segue.models.seq2seq import seq2seq
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
+from segue.models.settings import BIDIRECTIONAL, ModelSettings
 from segue.models.transformer import transformer
 
 Builder = Callable[[ModelSettings, ItemTable, torch.Generator], SequenceModel]
@@ -56,6 +57,7 @@ def build_model(
     The caller's global random state is left as it was.
     """
     assert (facts.categories is not None) == bool(settings.category)
+    assert (facts.content is not None) == (settings.items != "ids")
     refuse_other_builder(settings, encoder, whose="The model")
     with torch.random.fork_rng(devices=[]):
         items = make_items(settings, n_items, facts)
@@ -66,8 +68,30 @@ def build_model(
             f"An encoder must be a function that builds a SequenceModel, and {settings.encoder} gave "
             f"{type(built).__name__}; docs/your-model.md shows one that works."
         )
+    if isinstance(built.items, ContentTable):
+        built.items.begin(generator)
     built.kinds = facts.kinds
     return built
+
+
+def make_items(settings: ModelSettings, n_items: int, facts: Facts) -> ItemTable:
+    """A vector for each item, for each category where the facts have them, or of the items' content.
+
+    Models that look both ways have a mask and, as BERT4Rec does, a bias for each item. Not so where scores are no
+    inner products of a bias's kind: of a cosine or a mixture; nor where items share their vector or have content,
+    for what was never trained on would have none.
+    """
+    mask = settings.builder in BIDIRECTIONAL
+    if facts.content is not None:
+        assert len(facts.content) == n_items + 1
+        ids, hidden = settings.items == "ids+vectors", settings.content_hidden
+        dropped = settings.id_dropout if ids else 0.0
+        return ContentTable(facts, settings.item_features, hidden=hidden, ids=ids, id_dropout=dropped, mask=mask)
+    if facts.categories is not None:
+        assert len(facts.categories) == n_items + 1
+        return CategoryTable(facts.categories, settings.item_features, tied=settings.tied, mask=mask)
+    bias = mask and settings.similarity == "dot"
+    return IdTable(n_items, settings.item_features, tied=settings.tied, mask=mask, bias=bias)
 
 
 def builder_name(build: Builder) -> str:

@@ -8,6 +8,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from segue.errors import FolderError
 from segue.folders import write_json
@@ -15,6 +16,7 @@ from segue.models.build import Builder, build_model, refuse_other_builder
 from segue.models.facts import Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
+from segue.models.texts import HashedTexts
 
 DESCRIPTION, WEIGHTS = "model.json", "weights.safetensors"
 
@@ -40,12 +42,11 @@ def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
         description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
         refuse_other_builder(description.settings, encoder, whose=str(folder))
         weights = load_file(folder / WEIGHTS)
-        categories = weights["items.categories"].numpy() if description.settings.category else None
         model = build_model(
             description.settings,
             description.n_items,
             generator=torch.Generator(),
-            facts=Facts(categories=categories, kinds=description.kinds),
+            facts=_facts(description, weights),
             encoder=encoder,
         )
         model.load_state_dict(weights)
@@ -54,6 +55,18 @@ def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
         otherwise = "train it again" if encoder is None else "give its builder as it was, or train it again"
         raise FolderError(f"The model in {folder} cannot be read ({reason}); {otherwise}.") from error
     return _settled(model.eval().requires_grad_(requires_grad=False))
+
+
+def _facts(description: ModelDescription, weights: dict[str, Tensor]) -> Facts:
+    """What the model was built from, of its files."""
+    settings = description.settings
+    texts = ("items.texts.terms", "items.texts.weights", "items.texts.directions")
+    return Facts(
+        categories=weights["items.categories"].numpy() if settings.category else None,
+        content=weights["items.content"].numpy() if settings.items != "ids" else None,
+        kinds=description.kinds,
+        texts=HashedTexts(*(weights[name] for name in texts)) if settings.texts else None,
+    )
 
 
 def _settled(model: SequenceModel) -> SequenceModel:

@@ -1,4 +1,7 @@
-"""Item tables: numbers → vectors, on the way in and on the way out. Row 0 is padding: zero, and never trained."""
+"""Item tables: numbers → vectors, on the way in and on the way out. Row 0 is padding: zero, and never trained.
+
+Here those whose vectors are learned; `content.py` has the one that makes them of what the catalogue says.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.data.vocabulary import PADDING
+from segue.errors import SettingsError
 from segue.models.facts import Facts
-from segue.models.settings import BIDIRECTIONAL, ModelSettings
 
 
 class ItemTable(nn.Module):
@@ -62,6 +65,14 @@ class ItemTable(nn.Module):
         """Which items may be answered [V + 1] bool: of vectors that are learned, those that were trained on."""
         return counts > 0
 
+    def extended(self, facts: Facts) -> ItemTable:  # noqa: ARG002  # what is learned for an id is learned in training
+        """A table with new items at the end, of which `facts` tell as of a catalogue of their own (row 0 is padding);
+        this one stays as it is, and nothing is trained."""
+        raise SettingsError(
+            "This model knows its items by their ids alone, so it can say nothing of new ones: train one with "
+            "model.items = 'ids+vectors' or 'vectors', and content (model.texts or model.vectors)."
+        )
+
     def clear_padding(self) -> None:
         with torch.no_grad():
             for table in self.learned:
@@ -112,22 +123,17 @@ class CategoryTable(IdTable):
         super().__init__(len(categories) - 1, width, tied=tied, mask=mask, rows=int(categories.max()))
         self.register_buffer("categories", torch.from_numpy(categories))  # saved: it says whose vector is whose
 
+    def extended(self, facts: Facts) -> CategoryTable:
+        """Of the new items' categories, the numbers that they have here."""
+        assert facts.categories is not None and facts.categories.max() < len(self.into)
+        added = torch.from_numpy(facts.categories[1:]).to(self.categories.device)
+        categories = torch.cat((self.categories, added))
+        table = CategoryTable(categories.cpu().numpy(), self.width, tied=self.out is None, mask=self.mask is not None)
+        table.load_state_dict({**self.state_dict(), "categories": categories})
+        return table
+
     def _rows(self, table: Tensor, numbers: Tensor) -> Tensor:
         return super()._rows(table, self.categories[numbers])
 
     def _all(self, table: Tensor) -> Tensor:
         return super()._rows(table, self.categories)
-
-
-def make_items(settings: ModelSettings, n_items: int, facts: Facts) -> ItemTable:
-    """A vector for each item, or for each category where the facts have them.
-
-    Models that look both ways have a mask and, as BERT4Rec does, a bias for each item. Not so where scores are no
-    inner products of a bias's kind: of a cosine or a mixture; nor where items share their vector.
-    """
-    mask = settings.builder in BIDIRECTIONAL
-    if facts.categories is not None:
-        assert len(facts.categories) == n_items + 1
-        return CategoryTable(facts.categories, settings.item_features, tied=settings.tied, mask=mask)
-    bias = mask and settings.similarity == "dot"
-    return IdTable(n_items, settings.item_features, tied=settings.tied, mask=mask, bias=bias)

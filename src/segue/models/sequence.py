@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from segue.layers.blocks import Block
 from segue.layers.dropout import Dropout
-from segue.layers.one_token import Continuable
+from segue.layers.one_token import Continuable, Timed
 from segue.layers.packed import PackedBatch
 from segue.layers.positions import Positions
 from segue.models.inputs import Inputs
@@ -82,7 +82,7 @@ class SequenceModel(nn.Module):
     @cached_property
     def timed(self) -> bool:
         """Whether it looks at the times of a history's events."""
-        return self.inputs.timed or any(isinstance(block, Continuable) and block.timed for block in self.blocks)
+        return self.inputs.timed or any(isinstance(block, Timed) and block.timed for block in self.blocks)
 
     @property
     def told_kinds(self) -> tuple[str, ...]:

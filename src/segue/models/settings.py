@@ -90,6 +90,20 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Filters of caser over a feature of all events that it sees."""
     category: str = ""
     """A column of the catalogue: items with the same value share a vector. Empty: each item has its own."""
+    items: Literal["ids", "vectors", "ids+vectors"] = "ids"
+    """What an item's vector is made of: learned for its id; made of its content, what the catalogue says of it, by a
+    small network, so that an item nobody has touched is known as well; or the sum of both."""
+    vectors: str = ""
+    """Content: a column of the catalogue that holds vectors."""
+    texts: tuple[str, ...] = ()
+    """Content: columns of the catalogue whose words become a vector; beside `vectors` where both are given."""
+    text_width: int = 128
+    """Features of the vector that the words become."""
+    content_hidden: int = 128
+    """Hidden width of the network that reads content; 0: it is linear."""
+    id_dropout: float = 0.1
+    """Share of the items whose id is left out in a step of training, for items = 'ids+vectors', so that content alone
+    means something."""
     tied: bool = True
     """One vector an item, on the way in and on the way out; or one for each."""
     encoder: str = ""
@@ -183,6 +197,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if not 0 <= self.entropy_bonus < math.inf:
             raise SettingsError(f"model.entropy_bonus must be at least 0, got {self.entropy_bonus}.")
         self._check_widths()
+        self._check_content()
         self._check_positions()
         self._check_values()
         self._check_mixture()
@@ -197,6 +212,31 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if self.inputs != "rated" and self.width % self.heads:
             raise SettingsError(
                 f"model.width must be a multiple of model.heads, got {self.width} and {self.heads}; change one of them."
+            )
+
+    def _check_content(self) -> None:
+        for name, sound, range_ in (
+            ("text_width", self.text_width >= 1, "at least 1"),
+            ("content_hidden", self.content_hidden >= 0, "at least 0"),
+            ("id_dropout", 0 <= self.id_dropout < 1, "in [0, 1)"),
+        ):
+            if not sound:
+                raise SettingsError(f"model.{name} must be {range_}, got {getattr(self, name)}.")
+        if self.items == "ids":
+            return
+        if not self.vectors and not self.texts:
+            raise SettingsError(
+                f"model.items = {self.items!r} needs content: name a column of the catalogue with model.vectors, or "
+                'columns of words, as in model.texts = ["title"].'
+            )
+        if self.category:
+            raise SettingsError(
+                f"model.category needs model.items = 'ids', got {self.items!r}: leave one of the two out; a category "
+                "may also be one of model.texts."
+            )
+        if not self.tied:
+            raise SettingsError(
+                f"model.tied must be true where model.items = {self.items!r}: content is the same on both ways."
             )
 
     def _check_positions(self) -> None:
@@ -273,6 +313,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ("times", self.inputs == "events", "only inputs = 'events' have times"),
             ("item_width", self.inputs == "events" and self.output == "mlp", "items have a token's width"),
             ("temperature", self.similarity == "cosine", "it is a cosine's"),
+            ("vectors", self.items != "ids", "items = 'ids' has no content"),
+            ("texts", self.items != "ids", "items = 'ids' has no content"),
+            ("text_width", bool(self.texts), "it belongs to model.texts"),
+            ("content_hidden", self.items != "ids", "items = 'ids' has no content"),
+            ("id_dropout", self.items == "ids+vectors", "it belongs to items = 'ids+vectors'"),
         ):
             # What a builder from outside makes of its settings is not known here.
             if not used and not self.encoder and getattr(self, name) != DEFAULTS[name]:

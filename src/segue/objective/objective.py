@@ -45,18 +45,20 @@ class Objective:
         kinds: Sequence[str] = (),
         *,
         length: int | None = None,
+        only_trained: bool = False,
     ) -> None:
         """`counts` [V + 1]: how often each item occurs in training; `kinds`: the names of the log's kinds of events, by
-        number; `length`: the model's, for tasks whose windows hold more than the model reads."""
+        number; `length`: the model's, for tasks whose windows hold more than the model reads. `only_trained`: what does
+        not occur is no negative either, for models that are to know it by its content and would learn to avoid it."""
         self.settings = settings
+        self._candidates = _trained_items(counts) if only_trained and (counts[1:] == 0).any() else None
         self._task = _task(settings, len(counts) - 1, kinds, length)
         self.extra = self._task.extra if isinstance(self._task, NextAction | DenseAllAction | AllAction) else EXTRA
         """Events a training window holds beyond the model's length."""
         self._answers = AnswerSampler(len(counts) - 1) if settings.sampler in ANSWERS else None
-        self.sampler = _sampler(settings, counts, self._answers)
-        self._beta = (
-            gbce_beta(len(counts) - 1, settings.negatives, settings.calibration) if settings.loss == "gbce" else 1.0
-        )
+        self.sampler = _sampler(settings, counts, self._answers, self._candidates)
+        among = len(counts) - 1 if self._candidates is None else len(self._candidates)
+        self._beta = gbce_beta(among, settings.negatives, settings.calibration) if settings.loss == "gbce" else 1.0
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -101,10 +103,17 @@ class Objective:
         assert isinstance(model.similarity, Dot), "settings allow these losses only with scores that are inner products"
         if self.settings.temperature != 1:
             states = states / self.settings.temperature
-        vectors = model.item_vectors()[1:]
+        vectors, places = self._compared_with(model, targets)
         if self.settings.loss == "sce":
-            return sce(states, vectors, targets - 1, weights, generator=generator, items=self.settings.negatives)
-        return full_softmax(states, vectors, targets - 1, weights)
+            return sce(states, vectors, places, weights, generator=generator, items=self.settings.negatives)
+        return full_softmax(states, vectors, places, weights)
+
+    def _compared_with(self, model: SequenceModel, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors of all candidates [C, I], and where among them the answers are [M]."""
+        if self._candidates is None:
+            return model.item_vectors()[1:], targets - 1
+        candidates = self._candidates.to(targets.device)
+        return model.item_vectors(candidates), torch.searchsorted(candidates, targets)
 
     def _sampled(
         self,
@@ -186,8 +195,9 @@ class Objective:
         asked, rows = np.unique(examples.positions, return_inverse=True)
         states = _questions(model, hidden[_tensor(asked, hidden)])
         owners, targets = _tensor(rows, hidden), _tensor(examples.targets, hidden)
-        scores = model.similarity.score(states, model.item_vectors()[1:]) / self.settings.temperature
-        loss = lambdarank(scores, owners, targets - 1)
+        vectors, places = self._compared_with(model, targets)
+        scores = model.similarity.score(states, vectors) / self.settings.temperature
+        loss = lambdarank(scores, owners, places)
         return _with_extra(loss, model, states[owners], model.item_vectors(targets))
 
 
@@ -227,17 +237,24 @@ def _task(settings: ObjectiveSettings, n_items: int, kinds: Sequence[str], lengt
 SECONDS_A_DAY = 86400
 
 
-def _sampler(settings: ObjectiveSettings, counts: np.ndarray, answers: AnswerSampler | None) -> Sampler | None:
+def _trained_items(counts: np.ndarray) -> Tensor:
+    """Their numbers, ascending."""
+    return torch.from_numpy(np.flatnonzero(counts[1:]) + 1)
+
+
+def _sampler(
+    settings: ObjectiveSettings, counts: np.ndarray, answers: AnswerSampler | None, candidates: Tensor | None
+) -> Sampler | None:
     if answers is not None:
         whole = settings.sampler == "answers"
-        return answers if whole else MixedSampler(len(counts) - 1, settings.in_batch, batch=answers)
+        return answers if whole else MixedSampler(len(counts) - 1, settings.in_batch, candidates, batch=answers)
     match settings.sampler:
         case "uniform":
-            return UniformSampler(len(counts) - 1)
+            return UniformSampler(len(counts) - 1, candidates)
         case "popularity":
             return PopularitySampler(counts, settings.power)
         case "in-batch":
             return InBatchSampler(len(counts) - 1)
         case "mixed":
-            return MixedSampler(len(counts) - 1, settings.in_batch)
+            return MixedSampler(len(counts) - 1, settings.in_batch, candidates)
     return None

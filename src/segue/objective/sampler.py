@@ -34,17 +34,19 @@ class Sampler(Protocol):
 
 
 class UniformSampler:
-    """Every item alike."""
+    """Every item alike, or every one of the `candidates`."""
 
-    def __init__(self, n_items: int) -> None:
-        self.n_items = n_items
+    def __init__(self, n_items: int, candidates: Tensor | None = None) -> None:
+        self.candidates = candidates
+        self.drawn_from = n_items if candidates is None else len(candidates)
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
-        items = torch.randint(1, self.n_items + 1, (count,), generator=generator)
+        items = torch.randint(1, self.drawn_from + 1, (count,), generator=generator)
+        items = items if self.candidates is None else self.candidates[items - 1]
         return Negatives(items, self.log_q(items, present))
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # the batch changes nothing
-        return torch.full(items.shape, -float(np.log(self.n_items)), dtype=torch.float32)
+        return torch.full(items.shape, -float(np.log(self.drawn_from)), dtype=torch.float32)
 
 
 class PopularitySampler:
@@ -130,10 +132,12 @@ class MixedSampler:
     q is that of the mixture whichever side an item came from: share · q of the batch + (1 - share) / V.
     """
 
-    def __init__(self, n_items: int, share: float, *, batch: Sampler | None = None) -> None:
+    def __init__(
+        self, n_items: int, share: float, candidates: Tensor | None = None, *, batch: Sampler | None = None
+    ) -> None:
         """`batch` draws from the batch: by default its distinct items."""
         self.share = share
-        self._catalogue, self._batch = UniformSampler(n_items), batch or InBatchSampler(n_items)
+        self._catalogue, self._batch = UniformSampler(n_items, candidates), batch or InBatchSampler(n_items)
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         near = self._batch.draw(count, generator, present).items

@@ -135,8 +135,9 @@ class _Lines:
 
     def write(self, some: slice, tile: Tensor) -> None:
         """Into the tile [m, K + 1], those of consecutive rows."""
+        rows, columns = self._collisions.pairs(some)  # before the scores, which are to stay in the cache
         torch.mm(self._queries[some], self._drawn.T, out=tile[:, :-1])
-        tile[self._collisions.pairs(some)] = -torch.inf
+        tile.view(-1).index_fill_(0, rows * tile.shape[1] + columns, -torch.inf)
         tile[:, -1] = self._positive[some]
 
     def surprise(self, some: slice, chances: Tensor) -> Tensor:

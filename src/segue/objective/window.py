@@ -125,12 +125,12 @@ class AllAction:
         rank = np.where(preferred, lengths[owner] + rng.random(len(owner)), places)
         rank[~ahead.any | (places >= self.length)] = -1
         best = np.lexsort((rank, owner))[np.cumsum(lengths) - 1]  # of each user's tokens the one of the highest rank
-        return best[rank[best] >= 0]
+        return np.asarray(best[rank[best] >= 0])
 
 
 def _places(lengths: np.ndarray) -> np.ndarray:
     """Each token's place in its user's window [T]."""
-    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.asarray(np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths))
 
 
 def _examples(batch: Batch, ahead: Ahead, asked: np.ndarray, answers: np.ndarray) -> Examples:

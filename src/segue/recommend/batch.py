@@ -102,7 +102,7 @@ class _Histories:
     def __init__(self, data: Data, recommender: Recommender) -> None:
         self.sequences = data.sequences
         numbers = recommender.vocabulary.numbers(data.vocabulary.table["id"].to_list(), unknown="zero")
-        trained = np.where(recommender.trained[numbers], numbers, 0)
+        trained = np.where(recommender.answerable[numbers], numbers, 0)
         self.translated = np.concatenate(([0], trained))  # [data's items + 1]; 0 is unknown to the run
         self.kinds = recommender.known.kinds.numbers(data.kinds) if recommender.known.kinds else None  # [data's kinds]
         self.has_times = data.manifest["has_time"]
@@ -140,7 +140,8 @@ class _Histories:
         """In the numbers of the run; None where it, or the log, tells none apart."""
         if self.kinds is None or self.sequences.kinds is None:
             return None
-        return self.kinds[self.sequences.kinds[rows]]
+        kinds: np.ndarray = self.kinds[self.sequences.kinds[rows]]
+        return kinds
 
 
 def _answers(recommender: Recommender, asked: Asked, rows: np.ndarray, ranking: Ranking) -> pl.DataFrame:

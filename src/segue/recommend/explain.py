@@ -44,14 +44,14 @@ def explain_history(
     """
     vocabulary = recommender.vocabulary
     packed = pack_histories(
-        [history], vocabulary, known=recommender.trained, kinds=recommender.known.kinds, asked=asked
+        [history], vocabulary, known=recommender.answerable, kinds=recommender.known.kinds, asked=asked
     )
     number = _best_answer(recommender, packed.batch, rules) if item is None else item
     chosen = np.array([number])
     ranking = recommender.rank(packed.batch, [Rules(k=1, keep_seen=True, only=chosen)])
     score, fallback = float(ranking.scores[0, 0]), bool(ranking.fallback[0])
     numbers = vocabulary.numbers(history.items, unknown="zero")
-    known = recommender.trained[numbers]
+    known = recommender.answerable[numbers]
     added = np.full(len(numbers), np.nan)
     added[known] = contributions(recommender.model, recommender.index, packed.batch, number, score)
     window = newest(packed.batch, recommender.model.length, recommender.model.window_step)

@@ -159,7 +159,7 @@ def pack_histories(
     kinds: Kinds | None = None,
     asked: np.ndarray | None = None,
 ) -> Histories:
-    """Whole histories as one batch. `known` [V + 1] bool: the items that the model was trained on; `kinds`: those that
+    """Whole histories as one batch. `known` [V + 1] bool: the items that the model knows; `kinds`: those that
     it tells apart; `asked` [B]: the seconds of the questions."""
     ids = [item for history in histories for item in history.items]
     numbers = vocabulary.numbers(ids, unknown="zero")

@@ -26,16 +26,25 @@ Rank = Callable[[Batch], Ranking]
 
 
 class KnownItems:
-    """The items of a run, of which those with a count were trained on."""
+    """The items of a run, of which some may be answered and read."""
 
-    def __init__(self, names: Names, counts: np.ndarray, *, kinds: Sequence[str] = (), timed: bool = False) -> None:
-        """`counts` [V + 1] int64: events of each item in training; number 0 is padding. `kinds`: names of the kinds of
-        events that the model tells apart, by number; `timed`: whether it looks at times."""
+    def __init__(
+        self,
+        names: Names,
+        counts: np.ndarray,
+        answerable: np.ndarray,
+        *,
+        kinds: Sequence[str] = (),
+        timed: bool = False,
+    ) -> None:
+        """`counts` [V + 1] int64: events of each item in training; number 0 is padding. `answerable` [V + 1] bool:
+        those with a count, and those of which the model knows the content. `kinds`: names of the kinds of events that
+        the model tells apart, by number; `timed`: whether it looks at times."""
         self.names = names
         self.kinds = Kinds(kinds)
         self.timed = timed
         self.counts = counts
-        self.trained = counts > 0
+        self.answerable = answerable
 
     def rules(
         self, *, k: int, exclude: Iterable[Any] | None, only: Iterable[Any] | None, keep_seen: bool | None
@@ -52,7 +61,7 @@ class KnownItems:
         self, histories: Sequence[ReadHistory], rank: Rank, *, asked: np.ndarray | None
     ) -> list[Recommendation]:
         """Histories in ids → answers in ids. `asked` [B]: the questions' seconds."""
-        packed = pack_histories(histories, self.names, known=self.trained, kinds=self.kinds, asked=asked)
+        packed = pack_histories(histories, self.names, known=self.answerable, kinds=self.kinds, asked=asked)
         ranking = rank(packed.batch)
         return [
             Recommendation(
@@ -73,7 +82,7 @@ class KnownItems:
     def ranking(
         self, histories: Batch, rules: Sequence[Rules], find: Find, *, length: int, tokens: int, most_rows: int
     ) -> Ranking:
-        """Answers in numbers to whole histories of items that were trained on, some perhaps empty; each has its rules.
+        """Answers in numbers to whole histories of items that are known, some perhaps empty; each has its rules.
 
         Memory is bounded: histories, of which `length` events are encoded, are answered in groups of similar length,
         of at most so many `tokens` and `most_rows`.
@@ -118,7 +127,7 @@ class KnownItems:
             candidates = self._by_count[: rules.k + len(rules.exclude)]
         else:
             candidates = self._by_count[np.isin(self._by_count, rules.only)]
-        kept = self.trained[candidates] & ~np.isin(candidates, rules.exclude)
+        kept = (self.counts[candidates] > 0) & ~np.isin(candidates, rules.exclude)
         best: np.ndarray = candidates[kept][: rules.k]
         return best
 

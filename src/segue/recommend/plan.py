@@ -79,20 +79,20 @@ def plan_histories(
             "can, such as segue train DATA --recipe seq2seq."
         )
     packed = pack_histories(
-        histories, recommender.vocabulary, known=recommender.trained, kinds=recommender.known.kinds, asked=asked
+        histories, recommender.vocabulary, known=recommender.answerable, kinds=recommender.known.kinds, asked=asked
     )
     rows = np.flatnonzero(packed.batch.lengths)
     plans = [Plan(items=[], score=0.0)] * len(histories)
     if len(rows) < len(histories):
         plans = [_popular(recommender, rules, search)] * len(histories)
-    step = max(1, MOST_CHANCES // (search.beam * len(recommender.trained)))
+    step = max(1, MOST_CHANCES // (search.beam * len(recommender.answerable)))
     for begin in range(0, len(rows), step):
         chosen = rows[begin : begin + step]
         batch = take(packed.batch, chosen)
         windows = tensors(take(packed.batch, chosen, recommender.model.length, recommender.model.window_step))
         with torch.inference_mode():
             found = beam_search(
-                model, windows, _allowed(recommender, batch, rules), torch.from_numpy(recommender.trained), search
+                model, windows, _allowed(recommender, batch, rules), torch.from_numpy(recommender.answerable), search
             )
         for row, plan in zip(chosen.tolist(), _told(recommender, *found), strict=True):
             plans[row] = plan
@@ -145,7 +145,7 @@ def _of(plans: Tensor, parents: Tensor) -> Tensor:
 
 def _allowed(recommender: Recommender, histories: Batch, rules: Rules) -> Tensor:
     """What a plan for each history may hold [B, V + 1]."""
-    allowed = np.tile(recommender.trained, (len(histories.lengths), 1))
+    allowed = np.tile(recommender.answerable, (len(histories.lengths), 1))
     if rules.only is not None:
         allowed &= np.isin(np.arange(allowed.shape[1]), rules.only)
     forbidden = left_out(histories, [rules] * len(allowed), keep_seen=recommender.seen == "kept")

@@ -54,7 +54,8 @@ Encode = Callable[[Batch, np.ndarray], Tensor]
 class Recommender:
     """Answers which items come next. Made by `segue.train` and `segue.load`; it never changes.
 
-    An item that was never trained on is unknown to it: it is named where it occurs in a history and never answered.
+    An item that was never trained on, and of which the model knows no content, is unknown to it: it is named where it
+    occurs in a history and never answered.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class Recommender:
         self.manifest = manifest or {}
         self.folder = folder
         counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
-        self.known = KnownItems(vocabulary, counts, kinds=model.told_kinds, timed=model.timed)
-        self.counts, self.trained = counts, self.known.trained
+        self.counts, self.answerable = counts, model.answerable(counts)
+        self.known = KnownItems(vocabulary, counts, self.answerable, kinds=model.told_kinds, timed=model.timed)
 
     @staticmethod
     def open(folder: Path | str, *, encoder: Builder | None = None) -> Recommender:
@@ -215,8 +216,8 @@ class Recommender:
         return self.known.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
 
     def knows(self, item: str) -> bool:
-        """Whether an id is an item that was trained on."""
-        return bool(self.trained[self.vocabulary.numbers([item], unknown="zero")[0]])
+        """Whether an id is an item that may be answered and read."""
+        return bool(self.answerable[self.vocabulary.numbers([item], unknown="zero")[0]])
 
     def similar(self, item: str | int, k: int = 10) -> Recommendation:
         """The k items nearest to an item: the score is the cosine of their vectors."""
@@ -231,7 +232,7 @@ class Recommender:
         """The number of an item that must be known; else it is refused, and the sentence ends with the consequence."""
         name = identifier(item)
         number = int(self.vocabulary.numbers([name], unknown="zero")[0])
-        if not self.trained[number]:
+        if not self.answerable[number]:
             reason = "was never trained on" if number else f"is not one of the {len(self.vocabulary)} items of this run"
             raise InputError(f"The item {name!r} {reason}, {consequence}.")
         return number
@@ -274,12 +275,12 @@ class Recommender:
         after the history, to ask with, has one row and column more, the last. Where a decoder looks at the history,
         the rows are its steps. Empty where the model has none to show or knows no entry.
         """
-        packed = pack_histories([read_history(history)], self.vocabulary, known=self.trained, kinds=self.known.kinds)
+        packed = pack_histories([read_history(history)], self.vocabulary, known=self.answerable, kinds=self.known.kinds)
         window = newest(packed.batch, self.model.length, self.model.window_step)
         return {each.name: each.weights[0].numpy() for each in looks(self.model, window)}
 
     def rank(self, histories: Batch, rules: Sequence[Rules], *, encode: Encode | None = None) -> Ranking:
-        """Answers in numbers to whole histories of items that were trained on, some perhaps empty; each has its rules.
+        """Answers in numbers to whole histories of items that are known, some perhaps empty; each has its rules.
 
         Memory is bounded: histories are encoded and answered in groups of similar length.
         """
@@ -310,7 +311,7 @@ class Recommender:
         """Item vectors of length one [V + 1, D], and an index of them."""
         with torch.inference_mode():
             vectors = functional.normalize(self.model.item_features().detach().cpu().float(), dim=1)
-        return vectors, ExactIndex.build(vectors, candidates=self.trained)
+        return vectors, ExactIndex.build(vectors, candidates=self.answerable)
 
 
 def _by_only(rules: Sequence[Rules], rows: np.ndarray) -> Iterator[tuple[np.ndarray | slice, np.ndarray | None]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from segue.data.batch import Batch
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import Builder, build_model, builder_name
+from segue.models.facts import NO_FACTS, Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 
@@ -29,10 +30,12 @@ class Case:
     build: Builder
     settings: ModelSettings = SMALL
     n_items: int = N_ITEMS
+    facts: Facts = NO_FACTS
+    """What the settings ask for besides, such as the items' content."""
 
     def changed(self, **settings: Any) -> Case:
         """The same builder with other settings, by their names in the section `model`."""
-        return Case(self.build, msgspec.structs.replace(self.settings, **settings), self.n_items)
+        return replace(self, settings=msgspec.structs.replace(self.settings, **settings))
 
     @property
     def named(self) -> ModelSettings:
@@ -42,7 +45,7 @@ class Case:
     def new(self, *, seed: int = 0) -> SequenceModel:
         """A model as training gets it."""
         generator = torch.Generator().manual_seed(seed)
-        return build_model(self.named, self.n_items, generator=generator, encoder=self.build)
+        return build_model(self.named, self.n_items, generator=generator, facts=self.facts, encoder=self.build)
 
     def moved(self, *, seed: int = 0) -> SequenceModel:
         """A model in evaluation mode whose weights are nowhere zero but in the padding rows: biases and norms start

@@ -137,7 +137,8 @@ def _fit(
     first = torch.Generator().manual_seed(recipe.train.seed)
     model = build_model(recipe.model, len(counts) - 1, generator=first, facts=facts, encoder=recipe.encoder)
     model = model.to(device_of(recipe.train))
-    objective = Objective(recipe.objective, counts, facts.kinds, length=model.length)
+    content = recipe.model.items != "ids"
+    objective = Objective(recipe.objective, counts, facts.kinds, length=model.length, only_trained=content)
     stride = max(1, round(recipe.train.stride * model.length)) if recipe.train.stride else None
     windows = training_windows(sequences, ends, length=model.length + objective.extra, stride=stride)
     # Where every item is looked at, every row is used.

@@ -1,0 +1,324 @@
+"""Items made of content: by hand, by the laws of every model, and through every loss."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from torch import Tensor, nn
+
+from segue.data.vocabulary import Vocabulary
+from segue.errors import InputError, SettingsError
+from segue.layers.packed import tensors
+from segue.models.build import BUILDERS, build_model
+from segue.models.checkpoint import load_model, save_model
+from segue.models.content import ContentTable
+from segue.models.facts import Facts, facts_of
+from segue.models.items import CategoryTable, IdTable
+from segue.models.sequence import SequenceModel
+from segue.models.settings import BIDIRECTIONAL, UNPLACED, ModelSettings
+from segue.objective.objective import Objective
+from segue.objective.settings import ObjectiveSettings
+from segue.testing.cases import Case, batch_of, packed_of, random_users
+from segue.testing.check import laws_of
+from segue.testing.learning import Learner, learns_by_heart
+
+N_ITEMS, F = 30, 6
+BARE = 4
+"""An item without content."""
+
+
+def content_of(n_items: int = N_ITEMS, seed: int = 0) -> np.ndarray:
+    """Features of differing scales, one of them always the same."""
+    rng = np.random.default_rng(seed)
+    content = rng.normal(5, [1, 10, 0.1, 1, 1, 0], (n_items + 1, F)).astype(np.float32)
+    content[[0, BARE]] = 0
+    return content
+
+
+def settings_of(**changed: Any) -> ModelSettings:
+    numbers = {"builder": "sasrec", "width": 8, "depth": 1, "length": 64, "dropout": 0.0, "items": "ids+vectors"}
+    return ModelSettings(**(numbers | {"vectors": "v", "content_hidden": 7} | changed))
+
+
+def model_of(**changed: Any) -> SequenceModel:
+    facts = Facts(content=content_of())
+    return build_model(settings_of(**changed), N_ITEMS, generator=torch.Generator().manual_seed(0), facts=facts)
+
+
+def table_of(model: SequenceModel) -> ContentTable:
+    assert isinstance(model.items, ContentTable)
+    return model.items
+
+
+def by_hand(table: ContentTable, content: np.ndarray) -> Tensor:
+    """Standardised features, of which items without content have none, through the network."""
+    described = torch.from_numpy(content).double()[np.flatnonzero(content.any(axis=1))]
+    spread = described.std(dim=0, correction=0)
+    spread[5] = 1
+    features = (torch.from_numpy(content).double() - described.mean(dim=0)) / spread
+    features[[0, BARE]] = 0
+    if table.first is not None:
+        x = features @ table.first.weight.double().T + table.first.bias.double()
+        features = x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+    vectors = features @ table.last.weight.double().T + table.last.bias.double()
+    vectors = vectors + table.into.double() if table.ids else vectors
+    vectors[0] = 0
+    return vectors
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("items", ["vectors", "ids+vectors"])
+@pytest.mark.parametrize("hidden", [0, 7])
+def test_vectors_are_content_through_a_small_network(items: str, hidden: int) -> None:
+    model = model_of(items=items, content_hidden=hidden)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
+    model.items.clear_padding()
+    expected = by_hand(table_of(model), content_of())
+    torch.testing.assert_close(model.items.output().double(), expected, atol=1e-4, rtol=1e-4)
+    numbers = torch.tensor([3, 0, 3, BARE, 29])
+    for training in (True, False):
+        model.train(training)
+        torch.testing.assert_close(model.items.output(numbers).double(), expected[numbers], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model.items.input(numbers), model.items.output(numbers))
+
+
+def test_learned_vectors_begin_at_zero_and_others_small() -> None:
+    model = model_of()
+    assert (table_of(model).into == 0).all()
+    vectors = model.item_vectors()[1:][np.arange(1, N_ITEMS + 1) != BARE]
+    assert 0.005 < vectors.std() < 0.05
+
+
+def test_who_may_be_answered() -> None:
+    counts = np.zeros(N_ITEMS + 1, dtype=np.int64)
+    assert np.flatnonzero(~model_of().answerable(counts)).tolist() == [0, BARE]
+    counts[BARE] = 2
+    assert np.flatnonzero(~model_of().answerable(counts)).tolist() == [0]
+    by_id = build_model(ModelSettings(width=8), N_ITEMS, generator=torch.Generator())
+    assert np.flatnonzero(by_id.answerable(counts)).tolist() == [BARE]
+
+
+def test_ids_are_left_out_of_as_many_items_as_was_asked() -> None:
+    model = model_of(id_dropout=0.25).train()
+    table = table_of(model)
+    nn.init.ones_(table.into)
+    table.generator = torch.Generator().manual_seed(0)
+    left_out, numbers = [], torch.arange(1, N_ITEMS + 1)
+    with torch.no_grad():
+        content = table.eval().output(numbers) - 1
+        for _ in range(200):
+            table.train()
+            own = table.input(numbers) - content
+            assert torch.equal(own, table.output(numbers) - content), "the same items on both ways"
+            assert set(own.round().unique().tolist()) <= {0, 1}
+            left_out.append((own.round() == 0).all(dim=1).float().mean())
+    assert torch.stack(left_out).mean() == pytest.approx(0.25, abs=0.02)
+    torch.testing.assert_close(table.eval().output(numbers) - content, torch.ones(N_ITEMS, 8))
+
+
+@pytest.mark.parametrize("items", ["vectors", "ids+vectors"])
+def test_new_items_are_added_at_the_end(items: str) -> None:
+    model = model_of(items=items).eval().requires_grad_(requires_grad=False)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(1)
+    model.items.clear_padding()
+    table, more = table_of(model), content_of(4, seed=9)
+    longer, before = table.extended(Facts(content=more)), table.output()
+    assert longer.n_items == N_ITEMS + 4 and table.n_items == N_ITEMS
+    torch.testing.assert_close(longer.output()[: N_ITEMS + 1], before, rtol=0, atol=1e-6)
+    # The new ones by what the features mean to the model, and without an id.
+    same = table.extended(Facts(content=content_of()[:4]))
+    own = table.into[1:4] if table.ids else 0
+    torch.testing.assert_close(same.output()[N_ITEMS + 1 :] + own, before[1:4], rtol=0, atol=1e-5)
+    assert not any(weight.requires_grad for weight in longer.parameters())
+    assert longer.answerable(np.zeros(N_ITEMS + 5)).sum() == N_ITEMS - 1 + 3
+
+
+def test_categories_can_be_added_to_and_ids_alone_cannot() -> None:
+    table = CategoryTable(np.array([0, 1, 2, 1]), 4, tied=False)
+    nn.init.normal_(table.into)
+    longer = table.extended(Facts(categories=np.array([0, 2])))
+    assert torch.equal(longer.input(torch.tensor([4])), table.input(torch.tensor([2])))
+    with pytest.raises(SettingsError, match=r"by their ids alone.*model\.items = 'ids\+vectors' or 'vectors'"):
+        IdTable(3, 4, tied=True).extended(Facts())
+
+
+# --- the laws of every model --------------------------------------------------------------------------------------
+
+
+def case_of(builder: str, **changed: Any) -> Case:
+    shape = {"heads": 2, "feed_forward": 2} if builder not in UNPLACED else {}
+    shape = {name: value for name, value in shape.items() if builder != "hstu" or name != "feed_forward"}
+    told = {"target_time": False} if builder == "hstu" else {}
+    settings = settings_of(builder=builder, id_dropout=0.0, **shape, **told, **changed)
+    content = content_of()
+    content[BARE] = 1  # what a law says of every item
+    return Case(BUILDERS[builder], settings, N_ITEMS, Facts(content=content))
+
+
+@pytest.mark.parametrize("builder", sorted(BUILDERS))
+def test_content_keeps_the_laws_of_every_builder(builder: str) -> None:
+    case = case_of(builder)
+    for law in laws_of(case):
+        if law is not learns_by_heart:
+            law(case)
+
+
+@pytest.mark.parametrize("builder", ["esasrec", "bert4rec"])
+def test_content_alone_keeps_them_too(builder: str) -> None:
+    case = case_of(builder, items="vectors", id_dropout=0.1)
+    for law in laws_of(case):
+        if law is not learns_by_heart:
+            law(case)
+
+
+def test_content_is_learned_by_heart() -> None:
+    learns_by_heart(case_of("sasrec"))
+    learns_by_heart(case_of("sasrec", items="vectors", id_dropout=0.1, content_hidden=64, width=16))
+
+
+# --- every loss ---------------------------------------------------------------------------------------------------
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "sce": {"negatives": 8},
+    "sampled-softmax": {"negatives": 8, "sampler": "uniform"},
+    "bce": {"negatives": 2, "sampler": "mixed", "shared": False},
+    "gbce": {"negatives": 8, "sampler": "uniform"},
+    "bpr-max": {"negatives": 8, "sampler": "popularity"},
+}
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_training_never_meets_has_no_id_and_is_no_negative(loss: str, sparse: bool) -> None:
+    """Items above 20 occur nowhere: their learned vectors stay zero, and their content teaches nothing."""
+    objective = Objective(
+        ObjectiveSettings(loss=loss, **LOSSES[loss]), np.r_[0, np.ones(20, int), np.zeros(10, int)], only_trained=True
+    )
+    batch = batch_of(*random_users([6, 9, 4], n_items=20))
+    slopes = []
+    for seed in (0, 1):
+        content = content_of()
+        content[21:] = content_of(seed=seed)[21:]
+        facts = Facts(content=content)
+        model = build_model(settings_of(), N_ITEMS, generator=torch.Generator().manual_seed(0), facts=facts).train()
+        table = table_of(model)
+        table.generator = torch.Generator().manual_seed(5)
+        table.centre.zero_(), table.spread.fill_(1)  # these depend on all content
+        model.items.sparse_gradients = sparse
+        examples = objective.examples(batch, np.random.default_rng(0))
+        hidden = model.encode(tensors(examples.inputs))
+        value = objective.loss(model, hidden, examples, torch.Generator().manual_seed(3))
+        torch.autograd.backward(value)
+        gradient = table.into.grad
+        assert gradient is not None
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        assert (gradient[21:] == 0).all() and (gradient[1:21] != 0).any()
+        assert (gradient[0] == 0).all(), "padding"
+        slopes.append([value.detach(), *(weight.grad for weight in (table.last.weight, table.last.bias))])
+    for one, other in zip(*slopes, strict=True):
+        assert torch.equal(one, other), "what never occurs changed what was learned"
+
+
+def test_full_softmax_over_what_was_met_by_hand() -> None:
+    model, counts = model_of(id_dropout=0.0).double(), np.r_[0, np.ones(20, int), np.zeros(10, int)]
+    objective = Objective(ObjectiveSettings(), counts, only_trained=True)
+    batch = batch_of([3, 5, 7], [20, 1])
+    examples = objective.examples(batch, np.random.default_rng(0))
+    hidden = model.encode(tensors(examples.inputs))
+    found = objective.loss(model, hidden, examples, torch.Generator())
+    scores = model.score_all(model.head(hidden))[:, 1:21]
+    expected = nn.functional.cross_entropy(scores, torch.tensor([5, 7, 1]) - 1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_untrained_ids_stay_zero_through_training() -> None:
+    learner = Learner(model_of(), batch_of(*random_users([6, 9, 4], n_items=20)))
+    learner._objective = Objective(
+        ObjectiveSettings(), np.r_[0, np.ones(20, int), np.zeros(10, int)], only_trained=True
+    )
+    learner.steps(5)
+    table = table_of(learner.model)
+    assert (table.into[21:] == 0).all() and (table.into[1:21] != 0).any()
+
+
+# --- facts, saving, settings --------------------------------------------------------------------------------------
+
+CATALOGUE = pl.DataFrame(
+    {
+        "id": ["a", "b", "c"],
+        "count": [1, 2, 0],
+        "title": ["red shoe", "red shoes", None],
+        "v": pl.Series([[1.0, 2.0], None, None], dtype=pl.Array(pl.Float32, 2)),
+    }
+)
+
+
+def test_content_is_vectors_and_words_side_by_side() -> None:
+    settings = settings_of(vectors="v", texts=("title",), text_width=3)
+    facts = facts_of(settings, Vocabulary(CATALOGUE), ["click"])
+    assert facts.content is not None and facts.texts is not None and facts.kinds == ("click",)
+    assert facts.content.shape == (4, 5) and facts.content.dtype == np.float32
+    assert facts.content[:, :2].tolist() == [[0, 0], [1, 2], [0, 0], [0, 0]]
+    assert facts.content[1:3, 2:].any() and not facts.content[[0, 3], 2:].any()
+    # New items through what was fitted to the first ones.
+    more = facts_of(settings, Vocabulary(CATALOGUE[[1]]), texts=facts.texts).content
+    assert more is not None
+    np.testing.assert_allclose(more[1], facts.content[2], atol=1e-6)
+
+
+def test_a_catalogue_that_says_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="says nothing of any item in title: give what model"):
+        facts_of(settings_of(vectors="", texts=("title",)), Vocabulary(CATALOGUE[[2]]))
+
+
+def test_content_and_what_reads_words_are_saved_with_the_model(tmp_path: Path) -> None:
+    settings = settings_of(vectors="v", texts=("title",), text_width=3)
+    facts = facts_of(settings, Vocabulary(CATALOGUE), ["click", "buy"])
+    model = build_model(settings, 3, generator=torch.Generator().manual_seed(0), facts=facts).eval()
+    save_model(model, settings, tmp_path)
+    again = load_model(tmp_path)
+    assert again.kinds == ("click", "buy")
+    assert torch.equal(again.item_vectors(), model.item_vectors())
+    batch = packed_of([1, 2, 3])
+    assert torch.equal(again.query(batch), model.query(batch))
+    texts = table_of(again).texts
+    assert texts is not None and facts.texts is not None
+    assert np.array_equal(texts.encode(["red shoelace"]), facts.texts.encode(["red shoelace"]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"vectors": ""}, r"model\.items = 'ids\+vectors' needs content: name a column"),
+        ({"tied": False}, r"model\.tied must be true where model\.items = 'ids\+vectors'"),
+        ({"category": "genre"}, r"model\.category needs model\.items = 'ids'"),
+        ({"content_hidden": -1}, r"model\.content_hidden must be at least 0, got -1"),
+        ({"id_dropout": 1.0}, r"model\.id_dropout must be in \[0, 1\), got 1\.0"),
+        ({"text_width": 0, "texts": ("title",)}, r"model\.text_width must be at least 1, got 0"),
+        ({"text_width": 7}, r"model\.text_width would have no effect"),
+        ({"items": "ids"}, r"model\.vectors would have no effect"),
+        ({"items": "vectors", "id_dropout": 0.3}, r"model\.id_dropout would have no effect"),
+        ({"items": "ids", "vectors": "", "content_hidden": 3}, r"model\.content_hidden would have no effect"),
+        ({"items": "ids", "vectors": "", "content_hidden": 128, "texts": ("t",)}, r"model\.texts would have no effect"),
+    ],
+)
+def test_settings_without_sense_are_refused(changed: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        settings_of(**changed)
+
+
+def test_no_builder_with_content_has_a_bias() -> None:
+    assert all(model_of(builder=builder).items.bias is None for builder in BIDIRECTIONAL)

@@ -1,0 +1,85 @@
+"""PinnerFormer from a log with kinds, values and times to a run that answers: with items by id and by content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+
+import segue
+from segue.data.dataset import Data
+from segue.errors import SettingsError
+from segue.recommend.recommender import Recommender
+
+SMALL = (
+    "model.width=16",
+    "model.heads=2",
+    "model.depth=1",
+    "model.length=8",
+    "objective.negatives=8",
+    "train.epochs=1",
+    "train.tokens=200",
+    "train.threads=1",
+)
+IDS = [f"i{number}" for number in range(12)]
+DAY = 86_400
+
+
+def log_of(*, dated: bool = True) -> pl.DataFrame:
+    """Forty users of nine events each, hours to days apart."""
+    rng = np.random.default_rng(5)
+    users, events = 40, 9
+    gaps = rng.integers(3600, 3 * DAY, (users, events))
+    columns: dict[str, Any] = {
+        "user": np.repeat([f"u{number}" for number in range(users)], events),
+        "item": rng.choice(IDS, users * events),
+        "kind": rng.choice(["buy", "look", "save@home"], users * events),
+        "value": rng.integers(0, 90, users * events).astype(float),
+    }
+    times = {"time": (1_700_000_000 + np.cumsum(gaps, axis=1)).ravel()} if dated else {}
+    return pl.DataFrame(columns | times)
+
+
+@pytest.fixture(name="data", scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    catalogue = pl.DataFrame({"item": IDS, "title": [f"thing {number % 5} of {number // 5}" for number in range(12)]})
+    out = tmp_path_factory.mktemp("logs") / "data"
+    return segue.prepare(log_of(), out=out, kind="kind", value="value", items=catalogue, min_item=1)
+
+
+def trained(data: Data, out: Path, *more: str) -> Recommender:
+    return segue.train(data, out=out, recipe="pinnerformer", overrides=[*SMALL, *more])
+
+
+def test_a_run_keeps_the_names_of_kinds_and_tells_them_apart(data: Data, tmp_path: Path) -> None:
+    run = trained(data, tmp_path / "run")
+    description = msgspec.json.decode((tmp_path / "run" / "model.json").read_bytes())
+    assert description["kinds"] == ["buy", "look", "save@home"] == data.kinds
+    history = [{"item": item, "time": 1_700_000_000 + place * DAY, "kind": "buy"} for place, item in enumerate(IDS[:4])]
+    bought, looked = run.recommend(history), run.recommend([*history[:3], {**history[3], "kind": "look"}])
+    assert [one.score for one in bought.items] != [one.score for one in looked.items]
+    again = segue.load(tmp_path / "run")
+    assert isinstance(again, Recommender) and again.recommend(history) == bought
+    assert segue.evaluate(tmp_path / "run", data=data).cases == 40
+
+
+def test_items_may_be_known_by_their_content(data: Data, tmp_path: Path) -> None:
+    """Through the network of the items, whose width is not that of tokens."""
+    content = ("model.items=vectors", 'model.texts=["title"]', "model.text_width=8", "model.content_hidden=12")
+    run = trained(data, tmp_path / "run", *content, "model.item_width=6")
+    assert run.model.item_vectors().shape == (13, 6)
+    np.testing.assert_allclose(run.model.item_vectors()[1:].norm(dim=1).numpy(), 1, atol=1e-5)
+    assert len(run.recommend(IDS[:3], keep_seen=False).items) == 9
+
+
+def test_a_log_without_times_is_refused_where_times_are_looked_at(tmp_path: Path) -> None:
+    data = segue.prepare(log_of(dated=False), out=tmp_path / "data", kind="kind", min_item=1)
+    with pytest.raises(SettingsError, match=r"looks at times, and .* has none, only an order: prepare"):
+        trained(data, tmp_path / "run")
+    assert not list(tmp_path.glob("run*"))
+    run = trained(data, tmp_path / "run", "model.times=[]", "objective.task=next-item")
+    assert not run.recommend(IDS[:3]).untimed
