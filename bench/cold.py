@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import section
 from bench.moments import BEAUTY, prepared
 from bench.paired import SAMPLES, averaged, mean_interval
 from bench.quality import run_folder, trained
 from bench.quality_table import Row, Training
-from bench.results import publish
-from bench.section import markdown, write_section
+from bench.results import written
 from bench.window import DOCUMENT, SEEDS
 from segue import api
 from segue.errors import SegueError
@@ -32,7 +32,7 @@ from segue.evaluate.ruler import ModelScorer
 from segue.evaluate.window import WindowCases, find_targets, window_cases
 from segue.recommend.recommender import Recommender
 from segue.runs import ruler_of, settings_of
-from segue.terminal import TrainDisplay, complain
+from segue.terminal import TrainDisplay, complain, say
 
 LOG = replace(BEAUTY, cut="2014-03-07")
 PLAIN, CONTENT = "sasrec", "sasrec-content"
@@ -141,8 +141,9 @@ def show(table: list[dict[str, str]], loss: Loss, cases: WindowCases, seeds: Seq
         f"Warm targets: {CONTENT} loses {loss.value:.1%} of the ndcg@{WARM_DEPTH} of {PLAIN}, 95 % {loss.low:.1%} to "
         f"{loss.high:.1%} (below 0 is a gain). It has the cold items as competitors too, which {PLAIN} never answers.",
     ]
-    publish("cold", title="Items that training never met", rows=table, notes=notes, body={})
-    write_section(DOCUMENT, "cold", [notes[0], "", *markdown(table), "", notes[1]])
+    say("\n".join([notes[0], "", *section.plain(table), "", notes[1]]))
+    written("cold", rows=table, notes=notes, body=loss)
+    section.write_section(DOCUMENT, "cold", [notes[0], "", *section.markdown(table), "", notes[1]])
 
 
 def _figure(value: float) -> str:

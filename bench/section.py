@@ -1,4 +1,4 @@
-"""Tables → a part of a document, between two lines that name it; the rest is written by hand."""
+"""Tables of text → the screen, and a part of a document between two lines that name it; the rest is written by hand."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from segue.errors import InputError
+from segue.evaluate.report import aligned
+
+NUMBERS = "+-–.0123456789"  # what a cell with a number begins with
+
+
+def plain(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Rows as lines for a screen, however wide: the keys of the first are the columns."""
+    return aligned([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Rows as a Markdown table: the keys of the first are its columns, the first of which is text."""
+    """Rows as a Markdown table, columns of numbers to the right."""
     names = list(rows[0])
-    lines = [_line(names), _line(["---", *["--:"] * (len(names) - 1)])]
-    return [*lines, *(_line(list(row.values())) for row in rows)]
+    marks = ["--:" if all(row[name][:1] in NUMBERS for row in rows) else "---" for name in names]
+    return [_line(names), _line(marks), *(_line(list(row.values())) for row in rows)]
 
 
 def _line(cells: Sequence[str]) -> str:

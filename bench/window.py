@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,8 +24,8 @@ from bench.moments import BEAUTY, ML_1M, SHOP, CutLog, prepared
 from bench.paired import averaged, difference, difference_of_falls, mean_interval, verdict
 from bench.quality import run_folder, trained
 from bench.quality_table import Row, Training
-from bench.results import publish
-from bench.section import markdown, write_section
+from bench.results import written
+from bench.section import markdown, plain, write_section
 from segue import api
 from segue.errors import SegueError
 from segue.evaluate.metrics import Difference
@@ -33,7 +33,7 @@ from segue.evaluate.window import WindowEvaluation
 from segue.folders import read_manifest
 from segue.recommend.recommender import Recommender
 from segue.runs import measure_window, settings_of
-from segue.terminal import TrainDisplay, complain
+from segue.terminal import TrainDisplay, complain, say
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "window.md"
 DAYS, AGES, DEPTH = 14, (0, 1, 3, 7, 14), 10
@@ -199,13 +199,17 @@ def show(log: CutLog, found: dict[str, Measured], baselines: WindowEvaluation, *
         f"{report.seen}, trained on events before {report.trained_before}. Means of the seeds "
         f"{', '.join(map(str, seeds))}; 95 %: seeds averaged, users resampled.",
     ]
-    tables = {"arms": arms, "ages": ages, "claims": claims}
-    for name, rows in tables.items():
-        if rows:
-            title = f"{log.title}: {name}"
-            publish(f"window-{log.name}-{name}", title=title, rows=rows, notes=about, body={})
-    parts = [line for rows in tables.values() if rows for line in ("", *markdown(rows))]
-    write_section(DOCUMENT, f"window {log.name}", [*about, *parts])
+    tables = {name: rows for name, rows in (("arms", arms), ("ages", ages), ("claims", claims)) if rows}
+    say("\n".join([log.title, *about, *_apart(tables, plain), ""]))
+    written(f"window-{log.name}", rows=arms, notes=about, body=tables)
+    write_section(DOCUMENT, f"window {log.name}", [*about, *_apart(tables, markdown)])
+
+
+def _apart(
+    tables: dict[str, list[dict[str, str]]], drawn: Callable[[Sequence[Mapping[str, str]]], list[str]]
+) -> list[str]:
+    """The lines of every table, with an empty one before each."""
+    return [line for rows in tables.values() for line in ("", *drawn(rows))]
 
 
 def arm_rows(found: dict[str, Measured], baselines: WindowEvaluation) -> list[dict[str, str]]:

@@ -16,7 +16,7 @@ from bench import cold, window
 from bench.__main__ import MAY_HAVE_DATA, NEED_DATA, SUBJECTS
 from bench.moments import EVENTS, ITEMS, ML_1M, SHOP, prepared
 from bench.paired import averaged, difference, difference_of_falls, mean_interval, verdict
-from bench.section import markdown, write_section
+from bench.section import markdown, plain, write_section
 from segue.config import make_settings, read_recipe, recipe_names
 from segue.data.batch import Batch
 from segue.data.sequences import Sequences
@@ -213,7 +213,7 @@ def test_the_tables_go_into_the_document(
     text = document.read_text(encoding="utf-8")
     assert "| dense: dense all-action" in text and "session-knn" in text and "lost by 14 d" in text
     assert text.count("Not measured yet.") == 3
-    assert (tmp_path / "window-shop-claims.json").exists()
+    assert (tmp_path / "window-shop.json").exists()
 
 
 # --- cold items ------------------------------------------------------------------------------------------------------
@@ -245,7 +245,12 @@ def test_a_section_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     assert document.read_text() == "Before.\n<!-- a: made by `make bench`. -->\n\nsecond\n\n<!-- a ends. -->\nAfter.\n"
     with pytest.raises(InputError, match="lacks the two lines between which b goes"):
         write_section(document, "b", [])
-    assert markdown([{"": "x", "n": "1"}]) == ["|  | n |", "| --- | --: |", "| x | 1 |"]
+
+
+def test_tables_of_text() -> None:
+    rows = [{"": "x", "n": ".1", "so": "yes"}, {"": "longer", "n": "–", "so": "no"}]
+    assert markdown(rows) == ["|  | n | so |", "| --- | --: | --- |", "| x | .1 | yes |", "| longer | – | no |"]
+    assert plain(rows) == ["         n   so", "x       .1  yes", "longer   –   no"]
 
 
 def test_the_document_has_a_place_for_every_table() -> None:
