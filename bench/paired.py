@@ -20,7 +20,7 @@ Verdict = Literal["as in the paper", "against the paper", "undecided"]
 
 def averaged(seeds: Sequence[np.ndarray]) -> np.ndarray:
     """The mean of several trainings, case by case [C]."""
-    return np.mean(np.stack(seeds), axis=0)
+    return np.asarray(np.mean(np.stack(seeds), axis=0))
 
 
 def mean_interval(values: np.ndarray, users: np.ndarray) -> tuple[float, float]:

@@ -338,7 +338,7 @@ def evaluate(
         float | None,
         typer.Option(
             "--days",
-            help="Ask for everything of so many days after the moment of --split time:WHEN.",
+            help="Ask for everything of so many days after the moment that the data was split at.",
             show_default="the next event",
         ),
     ] = None,

@@ -92,6 +92,12 @@ def test_what_has_no_window_is_refused(line: CommandLine, daily: Path, cycle_run
     line.refuses("evaluate", daily / "run", "--days", "1", "--ages", "30", says=("Nobody with an event before",))
 
 
+def test_a_search_judges_by_the_next_event(line: CommandLine, daily: Path) -> None:
+    (line.folder / "ahead.toml").write_text("[evaluate]\ndays = 14.0\n")
+    tune = ("tune", daily / "data", "--out", "tuned", "--recipe", "ahead.toml")
+    line.refuses(*tune, says=("ndcg@10", "leave evaluate.days out"))
+
+
 def test_a_log_in_order_has_no_days(line: CommandLine, quick_recipe: Path) -> None:
     counted = daily_walks().with_columns(time=pl.int_range(pl.len()).over("user"))
     counted.write_csv(line.folder / "log.csv")
