@@ -175,7 +175,8 @@ def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
     shaped = [f"model.{key}={value}" for key, value in shape.items()]
     settings = make_settings(read_recipe(recipe), [*shaped, *changes, f"train.tokens={TOKENS}"])
     log = Data.open(data)
-    objective = Objective(settings.objective, training_counts(log.sequences, log.split, len(log.vocabulary)))
+    counts = training_counts(log.sequences, log.split, len(log.vocabulary))
+    objective = Objective(settings.objective, counts, log.kinds, length=chosen["length"])
     windows = training_windows(log.sequences, log.split.train_end, length=chosen["length"] + objective.extra)
     model = build_model(settings.model, len(log.vocabulary), generator=torch.Generator().manual_seed(1))
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:

@@ -33,7 +33,7 @@ def recommender_of(
         "count": counts or [1] * n_items,
     }
     table = Vocabulary(pl.DataFrame(columns if titles is None else columns | {"title": titles}))
-    known = np.array([0, *table.table["count"].to_list()]) > 0
+    known = model.answerable(np.array([0, *table.table["count"].to_list()]))
     model.eval().requires_grad_(requires_grad=False)
     return Recommender(model, build_index(model, known, IndexSettings()), table)
 

@@ -19,7 +19,7 @@ from small_exports import assert_same_answers, exported, recommender_of
 
 from segue.errors import FolderError, InputError, SettingsError
 from segue.models.build import build_model
-from segue.models.facts import Facts
+from segue.models.facts import Facts as ContentFacts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender
@@ -42,7 +42,9 @@ def small_model(*, categories: np.ndarray | None = None) -> SequenceModel:
         positions="oldest",
         category="" if categories is None else "genre",
     )
-    return build_model(numbers, 30, generator=torch.Generator().manual_seed(3), facts=Facts(categories=categories))
+    return build_model(
+        numbers, 30, generator=torch.Generator().manual_seed(3), facts=ContentFacts(categories=categories)
+    )
 
 
 Pair = tuple[Recommender, SlimRecommender]
@@ -110,6 +112,25 @@ def test_items_that_share_a_vector_tie_by_number(tmp_path: Path) -> None:
         answer = slim.recommend(history, k=25)
         assert len({item.score for item in answer.items}) <= 4
         assert_same_answers([answer], [run.recommend(history, k=25)])
+
+
+@pytest.mark.parametrize("items", ["vectors", "ids+vectors"])
+def test_what_is_known_by_content_alone_is_answered_and_read(tmp_path: Path, items: str) -> None:
+    """Of thirty items the last ten were never trained on; of i30 nothing is known."""
+    content = np.random.default_rng(0).normal(size=(31, 5)).astype(np.float32)
+    content[[0, 30]] = 0
+    settings = ModelSettings(builder="sasrec", width=8, depth=1, length=8, items=items, vectors="v")  # type: ignore[arg-type]
+    facts = ContentFacts(content=content)
+    model = build_model(settings, 30, generator=torch.Generator().manual_seed(3), facts=facts)
+    run = recommender_of(model, counts=[2] * 20 + [0] * 10)
+    slim = exported(run, tmp_path)
+    for history in (["i2"], ["i25", "i2", "i30"], ["i29"] * 9, ["i30"]):
+        answer = slim.recommend(history, k=30)
+        assert_same_answers([answer], [run.recommend(history, k=30)])
+        assert "i30" not in answer.ids and answer.unknown == [one for one in history if one == "i30"]
+        assert {"i21", "i26"} <= {*answer.ids} or answer.fallback == "popularity"
+    assert run.recommend(["i29"]).fallback is None
+    assert "i25" in run.similar("i22", k=28).ids and run.knows("i22") and not run.knows("i30")
 
 
 @pytest.mark.parametrize(

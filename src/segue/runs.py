@@ -40,7 +40,7 @@ from segue.evaluate.window import WindowEvaluation, evaluate_window
 from segue.index.build import build_index, index_facts, sample_questions
 from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model
-from segue.models.facts import facts_of
+from segue.models.facts import Facts, facts_of
 from segue.models.sequence import SequenceModel
 from segue.objective.positive import PositiveEvents
 from segue.recommend.recommender import Recommender
@@ -78,7 +78,6 @@ def make_run(
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
-    facts = facts_of(job.settings.model, data.vocabulary, data.kinds)
     model, chosen = choose_epoch(
         job.recipe,
         sequences,
@@ -87,7 +86,7 @@ def make_run(
         seen=seen,
         folder=job.partial,
         progress=progress,
-        facts=facts,
+        facts=job.facts,
     )
     note = ALL_NOTE.format(epochs=chosen.best_epoch) if all_events else None
     evaluation = measure(model, data, job.settings, note=note, progress=measured)
@@ -99,7 +98,7 @@ def make_run(
             epochs=chosen.best_epoch,
             folder=job.partial,
             progress=progress,
-            facts=facts,
+            facts=job.facts,
         )
     _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, all_events=all_events)
     shutil.rmtree(job.partial)
@@ -195,6 +194,7 @@ class _Job:
     recipe_name: str
     partial: Path
     encoder: Builder | None
+    facts: Facts
     replaces: bool = False
     """A finished run is there and gives way to the new one."""
 
@@ -228,10 +228,11 @@ def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence
         raise FolderError(
             f"{partial} holds unfinished training; add --resume to go on with it, or remove it to begin anew."
         )
+    facts = facts_of(settings.model, data.vocabulary, data.kinds)
     with folders.complete_folder(partial) as staging:
         (staging / SETTINGS).write_text(settings_toml(settings))
         folders.write_json(staging / BELONGING, _Belonging(recipe=name, digest=data.digest))
-    return _Job(settings, name, partial, encoder)
+    return _Job(settings, name, partial, encoder, facts)
 
 
 def _refuse_missing_times(settings: Settings, data: Data) -> None:
@@ -273,6 +274,7 @@ def _taken_up(
     named = [] if encoder is None else [_setting(before.model.encoder)]
     settings = make_settings(read_recipe(recipe) if recipe else tables, [*overrides, *named])
     refuse_changes(before, settings)
+    facts = facts_of(settings.model, data.vocabulary, data.kinds)
     if source == run:
         done = finished(read_progress(run / CHOOSING), settings.train)
         if done and not everything:
@@ -281,7 +283,7 @@ def _taken_up(
             for name in (SETTINGS, CHOOSING):
                 shutil.copyfile(run / name, staging / name)
             folders.write_json(staging / BELONGING, belonging)
-    return _Job(settings, belonging.recipe, partial, encoder, replaces=replaces)
+    return _Job(settings, belonging.recipe, partial, encoder, facts, replaces=replaces)
 
 
 class _Belonging(msgspec.Struct, frozen=True):

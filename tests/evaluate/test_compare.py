@@ -12,7 +12,7 @@ from segue.evaluate.compare import Comparison, MeasuredRun, compare, comparison_
 from segue.evaluate.metrics import intervals, summary, totals
 from segue.evaluate.page import html
 from segue.evaluate.ranks import MISS
-from segue.evaluate.report import Report, slices
+from segue.evaluate.report import Report, slices, warm_and_cold
 
 CASES = 400
 HOSTILE = "<script>alert('x')</script> & \"quoted\" $\\frac{1}$ _😀"
@@ -143,6 +143,15 @@ def test_the_page_has_its_plots_and_tables(page: str) -> None:
         "ndcg@10 by epoch",
     ]
     assert "0–99" in page and "+0.0315" in page and "popularity: a baseline &lt;b&gt;" in page
+
+
+def test_cold_targets_have_a_table_where_a_run_could_answer_one() -> None:
+    cold = np.arange(CASES) >= 300
+    parts = {"target": warm_and_cold(cold, np.where(cold, 1, MISS), (1, 10))}
+    by_id, by_content = run("one", slices=parts, unknown=100), run("two", slices=parts)
+    assert "cold" not in html(compare([by_id]))
+    page = html(compare([by_id, by_content]))
+    assert "<th>warm</th><th>cold</th>" in page and "<td>300</td><td>100</td>" in page
 
 
 def test_one_run_alone_makes_a_page() -> None:

@@ -92,11 +92,12 @@ def test_vectors_are_content_through_a_small_network(items: str, hidden: int) ->
     torch.testing.assert_close(model.items.input(numbers), model.items.output(numbers))
 
 
-def test_learned_vectors_begin_at_zero_and_others_small() -> None:
+def test_learned_vectors_begin_at_zero_and_the_sum_as_large_as_ids_alone() -> None:
     model = model_of()
     assert (table_of(model).into == 0).all()
     vectors = model.item_vectors()[1:][np.arange(1, N_ITEMS + 1) != BARE]
-    assert 0.005 < vectors.std() < 0.05
+    by_id = build_model(ModelSettings(builder="sasrec", width=8), N_ITEMS, generator=torch.Generator().manual_seed(0))
+    assert 0.3 < vectors.std() / by_id.item_vectors()[1:].std() < 1.5
 
 
 def test_who_may_be_answered() -> None:
@@ -161,7 +162,7 @@ def case_of(builder: str, **changed: Any) -> Case:
     shape = {"heads": 2, "feed_forward": 2} if builder not in UNPLACED else {}
     shape = {name: value for name, value in shape.items() if builder != "hstu" or name != "feed_forward"}
     told = {"target_time": False} if builder == "hstu" else {}
-    settings = settings_of(builder=builder, id_dropout=0.0, **shape, **told, **changed)
+    settings = settings_of(**({"builder": builder, "id_dropout": 0.0} | shape | told | changed))
     content = content_of()
     content[BARE] = 1  # what a law says of every item
     return Case(BUILDERS[builder], settings, N_ITEMS, Facts(content=content))
@@ -184,8 +185,7 @@ def test_content_alone_keeps_them_too(builder: str) -> None:
 
 
 def test_content_is_learned_by_heart() -> None:
-    learns_by_heart(case_of("sasrec"))
-    learns_by_heart(case_of("sasrec", items="vectors", id_dropout=0.1, content_hidden=64, width=16))
+    learns_by_heart(case_of("sasrec", items="vectors", id_dropout=0.1, content_hidden=64))
 
 
 # --- every loss ---------------------------------------------------------------------------------------------------

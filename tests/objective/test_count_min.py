@@ -25,7 +25,7 @@ def stream(n_items: int, count: int, seed: int, power: float) -> torch.Tensor:
 def test_estimates_lie_within_their_bound(power: float, seed: int) -> None:
     """5,000 items on 272 counters a row: above the true count by over epsilon · N at most once in twenty."""
     items, sketch = stream(5000, 40_000, seed, power), CountMin(epsilon=EPSILON, delta=DELTA)
-    for batch in items.split(1234):
+    for batch in torch.split(items, 1234):
         sketch.add(batch)
     counts = torch.bincount(items, minlength=5001)[1:]
     above = sketch.estimate(torch.arange(1, 5001)) - counts

@@ -189,7 +189,7 @@ def test_each_batch_has_its_own_probabilities(sampler: Sampler) -> None:
 @pytest.mark.parametrize("share", [None, 0.25], ids=["answers", "answers+uniform"])
 def test_answers_of_g46_in_the_proportion_of_all_answers_so_far(share: float | None) -> None:
     """Items 1, 2 and 3 came 8, 4 and 1 times in several batches; that the last holds only one of them is no matter."""
-    batches = torch.tensor([1] * 8 + [2] * 4 + [3]).split(5)
+    batches = torch.split(torch.tensor([1] * 8 + [2] * 4 + [3]), 5)
     counted, asked = observed(*batches, n_items=100), torch.tensor([1, 2, 3, 4])
     expected = [0.615385, 0.307692, 0.076923, 0.0]
     sampler: Sampler = counted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ EVERY = PositiveEvents((), ())
 KINDS = ("look", "save@home", "save@search", "saved", "buy")
 
 
-def batch_at(*days: list[float], kinds: list[int] | None = None, values: list[float] | None = None) -> Batch:
+def batch_at(*days: Sequence[float], kinds: list[int] | None = None, values: list[float] | None = None) -> Batch:
     """Users with events on these days; the items are 1, 2, … over all of them."""
     lengths = np.array([len(user) for user in days])
     return Batch(

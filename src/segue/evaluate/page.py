@@ -41,6 +41,9 @@ def html(comparison: Comparison) -> str:
         if any(run.report.slices.get(kind) for run in comparison.runs):
             parts += [f"<h2>ndcg@{k} by {words}</h2>", _slice_table(comparison, kind)]
             parts.append(_picture(f"ndcg@{k} by {words}", _slice_lines(kind), comparison))
+    if any(run.report.cold_met for run in comparison.runs):
+        parts += [f"<h2>ndcg@{k} of targets that training met, and of cold ones</h2>"]
+        parts.append(_slice_table(comparison, "target"))
     for key in ("loss", "ndcg@10"):
         if any(_curve(run.history, key) for run in comparison.runs):
             parts += [f"<h2>{key} by epoch</h2>", _picture(f"{key} by epoch", _curves(key), comparison)]

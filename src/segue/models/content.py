@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -12,8 +14,6 @@ from segue.layers.dropout import STEPS, byte_mask
 from segue.models.facts import Facts
 from segue.models.items import ItemTable
 from segue.models.texts import HashedTexts
-
-FIRST_SPREAD = 0.02  # of the vectors at first: about that of learned ones
 
 
 class ContentTable(ItemTable):
@@ -64,7 +64,9 @@ class ContentTable(ItemTable):
                 if linear is not None:
                     nn.init.xavier_normal_(linear.weight, generator=generator)
                     nn.init.zeros_(linear.bias)
-            nn.init.normal_(self.last.weight, std=FIRST_SPREAD * self.last.in_features**-0.5, generator=generator)
+            # Vectors about as large as learned ones begin: features are of size one.
+            spread = math.sqrt(2 / (self.n_items + 1 + self.width))
+            nn.init.normal_(self.last.weight, std=spread * self.last.in_features**-0.5, generator=generator)
             for table in self.learned:
                 nn.init.zeros_(table)
 
@@ -108,7 +110,7 @@ class ContentTable(ItemTable):
 
     def _made(self, numbers: Tensor) -> Tensor:
         content = self.content[numbers]
-        described = content.any(dim=-1, keepdim=True)  # others are taken for the average
+        described = (content != 0).any(dim=-1, keepdim=True)  # others are taken for the average
         features = (content - self.centre) / self.spread * described
         if self.first is not None:
             features = functional.gelu(self.first(features))

@@ -143,8 +143,8 @@ def _terms_of(texts: Sequence[str]) -> _Found:
         inverse = np.full(len(letters), pow(int(BASE), -1, 1 << 64), dtype=np.uint64).cumprod()
         sums = np.concatenate((np.zeros(1, dtype=np.uint64), (letters.astype(np.uint64) * powers).cumsum()))
         begins, ends = _words(letters)
-        words = (sums[ends] - sums[begins]) * inverse[begins]
-        hashes, owners = [_mixed(words, 1)], [owner[begins]]
+        words = _mixed((sums[ends] - sums[begins]) * inverse[begins], 1)
+        hashes, owners = [words], [owner[begins]]
         together = owners[0][1:] == owners[0][:-1]
         hashes.append(_mixed(words[:-1] * BASE + words[1:], 2)[together])
         owners.append(owners[0][1:][together])
@@ -175,7 +175,7 @@ def _words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _mixed(hashes: np.ndarray, kind: int) -> np.ndarray:
     """Bits well spread, and terms of different kinds apart (the end of SplitMix64)."""
-    mixed = hashes + np.uint64(kind) * BASE
+    mixed = hashes ^ (np.uint64(kind) * np.uint64(0xD6E8FEB86659FD93))
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))

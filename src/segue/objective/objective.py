@@ -127,11 +127,7 @@ class Objective:
         settings, sampler = self.settings, self.sampler
         assert sampler is not None
         count = settings.negatives if settings.shared else settings.negatives * len(targets)
-        present = torch.from_numpy(
-            np.concatenate((examples.inputs.items, examples.targets)) if self._answers is None else examples.targets
-        )
-        if self._answers is not None:
-            self._answers.observe(present)
+        present = self._present(examples)
         drawn = sampler.draw(count, generator, present)
         items = drawn.items.to(states.device)
         vectors = model.item_vectors(items)
@@ -162,6 +158,14 @@ class Objective:
             own=known,
         )
         return _with_extra(self._compared(positive, negatives, weights), model, states, answers)
+
+    def _present(self, examples: Examples) -> Tensor:
+        """What samplers may take negatives from: the answers, which are counted, or all items of the batch."""
+        if self._answers is None:
+            return torch.from_numpy(np.concatenate((examples.inputs.items, examples.targets)))
+        answers = torch.from_numpy(examples.targets)
+        self._answers.observe(answers)
+        return answers
 
     def _grouped(self, examples: Examples, like: Tensor) -> tuple[Tensor | None, Own | None]:
         """Whose answers are no negatives of which question: see `collisions.py`."""

@@ -23,7 +23,10 @@ class Catalogue:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._table = vocabulary.table
-        self.columns = [name for name in self._table.columns if name not in OWN]
+        # Vectors are read by models, not by people.
+        self.columns = [
+            name for name, dtype in self._table.schema.items() if name not in OWN and not isinstance(dtype, pl.Array)
+        ]
         titles = self._table["title"] if "title" in self._table.columns else self._table["id"]
         self._lower = pl.DataFrame(
             {

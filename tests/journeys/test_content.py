@@ -1,0 +1,94 @@
+"""From a catalogue's words and vectors to items that nobody had touched, through the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from command_line import CommandLine
+
+import segue
+
+TOPICS = ("tea", "lamp", "shoe", "rope", "drum", "sail", "coin", "fern", "kite", "moss")
+WARM, COLD = 10, 3
+"""Items of a topic that are met before the cut, and after it alone."""
+CUT = 1_700_000_000
+SMALL = (
+    *("model.width=16", "model.depth=1", "model.length=10", "model.dropout=0.1", "model.text_width=16"),
+    *("model.content_hidden=16", "train.epochs=12", "train.tokens=300", "train.learning_rate=1e-2"),
+    *("train.averaging=0.9", "train.warmup=0", "train.threads=1", "evaluate.bootstrap=0"),
+)
+
+
+def planted(folder: Path, *, users: int = 80) -> None:
+    """Every user keeps to one topic; after the cut each takes one thing more that is warm, and then a cold one."""
+    rng = np.random.default_rng(3)
+    rows, ends = [], rng.integers(0, COLD, users)
+    for user in range(users):
+        topic = user % len(TOPICS)
+        warm = rng.permutation(WARM)[:7]
+        times = [CUT - 10_000 + 100 * place + user for place in range(6)] + [CUT + user, CUT + 100 + user]
+        items = [f"{topic}-{one}" for one in warm] + [f"{topic}-new{ends[user]}"]
+        rows += [(f"u{user}", item, time) for item, time in zip(items, times, strict=True)]
+    pl.DataFrame(rows, schema=["user", "item", "time"], orient="row").write_csv(folder / "log.csv")
+    items = [(topic, f"{topic}-{one}") for topic in range(len(TOPICS)) for one in range(WARM)]
+    items += [(topic, f"{topic}-new{one}") for topic in range(len(TOPICS)) for one in range(COLD)]
+    titles = [
+        f"{TOPICS[topic]} of {TOPICS[(topic + 3) % 10]} colour, no. {place}" for place, (topic, _) in enumerate(items)
+    ]
+    ids = [item for _, item in items]
+    pl.DataFrame({"item": ids, "title": titles}).write_csv(folder / "items.csv")
+    looks = np.eye(len(TOPICS))[[topic for topic, _ in items]] + rng.normal(0, 0.1, (len(items), len(TOPICS)))
+    np.save(folder / "looks.npy", looks)
+    (folder / "looks.ids.txt").write_text("\n".join(ids))
+
+
+def settings(*more: str) -> list[str]:
+    return [word for setting in (*SMALL, *more) for word in ("--set", setting)]
+
+
+def test_cold_items_are_found_by_their_content(line: CommandLine) -> None:
+    planted(line.folder)
+    prepared = line.answers(
+        *("prepare", "log.csv", "--out", "data", "--items", "items.csv", "--items", "looks.npy"),
+        *("--min-user", 2, "--min-item", 1, "--split", f"time:{CUT}"),
+    )
+    items = prepared["counts"]["items"]
+    assert prepared["counts"]["vectors"] == {"looks": {"width": 10, "items": items}}
+    line.does("train", "data", "--out", "run", "--recipe", "sasrec-content", *settings())
+    report = line.answers("evaluate", "run")
+    assert report["unknown"] == 0
+    warm, cold = report["slices"]["target"]
+    assert (warm["name"], cold["name"]) == ("warm", "cold") and warm["cases"] + cold["cases"] == 160
+    assert cold["cases"] >= 80
+    chance = 10 / items
+    assert cold["metrics"]["hit@10"] > 6 * chance and warm["metrics"]["hit@10"] > 5 * chance
+    assert "cold" in line.does("evaluate", "run")
+    # A cold item is read, and answered with its like.
+    answer = line.answers("recommend", "run", "--history", "3-new0", "-k", 5)
+    assert answer["unknown"] == [] and answer["fallback"] is None
+    assert sum(item["id"].startswith("3-") for item in answer["items"]) >= 4
+    assert line.answers("similar", "run", "4-new1", "-k", 1)["items"][0]["id"].startswith("4-")
+
+
+def test_vectors_alone_and_beside_words(tmp_path: Path) -> None:
+    planted(tmp_path)
+    catalogue = [tmp_path / "items.csv", tmp_path / "looks.npy"]
+    data = segue.prepare(tmp_path / "log.csv", items=catalogue, min_user=2, min_item=1, split=f"time:{CUT}")
+    recipe = ("model.items=vectors", "model.vectors=looks", "model.texts=[]", "model.id_dropout=0.1")
+    small = [one for one in SMALL if "text_width" not in one]
+    run = segue.train(data, recipe="sasrec-content", overrides=[*small, *recipe, "model.text_width=128"])
+    report = segue.evaluate(run)
+    assert report.slices["target"][1].metrics["hit@10"] > 6 * 10 / len(data.vocabulary)
+    settings = run.model.state_dict()
+    assert "items.into" not in settings and settings["items.content"].shape == (len(data.vocabulary) + 1, 10)
+
+
+def test_what_a_catalogue_cannot_give_is_refused(line: CommandLine) -> None:
+    planted(line.folder)
+    line.does("prepare", "log.csv", "--out", "data", "--min-user", 2, "--min-item", 1)
+    line.refuses(
+        *("train", "data", "--out", "run", "--recipe", "sasrec-content"),
+        says=("no column 'title' to take texts from", "segue prepare --items"),
+    )
