@@ -24,8 +24,11 @@ SUBJECTS = (
     "increment",
     "plan",
     "embed",
+    "window",
+    "cold",
 )
-NEED_DATA = ("epoch", "recommend", "evaluate", "serve")
+NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "cold")
+MAY_HAVE_DATA = ("window",)
 WHERE = (
     "give DATA=folder with an events.tsv.gz of the columns user, item, ts. The figures quoted are for MovieLens-1M, "
     "published at https://grouplens.org/datasets/movielens/1m/"
@@ -41,7 +44,7 @@ def main(argv: list[str]) -> None:
         if subject in NEED_DATA and (chosen.data is None or not (chosen.data / "events.tsv.gz").is_file()):
             parser.error(f"{subject} needs a log: {WHERE}")
     for subject in chosen.subjects:
-        data = ["--data", str(chosen.data)] if subject in NEED_DATA else []
+        data = ["--data", str(chosen.data)] if chosen.data and subject in (*NEED_DATA, *MAY_HAVE_DATA) else []
         importlib.import_module(f"bench.{subject}").main([*data, *rest])
 
 

@@ -108,10 +108,7 @@ def make_row(
     """Measure a row, going on where an earlier attempt stopped, and enter it; a run that is entered stays as it is."""
     make_settings(read_recipe(one.row.recipe), one.overrides)  # refused now, not after the log has been read
     data = prepared(one, rows.logs[one.row.log], folder, places.cache)
-    run = run_folder(one, data, places.cache)
-    if not run.exists():
-        run.parent.mkdir(parents=True, exist_ok=True)
-        _train(one, data, run, progress)
+    run = trained(one, data, places.cache, progress)
     results = read_results(places.measured)
     entered = results.rows.get(one.name)
     if entered is None or entered.run != _run_digest(run) or entered.recipe_digest != one.digest:
@@ -152,6 +149,15 @@ def shuffled(events: Path, *, seed: int) -> pl.DataFrame:
 
 def run_folder(one: Training, data: api.Data, cache: Path) -> Path:
     return cache / "runs" / f"{one.name}-{one.digest[:8]}-{data.digest[:8]}"
+
+
+def trained(one: Training, data: api.Data, cache: Path, progress: Callable[[Step], None] | None) -> Path:
+    """The run of a training, made unless it is there; what was interrupted goes on."""
+    run = run_folder(one, data, cache)
+    if not run.exists():
+        run.parent.mkdir(parents=True, exist_ok=True)
+        _train(one, data, run, progress)
+    return run
 
 
 def _train(one: Training, data: api.Data, run: Path, progress: Callable[[Step], None] | None) -> None:

@@ -44,6 +44,11 @@ def publish(subject: str, *, title: str, rows: Sequence[Mapping[str, Any]], note
     console.print(table)
     for note in notes:
         console.print(note, markup=False, soft_wrap=True)
+    return written(subject, rows=rows, notes=notes, body=body)
+
+
+def written(subject: str, *, rows: Sequence[Mapping[str, Any]], notes: Sequence[str], body: Any) -> Path:
+    """All of it as JSON."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{subject}.json"
     write_json(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 import numpy as np
@@ -20,9 +20,10 @@ from segue.folders import read_manifest, verify_contents
 from segue.recommend.answers import BEAM, UNTIMED
 
 if TYPE_CHECKING:
-    from segue.config import About
+    from segue.config import About, Settings
     from segue.evaluate.compare import Comparison, MeasuredRun
     from segue.evaluate.report import Report
+    from segue.evaluate.window_report import WindowReport
     from segue.export import Export
     from segue.models.build import Builder
     from segue.recommend.answers import Explanation
@@ -130,16 +131,46 @@ def load(folder: Path | str, *, encoder: Builder | None = None) -> Recommender |
     return Data.open(Path(folder))
 
 
+@overload
 def evaluate(
     run: Recommender | Path | str,
     *,
     data: Data | Path | str | None = None,
     at: Sequence[int] | None = None,
+    days: None = None,
     encoder: Builder | None = None,
     progress: Measured | None = None,
-) -> Report:
+) -> Report: ...
+
+
+@overload
+def evaluate(
+    run: Recommender | Path | str,
+    *,
+    data: Data | Path | str | None = None,
+    at: Sequence[int] | None = None,
+    days: float,
+    ages: Sequence[float] = (0,),
+    encoder: Builder | None = None,
+    progress: Measured | None = None,
+) -> WindowReport: ...
+
+
+def evaluate(
+    run: Recommender | Path | str,
+    *,
+    data: Data | Path | str | None = None,
+    at: Sequence[int] | None = None,
+    days: float | None = None,
+    ages: Sequence[float] = (0,),
+    encoder: Builder | None = None,
+    progress: Measured | None = None,
+) -> Report | WindowReport:
     """Measure a run and the baselines, by one ruler, on the test part of the data it was trained on.
 
+    days: measure by window instead, on data prepared with `--split time:WHEN`: how much of what each user meets in so
+        many days after WHEN is among the answers.
+    ages: of the window, also with histories that end so many days before WHEN: how fast an embedding ages.
     encoder: as for `load`, where `run` is a folder.
 
     A run trained with `all_events` has seen the test part: for it this is the report of the run that chose its epochs.
@@ -152,6 +183,8 @@ def evaluate(
     settings = settings_of(recommender)
     if at is not None:
         settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, at=tuple(at)))
+    if days is not None:
+        return _evaluate_window(recommender, data, settings, days, ages, progress)
     if not recommender.manifest["all"]:
         known = data_of(recommender, data)
         known.verify()
@@ -165,6 +198,26 @@ def evaluate(
     return report
 
 
+def _evaluate_window(
+    recommender: Recommender,
+    data: Data | Path | str | None,
+    settings: Settings,
+    days: float,
+    ages: Sequence[float],
+    progress: Measured | None,
+) -> WindowReport:
+    from segue.runs import data_of, measure_window
+
+    if recommender.manifest["all"]:
+        raise SettingsError(
+            f"{recommender.folder} was trained on every event, those of the window too: evaluate by window a run "
+            "trained without --all."
+        )
+    known = data_of(recommender, data)
+    known.verify()
+    return measure_window(recommender.model, known, settings, days=days, ages=ages, progress=progress).report
+
+
 def kept_report(recommender: Recommender) -> Report:
     """The report in a run folder."""
     from segue.evaluate.report import Report
@@ -174,11 +227,12 @@ def kept_report(recommender: Recommender) -> Report:
     return msgspec.json.decode((recommender.folder / "metrics.json").read_bytes(), type=Report)
 
 
-def report_table(report: Report) -> str:
+def report_table(report: Report | WindowReport) -> str:
     """A report as lines for a terminal."""
-    from segue.evaluate.report import table
+    from segue.evaluate.report import Report, table
+    from segue.evaluate.window_report import window_table
 
-    return table(report)
+    return table(report) if isinstance(report, Report) else window_table(report)
 
 
 def compare(runs: Sequence[Path | str]) -> Comparison:

@@ -339,17 +339,45 @@ def evaluate(
     at: Annotated[
         str | None, typer.Option("--at", help="Depths of the list, such as 1,5,10,50.", show_default="the run's")
     ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(
+            "--days",
+            help="Ask for everything of so many days after the moment that the data was split at.",
+            show_default="the next event",
+        ),
+    ] = None,
+    ages: Annotated[
+        str | None,
+        typer.Option(
+            "--ages", help="Also with histories that end so many days earlier, such as 0,1,3,7,14.", show_default="0"
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure a run and the baselines with one ruler."""
     from segue import api
 
+    if ages is not None and days is None:
+        raise InputError("--ages needs --days: how many days after the moment of the split are asked for.")
+    depths, old = None if at is None else _depths(at), (0.0,) if ages is None else _ages(ages)
     with MeasureDisplay(quiet=json) as display:
-        report = api.evaluate(run, data=data, at=None if at is None else _depths(at), progress=display)
+        report = (
+            api.evaluate(run, data=data, at=depths, progress=display)
+            if days is None
+            else api.evaluate(run, data=data, at=depths, days=days, ages=old, progress=display)
+        )
     if json:
         answer(report)
     else:
         say(api.report_table(report))
+
+
+def _ages(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--ages takes days with commas between, such as 0,1,3,7,14, got {text!r}.") from None
 
 
 def _depths(text: str) -> list[int]:

@@ -232,7 +232,7 @@ def refuse_changes(saved: Settings, wanted: Settings) -> None:
         f"{section}.{key}"
         for section, table in before.items()
         for key in table
-        if section not in ("about", "evaluate", "index")
+        if (section not in ("about", "evaluate", "index") or key == "days")  # scores before and after must be of a kind
         and after[section][key] != table[key]
         and f"{section}.{key}" not in CHANGEABLE
     ]

@@ -32,11 +32,12 @@ from segue.config import (
     settings_toml,
 )
 from segue.data.dataset import Data
-from segue.errors import FolderError, SettingsError
+from segue.errors import FolderError, InputError, SettingsError
 from segue.evaluate.evaluate import Evaluation, evaluate
-from segue.evaluate.ruler import ModelScorer
+from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.evaluate.settings import SeenRule, seen_rule
 from segue.evaluate.trained import training_counts
+from segue.evaluate.window import WindowEvaluation, evaluate_window
 from segue.index.build import build_index, index_facts, sample_questions
 from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model, saved_texts
@@ -142,6 +143,64 @@ def measure(
     )
 
 
+def measure_window(
+    model: SequenceModel,
+    data: Data,
+    settings: Settings,
+    *,
+    days: float,
+    ages: Sequence[float],
+    baselines: bool = True,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> WindowEvaluation:
+    """The model and the baselines over the days after the moment of the split."""
+    _refuse_windowless(data)
+    return evaluate_window(
+        ModelScorer(model),
+        data.sequences,
+        data.split,
+        n_items=len(data.vocabulary),
+        settings=settings.evaluate,
+        days=days,
+        ages=ages,
+        positive=PositiveEvents(settings.objective.positive, data.kinds),
+        interest=data.vocabulary.categories(settings.evaluate.interest),
+        target_time=model.target_time,
+        answerable=model.answerable,
+        baselines=baselines,
+        progress=progress,
+    )
+
+
+def ruler_of(model: SequenceModel, data: Data, settings: Settings) -> Ruler:
+    """The rules that a model is measured by on its data."""
+    seen, _ = seen_rule(settings.evaluate, data.sequences, data.split)
+    counts = training_counts(data.sequences, data.split, len(data.vocabulary))
+    known = model.answerable(counts)
+    return Ruler(
+        sequences=data.sequences,
+        counts=counts,
+        seen=seen,
+        target_time=model.target_time,
+        answerable=known,
+        readable=known,
+    )
+
+
+def _refuse_windowless(data: Data) -> None:
+    """Days after a moment need a moment that is the same for everybody, and days."""
+    if data.manifest["split"]["kind"] == "last":
+        raise InputError(
+            f"Evaluation by window needs a moment that everybody is cut at, and {data.folder} was prepared with "
+            "--split last: prepare the log with --split time:WHEN and train on that."
+        )
+    if not data.manifest["has_time"]:
+        raise InputError(
+            f"Evaluation by window counts days, and the times of {data.folder} are an order, not dates: prepare a log "
+            "with dates."
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
     """What is trained, and where its state lives."""
@@ -186,6 +245,8 @@ def _begun(
     refuse_other_builder(settings.model, encoder, whose="The recipe" if from_run is None else str(from_run.folder))
     PositiveEvents(settings.objective.positive, data.kinds).refuse_without_values(data.sequences.values)
     _refuse_missing_times(settings, data)
+    if settings.evaluate.days:
+        _refuse_windowless(data)
     partial, name = _partial(run), str(recipe or DEFAULT_RECIPE)
     if run.exists():
         raise FolderError(

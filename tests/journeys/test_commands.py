@@ -33,7 +33,7 @@ OPTIONS = {
     "--time-zone --order --drop-duplicates --max-rejected --overwrite --json",
     "train": "--out --recipe --set --from --resume --all --json",
     "recipes": "--json",
-    "evaluate": "--data --at --json",
+    "evaluate": "--data --at --days --ages --json",
     "compare": "--html --json",
     "recommend": "--history --user --users --out -k --data --keep-seen --no-keep-seen --exclude --only --json",
     "embed": "--data --out --since --items --json",

@@ -38,6 +38,8 @@ class Split:
     offsets: np.ndarray  # [U + 1]
     train_end: np.ndarray  # [U]
     valid_end: np.ndarray  # [U]
+    moments: tuple[int, int] | None = None
+    """From when on validation and test are, in microseconds, where everybody is cut at the same moments."""
 
     def cases(self, part: Part, target: Target = "each") -> Cases:
         """The questions of one part; with `first` or `last`, one a user."""
@@ -66,12 +68,13 @@ def split_time(sequences: Sequences, *, valid_from: int, test_from: int) -> Spli
     """Cut everybody at the same two moments (microseconds); events are sorted by time within a user."""
     return Split(
         offsets=np.asarray(sequences.offsets),
-        train_end=_first_at(sequences, valid_from),
-        valid_end=_first_at(sequences, test_from),
+        train_end=first_at(sequences, valid_from),
+        valid_end=first_at(sequences, test_from),
+        moments=(valid_from, test_from),
     )
 
 
-def _first_at(sequences: Sequences, moment: int) -> np.ndarray:
+def first_at(sequences: Sequences, moment: int) -> np.ndarray:
     """Each user's first row at or after a moment: a search by halves, for all users at once and without a copy."""
     offsets = np.asarray(sequences.offsets)
     low, high = offsets[:-1].copy(), offsets[1:].copy()

@@ -67,11 +67,34 @@ class Totals:
     cases: np.ndarray  # [G]
 
 
+def p90_coverage(times_shown: np.ndarray) -> float:
+    """The smallest share of the catalogue that makes up 90 % of everything shown: near 0 where all get the same."""
+    most_first = np.sort(times_shown[1:])[::-1]
+    so_far = np.cumsum(most_first)
+    needed = int(np.searchsorted(10 * so_far, 9 * so_far[-1])) + 1 if so_far[-1] else 0  # whole numbers: no rounding
+    return needed / len(most_first)
+
+
+def entropies(kinds: np.ndarray) -> np.ndarray:
+    """The entropy in nats of each row of kinds [C, K] → [C]; 0 is no kind, and a row without any has entropy 0."""
+    row, place = np.nonzero(kinds)
+    most = int(kinds.max(initial=0)) + 1
+    pairs, times = np.unique(row * most + kinds[row, place], return_counts=True)
+    whole = np.bincount(row, minlength=len(kinds))
+    parts = np.bincount(pairs // most, weights=times * np.log(times), minlength=len(kinds))
+    filled = np.maximum(1, whole)
+    return np.log(filled) - parts / filled
+
+
 def totals(ranks: np.ndarray, ks: Sequence[int], users: np.ndarray) -> Totals:
+    """Every measure at every depth, added up by user."""
+    return added_up(case_values(ranks, ks), users)
+
+
+def added_up(values: dict[str, np.ndarray], users: np.ndarray) -> Totals:
     """Add up by user, since one user's cases are no independent evidence; many users share GROUPS groups."""
     _, user = np.unique(users, return_inverse=True)
     group = user % GROUPS
-    values = case_values(ranks, ks)
     return Totals(
         names=tuple(values),
         sums=np.stack([np.bincount(group, weights=column) for column in values.values()], axis=1),
@@ -122,3 +145,34 @@ def differences(ours: Totals, theirs: Totals, *, samples: int, rng: np.random.Ge
         name: Difference(float(value[i]), float(low[i]), float(high[i]), float(p[i]))
         for i, name in enumerate(paired.names)
     }
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """The share of the other's mean that one lacks over the same cases, with its 95 % interval; below 0 is a gain.
+
+    None where the other has nothing to lose, and in the interval also where nothing was resampled.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def relative_losses(ours: Totals, theirs: Totals, *, samples: int, rng: np.random.Generator) -> dict[str, Loss]:
+    """1 - ours / theirs in every measure, users resampled together; both must be totals of the same cases."""
+    assert ours.names == theirs.names and np.array_equal(ours.cases, theirs.cases)
+    n, both = len(ours.names), np.concatenate((ours.sums, theirs.sums), axis=1)
+    whole = both.sum(axis=0)
+    pair = Totals(ours.names + theirs.names, both, ours.cases)
+    drawn = resampled_means(pair, samples=samples, rng=rng) if samples else np.empty((0, 2 * n))  # [samples, 2 M]
+    return {name: _loss(whole[i], whole[n + i], drawn[:, i], drawn[:, n + i]) for i, name in enumerate(ours.names)}
+
+
+def _loss(ours: float, theirs: float, drawn_ours: np.ndarray, drawn_theirs: np.ndarray) -> Loss:
+    some = drawn_theirs > 0
+    if theirs <= 0:
+        return Loss(None, None, None)
+    if not some.any():
+        return Loss(float(1 - ours / theirs), None, None)
+    low, high = np.percentile(1 - drawn_ours[some] / drawn_theirs[some], TAILS)
+    return Loss(float(1 - ours / theirs), float(low), float(high))

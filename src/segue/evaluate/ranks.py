@@ -70,6 +70,20 @@ def ranks_among(left: Tensor, targets: np.ndarray) -> np.ndarray:
     return counted.masked_fill(own[:, 0] == -torch.inf, MISS).cpu().numpy()
 
 
+def ranks_within(left: Tensor, rows: np.ndarray, targets: np.ndarray, depth: int) -> np.ndarray:
+    """Ranks [N] of several targets a row, target i in row rows[i], as `ranks_among` has them up to `depth`.
+
+    A rank beyond is depth + 1: the best depth + 1 scores tell everything else.
+    """
+    line, wanted = (torch.from_numpy(np.asarray(index, dtype=np.int64)).to(left.device) for index in (rows, targets))
+    own = left[line, wanted]  # [N]
+    best = left.topk(min(depth + 1, left.shape[1]), dim=1).values  # [B, depth + 1]
+    counted = torch.zeros_like(line)
+    for column in best.T:  # not all at once: a user may have many targets
+        counted += column[line] >= own
+    return counted.masked_fill(own == -torch.inf, MISS).cpu().numpy()
+
+
 def check_finite(scores: Tensor) -> None:
     """Refuse scores that cannot be ranked: every comparison with NaN is false, which would look like rank 1."""
     items = scores[:, 1:]

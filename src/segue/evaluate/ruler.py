@@ -113,11 +113,15 @@ class Ruler:
         """(case indexes, their scores with -inf for what is no candidate, their targets) until all are done."""
         most_rows = max(1, MOST_SCORES // len(self.counts))
         for chosen, batch in case_batches(self.sequences, cases, tokens=tokens, most_rows=most_rows):
-            scores = self._scores(scorer, batch if self.target_time else replace(batch, asked=None))
             seen = Exclusions.of_histories(batch) if self.seen == "excluded" else None
             targets = self.sequences.items[cases.targets[chosen]].astype(np.int64)
-            known = self.counts > 0 if self.answerable is None else self.answerable
-            yield chosen, candidates(scores, seen, known=known), targets
+            yield chosen, self.left(scorer, batch, seen), targets
+
+    def left(self, scorer: Scorer, histories: Batch, seen: Exclusions | None) -> Tensor:
+        """What may be answered to whole histories: scores [B, V + 1] with -inf for what is no candidate."""
+        scores = self._scores(scorer, histories if self.target_time else replace(histories, asked=None))
+        known = self.counts > 0 if self.answerable is None else self.answerable
+        return candidates(scores, seen, known=known)
 
     def _scores(self, scorer: Scorer, histories: Batch) -> Tensor:
         """As the service answers: items that are not known are left out of histories, and what is then empty gets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -30,12 +31,19 @@ class EvaluateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The depths of the list at which metrics are taken."""
     bootstrap: int = 1000
     """Resamples behind an interval; 0 leaves the intervals out."""
+    days: float = 0.0
+    """Where above 0, under --split time:WHEN, validation chooses the epoch by recall@10 over what its first so many
+    days bring, in the place of the next event's ndcg@10."""
+    interest: str = ""
+    """A column of the catalogue, such as a category: evaluation by window then says how varied a user's list is."""
 
     def __post_init__(self) -> None:
         if not self.at or min(self.at) < 1:
             raise SettingsError(f"evaluate.at must hold depths of at least 1, got {list(self.at)}.")
         if self.bootstrap < 0:
             raise SettingsError(f"evaluate.bootstrap must be at least 0, got {self.bootstrap}.")
+        if not 0 <= self.days < math.inf:
+            raise SettingsError(f"evaluate.days must be a number of days of at least 0, got {self.days}.")
 
 
 def seen_rule(settings: EvaluateSettings, sequences: Sequences, split: Split) -> tuple[SeenRule, float]:

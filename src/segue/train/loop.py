@@ -24,6 +24,7 @@ from segue.train.settings import TrainSettings
 from segue.train.state import Progress, TrainingState
 
 Judge = Callable[[SequenceModel], dict[str, float]]
+"""What a model scores on validation; the first of the scores chooses the epoch."""
 SCORE = "ndcg@10"
 
 
@@ -110,8 +111,9 @@ def fit(
         _epoch(state, objective, windows, settings, epochs, progress)
         with averaged(state):
             scores = judge(model) if judge else {}
-            if judge is None or scores[SCORE] > state.progress.best_score:
-                state.progress.best_epoch, state.progress.best_score = state.progress.epoch, scores.get(SCORE, 0.0)
+            score = next(iter(scores.values()), 0.0)
+            if judge is None or score > state.progress.best_score:
+                state.progress.best_epoch, state.progress.best_score = state.progress.epoch, score
                 state.keep_best()
         state.progress.history[-1].update(scores)
         state.save(state_file)

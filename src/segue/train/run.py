@@ -16,12 +16,14 @@ from segue.errors import SettingsError, TrainingError
 from segue.evaluate import metrics
 from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.evaluate.settings import EvaluateSettings, SeenRule
+from segue.evaluate.window import find_targets, user_values, validation_window
 from segue.models.build import Builder, build_model
 from segue.models.checkpoint import fill_model
 from segue.models.facts import NO_FACTS, Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
+from segue.objective.positive import PositiveEvents
 from segue.objective.settings import ObjectiveSettings
 from segue.train.loop import SCORE, Judge, Step, exhausted, fit, training_windows
 from segue.train.rows import LEAST_ROWS
@@ -61,16 +63,10 @@ def choose_epoch(
     `counts` [V + 1] are the items' training events, `facts` what else the model is built from. `start`: a file of the
     weights to begin with, else a new model's; they are judged first, and kept if no epoch makes them better.
     """
-    cases = split.cases("valid", recipe.evaluate.target)
-    if not len(cases):
-        raise TrainingError(
-            "No event is left for validation, which chooses the epoch; users need at least three events under "
-            "--split last."
-        )
 
-    def judge(model: SequenceModel) -> dict[str, float]:
+    def ruler(model: SequenceModel) -> Ruler:
         known = model.answerable(counts)
-        ruler = Ruler(
+        return Ruler(
             sequences=sequences,
             counts=counts,
             seen=seen,
@@ -78,12 +74,39 @@ def choose_epoch(
             answerable=known,
             readable=known,
         )
-        ranks = ruler.ranks(ModelScorer(model), cases)
-        return {SCORE: float(metrics.ndcg(ranks, 10).mean()), "hit@10": float(metrics.hit(ranks, 10).mean())}
 
+    judge = _judge(recipe, sequences, split, ruler, facts)
     ends, epochs = split.train_end, recipe.train.epochs
     model, state = _fit(recipe, sequences, ends, counts, facts, epochs, judge, folder / CHOOSING, progress, start)
     return model, state.progress
+
+
+def _judge(
+    recipe: Recipe, sequences: Sequences, split: Split, ruler: Callable[[SequenceModel], Ruler], facts: Facts
+) -> Judge:
+    """What is asked of a model after each epoch: the next events of validation, or the items of its first days."""
+    settings = recipe.evaluate
+    if settings.days:
+        positive = PositiveEvents(recipe.objective.positive, facts.kinds)
+        window = validation_window(sequences, split, settings.days, positive)
+
+        def by_window(model: SequenceModel) -> dict[str, float]:
+            found = find_targets(ruler(model), ModelScorer(model), window, (10,), moment=window.moment)
+            return {name: float(values.mean()) for name, values in user_values(window, found, (10,)).items()}
+
+        return by_window
+    cases = split.cases("valid", settings.target)
+    if not len(cases):
+        raise TrainingError(
+            "No event is left for validation, which chooses the epoch; users need at least three events under "
+            "--split last."
+        )
+
+    def by_next_event(model: SequenceModel) -> dict[str, float]:
+        ranks = ruler(model).ranks(ModelScorer(model), cases)
+        return {SCORE: float(metrics.ndcg(ranks, 10).mean()), "hit@10": float(metrics.hit(ranks, 10).mean())}
+
+    return by_next_event
 
 
 def train_everything(

@@ -18,7 +18,8 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     epochs: int = 100
     """Passes over the data at the most."""
     patience: int = 8
-    """Epochs without a better validation NDCG@10 after which training stops; the best epoch is what is kept."""
+    """Epochs without a better validation NDCG@10 (or recall@10, see `evaluate.days`) after which training stops; the
+    best epoch is what is kept."""
     tokens: int = 4000
     """Events of a batch. Smaller batches learn faster an epoch and run slower."""
     stride: float = 0.0

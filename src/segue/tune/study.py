@@ -134,6 +134,8 @@ def begin(folder: Path, data: Data, recipe: str | Path | None) -> Search:
             )
     folders.refuse_existing(folder, overwrite=None)
     settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE))
+    if settings.evaluate.days:
+        raise SettingsError("`segue tune` compares trials by ndcg@10 of the next event: leave evaluate.days out.")
     device_of(settings.train)  # one that is not there is refused before anything is written
     refuse_other_builder(settings.model, None, whose="The recipe")
     manifest = Manifest(

@@ -1,0 +1,157 @@
+"""Items that nobody has touched: how often a list of 50 holds them, and what knowing contents costs the others.
+
+    make bench SUBJECT=cold DATA=folder     Amazon Beauty with titles: events.tsv.gz and items.tsv.gz
+    … ARGS="--only sasrec-content-1"        one training; `--only none` trains nothing
+
+Histories end at the cut; every later event is a target, ranked against all that the model may answer: for `sasrec`
+the items that it was trained on, for `sasrec-content` every item with a title. An item is cold where training has no
+event of it. Every training is a run of its own in a cache folder and is never made twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bench import section
+from bench.moments import BEAUTY, prepared
+from bench.paired import SAMPLES, averaged, mean_interval
+from bench.quality import run_folder, trained
+from bench.quality_table import Row, Training
+from bench.results import written
+from bench.window import DOCUMENT, SEEDS
+from segue import api
+from segue.errors import SegueError
+from segue.evaluate.metrics import Loss, added_up, hit, ndcg, relative_losses
+from segue.evaluate.ruler import ModelScorer
+from segue.evaluate.window import WindowCases, find_targets, window_cases
+from segue.recommend.recommender import Recommender
+from segue.runs import ruler_of, settings_of
+from segue.terminal import TrainDisplay, complain, say
+
+LOG = replace(BEAUTY, cut="2014-03-07")
+PLAIN, CONTENT = "sasrec", "sasrec-content"
+COLD_DEPTH, WARM_DEPTH = 50, 10
+# Validation asks once a user: each of 40,000 later events after every epoch would take longer than the epoch.
+SET = ("model.length=50", "evaluate.target=first", "evaluate.bootstrap=100", "train.epochs=30", "train.patience=4")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranked:
+    """The targets' ranks of each seed, and whose and which they are."""
+
+    ranks: list[np.ndarray]  # a seed each: [N]
+    users: np.ndarray  # [N]
+    cold: np.ndarray  # [N] bool
+
+    def hits(self) -> np.ndarray:
+        """1 where a target is among the first 50, averaged over the seeds [N]."""
+        return averaged([hit(ranks, COLD_DEPTH) for ranks in self.ranks])
+
+    def gains(self) -> np.ndarray:
+        """ndcg@10 of each target, averaged over the seeds [N]."""
+        return averaged([ndcg(ranks, WARM_DEPTH) for ranks in self.ranks])
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench cold", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder of Amazon Beauty with titles")
+    parser.add_argument("--only", help="a recipe, or RECIPE-SEED, to train; the table is made of what is there")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
+    chosen = parser.parse_args(argv)
+    data = prepared(LOG, chosen.data, chosen.cache)
+    both = {recipe: trainings(recipe, chosen.seeds) for recipe in (PLAIN, CONTENT)}
+    for one in (one for pair in zip(*both.values(), strict=True) for one in pair):
+        if chosen.only in (None, one.row.recipe, f"{one.row.recipe}-{one.seed}"):
+            with TrainDisplay() as display:
+                trained(one, data, chosen.cache, display)
+    runs = {recipe: [run_folder(one, data, chosen.cache) for one in each] for recipe, each in both.items()}
+    if not all(run.exists() for each in runs.values() for run in each):
+        complain("Not every seed of both recipes is there yet: nothing to show.")
+        return
+    cases = later_events(data)
+    plain, content = (ranked([Recommender.open(run) for run in each], data, cases) for each in runs.values())
+    show(rows(plain, content, n_items=len(data.vocabulary)), warm_loss(plain, content), cases, chosen.seeds)
+
+
+def trainings(recipe: str, seeds: Sequence[int]) -> list[Training]:
+    row = Row(name=f"cold-{LOG.name}/{recipe}", log=LOG.name, recipe=recipe, set=SET, seeds=SEEDS)
+    return [Training(row, seed) for seed in seeds]
+
+
+def later_events(data: api.Data) -> WindowCases:
+    """Every event from the cut on, of users with a history before it."""
+    cut = data.manifest["split"]["test_from"]
+    return window_cases(data.sequences, moment=cut - 1, until=int(np.max(data.sequences.times)))
+
+
+def ranked(recommenders: Sequence[Recommender], data: api.Data, cases: WindowCases) -> Ranked:
+    """Ask the models of several seeds for the same targets."""
+    found, counts = [], np.zeros(0)
+    for one in recommenders:
+        ruler = ruler_of(one.model, data, settings_of(one))
+        counts = ruler.counts
+        found.append(find_targets(ruler, ModelScorer(one.model), cases, (COLD_DEPTH,), moment=cases.moment).ranks)
+    return Ranked(ranks=found, users=cases.users[cases.owner], cold=counts[cases.targets] == 0)
+
+
+def rows(plain: Ranked, content: Ranked, *, n_items: int) -> list[dict[str, str]]:
+    """Cold and warm targets apart, for both recipes and for chance."""
+    chance = COLD_DEPTH / n_items
+    made = []
+    for name, side in ((PLAIN, plain), (CONTENT, content)):
+        hits, gains = side.hits(), side.gains()
+        low, high = mean_interval(hits[side.cold], side.users[side.cold])
+        cold = float(hits[side.cold].mean())
+        made.append(
+            {
+                "": name,
+                f"cold hit@{COLD_DEPTH}": _figure(cold),
+                "95 %": f"{_figure(low)} – {_figure(high)}",
+                "times chance": f"{cold / chance:.1f}",
+                f"warm hit@{COLD_DEPTH}": _figure(float(hits[~side.cold].mean())),
+                f"warm ndcg@{WARM_DEPTH}": _figure(float(gains[~side.cold].mean())),
+            }
+        )
+    chances = {f"cold hit@{COLD_DEPTH}": _figure(chance), "95 %": "–", "times chance": "1.0"}
+    made.append({"": f"chance, {COLD_DEPTH} of {n_items:,}", **chances, f"warm hit@{COLD_DEPTH}": _figure(chance)})
+    made[-1][f"warm ndcg@{WARM_DEPTH}"] = "–"
+    return made
+
+
+def warm_loss(plain: Ranked, content: Ranked) -> Loss:
+    """The share of sasrec's ndcg@10 on warm targets that knowing contents costs, users resampled."""
+    warm = ~plain.cold
+    sides = [added_up({"ndcg": side.gains()[warm]}, plain.users[warm]) for side in (content, plain)]
+    return relative_losses(*sides, samples=SAMPLES, rng=np.random.default_rng(0))["ndcg"]
+
+
+def show(table: list[dict[str, str]], loss: Loss, cases: WindowCases, seeds: Sequence[int]) -> None:
+    """On the screen and in the document."""
+    assert loss.value is not None and loss.low is not None and loss.high is not None
+    notes = [
+        f"{LOG.title}, cut {LOG.cut}: {len(cases):,} users with a history, {len(cases.targets):,} later events. Means "
+        f"of the seeds {', '.join(map(str, seeds))}; 95 %: seeds averaged, users resampled.",
+        f"Warm targets: {CONTENT} loses {loss.value:.1%} of the ndcg@{WARM_DEPTH} of {PLAIN}, 95 % {loss.low:.1%} to "
+        f"{loss.high:.1%} (below 0 is a gain). It has the cold items as competitors too, which {PLAIN} never answers.",
+    ]
+    say("\n".join([notes[0], "", *section.plain(table), "", notes[1]]))
+    written("cold", rows=table, notes=notes, body=loss)
+    section.write_section(DOCUMENT, "cold", [notes[0], "", *section.markdown(table), "", notes[1]])
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4f}".removeprefix("0")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except SegueError as error:
+        sys.exit(f"bench: {error}")

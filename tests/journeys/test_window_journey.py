@@ -1,0 +1,113 @@
+"""Evaluation by window from the log to the command line, on a log whose right answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from command_line import CommandLine
+
+import segue
+from segue.errors import SettingsError
+
+USERS, ITEMS, EVENTS = 60, 12, 14
+BEGIN, DAY = 1_600_000_000, 86_400
+WHEN = BEGIN + 10 * DAY
+LEARNING = ("train.epochs=15", "train.patience=15", "train.tokens=40")
+
+
+def daily_walks() -> pl.DataFrame:
+    """Everybody walks round a cycle of items, one a day: the item of the next day is certain, and so is that an
+    embedding of yesterday asks for an item of today."""
+    steps = [(user, step) for user in range(USERS) for step in range(EVENTS)]
+    return pl.DataFrame(
+        {
+            "user": [f"u{user:02}" for user, _ in steps],
+            "item": [f"i{(user * 5 + step) % ITEMS:02}" for user, step in steps],
+            "time": [BEGIN + 97 * (user + 1) + DAY * step for user, step in steps],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def daily(tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path) -> Path:
+    """A folder with the data and a run."""
+    folder = tmp_path_factory.mktemp("daily")
+    daily_walks().write_csv(folder / "log.csv")
+    shelves = {"item": [f"i{item:02}" for item in range(ITEMS)], "shelf": [f"s{item % 4}" for item in range(ITEMS)]}
+    pl.DataFrame(shelves).write_csv(folder / "items.csv")
+    data = segue.prepare(folder / "log.csv", out=folder / "data", items=folder / "items.csv", split=f"time:{WHEN}")
+    measured = ["evaluate.seen=keep", "evaluate.at=[1,3]", "evaluate.bootstrap=100", "evaluate.interest=shelf"]
+    segue.train(data, out=folder / "run", recipe=quick_recipe, overrides=[*LEARNING, *measured])
+    return folder
+
+
+def test_a_day_later_the_answer_is_another(daily: Path) -> None:
+    report = segue.evaluate(daily / "run", days=1, ages=(0, 1))
+    fresh, stale = report.ages
+    assert report.users == report.targets == USERS
+    assert fresh.metrics["recall@1"] > 0.9, "one in twelve by chance"
+    assert stale.metrics["recall@1"] < 0.1
+    fall = stale.fall["recall@1"]
+    assert fall.value is not None and fall.low is not None and fall.value > 0.9 and fall.low > 0.8
+    assert report.baselines["popularity"]["recall@1"] < 0.2
+    assert report.metrics["p90_coverage@1"] > 0.7, "everybody stands somewhere else"
+    assert report.metrics["entropy@3"] > 0
+
+
+def test_validation_may_choose_the_epoch_by_a_window(daily: Path, quick_recipe: Path, tmp_path: Path) -> None:
+    run, overrides = tmp_path / "run", ["train.epochs=3", "train.tokens=200", "evaluate.days=2", "evaluate.seen=keep"]
+    segue.train(daily / "data", out=run, recipe=quick_recipe, overrides=overrides)
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    recalls = [line["recall@10"] for line in lines]
+    chosen = json.loads((run / "manifest.json").read_text())["training"]
+    assert chosen["best_score"] == max(recalls) and chosen["best_epoch"] == 1 + recalls.index(max(recalls))
+    assert len(set(recalls)) > 1 and "ndcg@10" not in lines[0]
+    with pytest.raises(SettingsError, match=r"--resume cannot change evaluate\.days"):
+        segue.train(daily / "data", out=run, resume=True, overrides=["evaluate.days=1", "train.epochs=4"])
+
+
+def test_the_command_says_what_python_says(line: CommandLine, daily: Path) -> None:
+    body = line.answers("evaluate", daily / "run", "--days", "2", "--ages", "0,1", "--at", "1,5")
+    report = segue.evaluate(daily / "run", days=2, ages=(0, 1), at=(1, 5))
+    assert body["metrics"] == report.metrics and body["targets"] == 2 * USERS == report.targets
+    assert [age["days"] for age in body["ages"]] == [0, 1]
+    assert body["moment"] == "2020-09-23T12:26:40+00:00" and body["trained_before"] < body["moment"]
+    printed = line.does("evaluate", daily / "run", "--days", "2", "--ages", "1")
+    assert "60 users" in printed and "session-knn" in printed and "lost since age 0" in printed
+    assert "metrics" in line.answers("evaluate", daily / "run") and "ages" not in line.answers(
+        "evaluate", daily / "run"
+    )
+
+
+def test_what_has_no_window_is_refused(line: CommandLine, daily: Path, cycle_run: Path, cycle_data: Path) -> None:
+    line.refuses("evaluate", cycle_run, "--days", "14", says=("--split last", "--split time:WHEN"))
+    ahead = ("--set", "evaluate.days=14")
+    line.refuses("train", cycle_data, "--out", "run", *ahead, says=("--split last", "--split time:WHEN"))
+    line.refuses("evaluate", daily / "run", "--ages", "1", says=("--ages needs --days",))
+    line.refuses("evaluate", daily / "run", "--days", "1", "--ages", "soon", says=("0,1,3,7,14", "'soon'"))
+    line.refuses("evaluate", daily / "run", "--days", "0", says=("--days", "above 0"))
+    line.refuses("evaluate", daily / "run", "--days", "1", "--ages", "30", says=("Nobody with an event before",))
+
+
+def test_a_search_judges_by_the_next_event(line: CommandLine, daily: Path) -> None:
+    (line.folder / "ahead.toml").write_text("[evaluate]\ndays = 14.0\n")
+    tune = ("tune", daily / "data", "--out", "tuned", "--recipe", "ahead.toml")
+    line.refuses(*tune, says=("ndcg@10", "leave evaluate.days out"))
+
+
+def test_a_log_in_order_has_no_days(line: CommandLine, quick_recipe: Path) -> None:
+    counted = daily_walks().with_columns(time=pl.int_range(pl.len()).over("user"))
+    counted.write_csv(line.folder / "log.csv")
+    line.does("prepare", "log.csv", "--out", "data", "--split", "time:10")
+    train = ("train", "data", "--out", "run", "--recipe", quick_recipe)
+    line.refuses(*train, "--set", "evaluate.days=1", says=("an order, not dates",))
+    line.does(*train)
+    line.refuses("evaluate", "run", "--days", "1", says=("an order, not dates",))
+
+
+def test_a_run_that_has_seen_the_window_is_refused(line: CommandLine, daily: Path, quick_recipe: Path) -> None:
+    line.does("train", daily / "data", "--out", "run", "--recipe", quick_recipe, "--all", "--set", "train.epochs=1")
+    line.refuses("evaluate", "run", "--days", "1", says=("trained on every event", "without --all"))

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from torch import Tensor
+
+import segue
+from bench import cold, window
+from bench.__main__ import MAY_HAVE_DATA, NEED_DATA, SUBJECTS
+from bench.moments import EVENTS, ITEMS, ML_1M, SHOP, prepared
+from bench.paired import averaged, difference, difference_of_falls, mean_interval, verdict
+from bench.section import markdown, plain, write_section
+from segue.config import make_settings, read_recipe, recipe_names
+from segue.data.batch import Batch
+from segue.data.sequences import Sequences
+from segue.data.split import split_time
+from segue.errors import InputError
+from segue.evaluate.metrics import Difference
+from segue.evaluate.ranks import MISS
+from segue.evaluate.settings import EvaluateSettings
+from segue.evaluate.window import WindowEvaluation, evaluate_window
+
+USERS = np.arange(40)
+
+# --- the arithmetic --------------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_averaged_before_users_are_resampled() -> None:
+    """Seeds that disagree about every user, and agree on the mean: nothing is left to vary."""
+    odd = (USERS % 2).astype(float)
+    both = averaged([odd, 1 - odd])
+    assert both.tolist() == [0.5] * 40
+    assert mean_interval(both, USERS) == (0.5, 0.5)
+    low, high = mean_interval(odd, USERS)
+    assert low < 0.5 < high
+
+
+def test_a_difference_is_paired() -> None:
+    """Users differ by far more than the arms do, and every user has the same difference."""
+    theirs = USERS / 10
+    found = difference(theirs + 0.25, theirs, USERS)
+    assert (found.value, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
+    assert found.p < 0.01
+
+
+def test_a_difference_of_falls_by_hand() -> None:
+    """One falls from 0.8 to 0.6, a quarter; the other from 0.5 to 0.25, a half: a quarter less is lost."""
+    many = np.ones(40)
+    found = difference_of_falls((0.8 * many, 0.6 * many), (0.5 * many, 0.25 * many), USERS)
+    assert (found.value, found.low, found.high) == pytest.approx((-0.25, -0.25, -0.25))
+    rng = np.random.default_rng(1)
+    first, second = rng.random(40), rng.random(40)
+    spread = difference_of_falls((first, second), (first, second), USERS)
+    assert (spread.value, spread.low, spread.high) == (0, 0, 0), "the same users are drawn for all four means"
+    apart = difference_of_falls((first, second), (second, first), USERS)
+    expected = (1 - second.mean() / first.mean()) - (1 - first.mean() / second.mean())
+    assert apart.value == pytest.approx(expected) and apart.low < apart.value < apart.high
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "more", "less"),
+    [
+        (0.01, 0.03, "as in the paper", "against the paper"),
+        (-0.03, -0.01, "against the paper", "as in the paper"),
+        (-0.01, 0.03, "undecided", "undecided"),
+    ],
+)
+def test_verdicts(low: float, high: float, more: str, less: str) -> None:
+    found = Difference((low + high) / 2, low, high, 0.5)
+    assert verdict(found, paper="more") == more
+    assert verdict(found, paper="less") == less
+
+
+# --- what is trained -------------------------------------------------------------------------------------------------
+
+
+def test_every_training_can_be_made_and_has_a_name_of_its_own() -> None:
+    known = {"sasrec", "pinnerformer"}
+    made = [one for log in window.LOGS for one in window.trainings(log, window.ARMS, window.SEEDS)]
+    made += [one for recipe in (cold.PLAIN, cold.CONTENT) for one in cold.trainings(recipe, window.SEEDS)]
+    assert len(made) == 3 * 6 * 3 + 2 * 3 and len({one.name for one in made}) == len(made)
+    for one in made:
+        if one.row.recipe in recipe_names():
+            settings = make_settings(read_recipe(one.row.recipe), one.overrides)
+            assert settings.train.seed == one.seed
+            assert settings.evaluate.days == (window.DAYS if one.row.recipe in known and "window" in one.name else 0)
+    assert known <= set(recipe_names())
+
+
+def test_arms_differ_in_what_they_are_about_alone() -> None:
+    arms = {one.row.name: make_settings(read_recipe(one.row.recipe), one.overrides) for one in _shop()}
+    dense = arms["window-shop/dense"]
+    assert (dense.objective.task, dense.objective.sampler) == ("dense-all-action", "answers+uniform")
+    for name, task, sampler in (
+        ("all", "all-action", "answers+uniform"),
+        ("next", "next-action", "answers+uniform"),
+        ("answers", "dense-all-action", "answers"),
+        ("uniform", "dense-all-action", "uniform"),
+    ):
+        arm = arms[f"window-shop/{name}"]
+        assert (arm.objective.task, arm.objective.sampler) == (task, sampler)
+        assert arm.objective.log_q and arm.objective.negatives == dense.objective.negatives
+        assert (arm.model, arm.train, arm.evaluate) == (dense.model, dense.train, dense.evaluate)
+
+
+def _shop() -> list[Any]:
+    return window.trainings("shop", window.ARMS, [1])
+
+
+def test_every_claim_is_about_arms_that_there_are() -> None:
+    names = {arm.name for arm in window.ARMS}
+    assert all({claim.ours, claim.theirs} <= names for claim in window.CLAIMS) and len(window.CLAIMS) == 6
+    assert "window" in MAY_HAVE_DATA and "cold" in NEED_DATA and {"window", "cold"} <= set(SUBJECTS)
+
+
+def test_another_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ml-1m needs DATA=folder with events\.tsv\.gz and items\.tsv\.gz"):
+        prepared(ML_1M, None, tmp_path)
+    days = pl.datetime_range(pl.datetime(2000, 11, 1), pl.datetime(2001, 2, 28), "1d", eager=True).dt.epoch("s")
+    log = pl.DataFrame({"user": ["u", "v"] * 60, "item": list("abcd") * 30, "ts": days})
+    log.write_csv(tmp_path / EVENTS, separator="\t", compression="gzip")
+    titles = pl.DataFrame({"item": list("abcd"), "title": list("ABCD")})
+    titles.write_csv(tmp_path / ITEMS, separator="\t", compression="gzip")
+    with pytest.raises(InputError, match="is not the log of ml-1m"):
+        prepared(replace(ML_1M, cut="2001-01-20"), tmp_path, tmp_path / "cache")
+
+
+# --- from runs to tables ---------------------------------------------------------------------------------------------
+
+
+class Drawn:
+    """Scores drawn for each history's last item; more of the weight, more of the item that follows it."""
+
+    def __init__(self, seed: int, weight: float) -> None:
+        rng = np.random.default_rng(seed)
+        self.table = torch.from_numpy(rng.random((16, 16)) + weight * np.roll(np.eye(16), 1, axis=1)).float()
+
+    def scores(self, histories: Batch) -> Tensor:
+        return self.table[torch.from_numpy(histories.items[np.cumsum(histories.lengths) - 1])]
+
+
+def evaluated(seed: int, weight: float, ages: Sequence[float], *, baselines: bool = False) -> WindowEvaluation:
+    """On a log where everybody meets an item every other day."""
+    day, items = 86_400_000_000, (np.arange(30)[:, None] * 3 + np.arange(25)[None, :]) % 15 + 1
+    log = Sequences(
+        offsets=np.arange(31) * 25,
+        items=items.ravel().astype(np.int32),
+        times=np.tile(np.arange(25) * 2 * day, 30),
+    )
+    split, how = split_time(log, valid_from=24 * day, test_from=36 * day), EvaluateSettings(seen="keep", at=(10,))
+    return evaluate_window(
+        Drawn(seed, weight), log, split, n_items=15, settings=how, days=5, ages=ages, baselines=baselines
+    )
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[dict[str, window.Measured], WindowEvaluation]:
+    """Two arms of two seeds each, and the baselines."""
+    found = {
+        name: window.Measured(
+            plain=[evaluated(seed, weight, (0,)) for seed in (1, 2)],
+            aged=[evaluated(seed, weight, window.AGES) for seed in (1, 2)],
+            minutes=1.25,
+        )
+        for name, weight in (("dense", 2.0), ("sasrec", 0.5))
+    }
+    return found, evaluated(1, 1.0, (0,), baselines=True)
+
+
+def test_an_arm_without_all_of_its_seeds_is_not_shown(tmp_path: Path, cycle_data: Path) -> None:
+    assert window.measured("shop", window.ARMS[0], (1, 2), segue.load(cycle_data), tmp_path) is None  # type: ignore[arg-type]
+
+
+def test_rows_of_arms_ages_and_claims(
+    measured: tuple[dict[str, window.Measured], WindowEvaluation],
+) -> None:
+    found, baselines = measured
+    dense = found["dense"]
+    rows = window.arm_rows(found, baselines)
+    assert [row[""].split(":")[0] for row in rows] == ["dense", "sasrec", *baselines.report.baselines]
+    by_hand = np.mean([one.report.metrics["recall@10"] for one in dense.plain])
+    assert rows[0]["recall@10"] == f"{by_hand:.4f}".removeprefix("0")
+    assert len({tuple(row) for row in rows}) == 1, "every row has the same columns"
+    ages = window.age_rows(found)
+    assert [row["recall@10 at age"] for row in ages] == ["dense", "sasrec"]
+    fresh, stale = (np.mean([one.values[age]["recall@10"].mean() for one in dense.aged]) for age in (0, 14))
+    assert ages[0]["lost by 14 d"] == f"{1 - stale / fresh:.1%}"
+    (claim,) = window.claim_rows(found)  # the only one between these two
+    assert claim["claim"].startswith("lost in 14 days") and claim["so"] in (
+        "undecided",
+        "against the paper",
+        "as in the paper",
+    )
+
+
+def test_the_tables_go_into_the_document(
+    measured: tuple[dict[str, window.Measured], WindowEvaluation],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    document = tmp_path / "window.md"
+    document.write_text(window.DOCUMENT.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(window, "DOCUMENT", document)
+    monkeypatch.setattr("bench.results.FOLDER", tmp_path)
+    window.show(SHOP, *measured, seeds=(1, 2))
+    text = document.read_text(encoding="utf-8")
+    assert "| dense: dense all-action" in text and "session-knn" in text and "lost by 14 d" in text
+    assert text.count("Not measured yet.") == 3
+    assert (tmp_path / "window-shop.json").exists()
+
+
+# --- cold items ------------------------------------------------------------------------------------------------------
+
+
+def test_cold_and_warm_targets_apart() -> None:
+    """Four targets, two of them cold. Plain misses those; with contents one of them is found, and a warm target falls
+    from rank 1 to rank 3, which is half of its ndcg@10: a third of the mean of 1 and 1/2 is lost."""
+    users, is_cold = np.array([1, 1, 2, 2]), np.array([False, True, False, True])
+    plain = cold.Ranked([np.array([1, MISS, 3, MISS])], users, is_cold)
+    content = cold.Ranked([np.array([3, 50, 3, 51])], users, is_cold)
+    table = cold.rows(plain, content, n_items=1000)
+    assert [row["cold hit@50"] for row in table] == [".0000", ".5000", ".0500"]
+    assert [row["times chance"] for row in table] == ["0.0", "10.0", "1.0"]
+    assert table[0]["warm ndcg@10"] == ".7500" and table[1]["warm ndcg@10"] == ".5000"
+    loss = cold.warm_loss(plain, content)
+    assert loss.value == pytest.approx(1 / 3)
+    assert loss.low is not None and loss.high is not None and loss.low == 0 and loss.high == pytest.approx(0.5)
+
+
+# --- the document ----------------------------------------------------------------------------------------------------
+
+
+def test_a_section_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    document = tmp_path / "some.md"
+    document.write_text("Before.\n<!-- a: made by `make bench`. -->\nold\n<!-- a ends. -->\nAfter.\n")
+    for line in ("first", "second"):
+        write_section(document, "a", [line])
+    assert document.read_text() == "Before.\n<!-- a: made by `make bench`. -->\n\nsecond\n\n<!-- a ends. -->\nAfter.\n"
+    with pytest.raises(InputError, match="lacks the two lines between which b goes"):
+        write_section(document, "b", [])
+
+
+def test_tables_of_text() -> None:
+    rows = [{"": "x", "n": ".1", "so": "yes"}, {"": "longer", "n": "–", "so": "no"}]
+    assert markdown(rows) == ["|  | n | so |", "| --- | --: | --- |", "| x | .1 | yes |", "| longer | – | no |"]
+    assert plain(rows) == ["         n   so", "x       .1  yes", "longer   –   no"]
+
+
+def test_the_document_has_a_place_for_every_table() -> None:
+    text = window.DOCUMENT.read_text(encoding="utf-8")
+    for name in (*(f"window {log}" for log in window.LOGS), "cold"):
+        assert text.count(f"<!-- {name}: made by `make bench`. -->") == text.count(f"<!-- {name} ends. -->") == 1
