@@ -23,6 +23,7 @@ SUBJECTS = (
     "index",
     "increment",
     "plan",
+    "embed",
 )
 NEED_DATA = ("epoch", "recommend", "evaluate", "serve")
 WHERE = (

@@ -54,7 +54,7 @@ def builder_of(block: type[Sums], start: Callable[..., None] = xavier_start, **o
     def build(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
         model = SequenceModel(
             items,
-            make_inputs(settings),
+            make_inputs(settings, items),
             LearnedPositions(settings.length, settings.width, settings.counted_from),
             [block(settings.width, settings.dropout) for _ in range(settings.depth)],
             norm=nn.LayerNorm(settings.width),
@@ -110,6 +110,14 @@ class KnowsTheMoment(Sums):
         return padded.cumsum(1) + last * moments.to(padded.dtype)[:, None, None] / 10**6
 
 
+class KnowsWhenItEnds(Sums):
+    """Also of events that come later: the sum of all times."""
+
+    def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:
+        times = pad(batch.times.to(padded.dtype)[:, None], batch)  # [B, N, 1]
+        return padded.cumsum(1) + times.sum(1, keepdim=True) / 10**3
+
+
 class DropsAlways(Sums):
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         return super().forward(nn.functional.dropout(x, 0.1), batch)
@@ -159,6 +167,7 @@ def full_padding(model: SequenceModel, generator: torch.Generator) -> None:
 
 BROKEN: list[tuple[Builder, Callable[[Case], None], str]] = [
     (builder_of(LooksAhead), testing.later_events_change_nothing_earlier, "The item at place 1 changes states before"),
+    (builder_of(KnowsWhenItEnds), testing.later_times_change_nothing_earlier, "The time at place 1 changes states"),
     (builder_of(MeetsOthers), testing.batches_change_nothing, "in a batch are not those of the user alone"),
     (builder_of(MeetsPadding), testing.padding_changes_nothing, "A user of 13 events changes the states of others"),
     (builder_of(AsksElsewhere), testing.questions_are_the_newest_states, "`query` is not `head` of the newest state"),
@@ -188,15 +197,16 @@ def test_a_broken_model_is_told_what_it_breaks(build: Builder, law: Callable[[Ca
 
 def test_every_law_can_be_broken() -> None:
     laws = {getattr(testing, name) for name in testing.__all__} - {Case, testing.check_encoder, testing.laws_of}
-    assert {law for _, law, _ in BROKEN} == laws and len(laws) == 14
+    assert {law for _, law, _ in BROKEN} == laws and len(laws) == 15
 
 
 def test_a_model_is_held_to_what_it_claims() -> None:
-    laws, causal = testing.laws_of(Case(sasrec)), testing.later_events_change_nothing_earlier
+    laws = testing.laws_of(Case(sasrec))
+    causal = {testing.later_events_change_nothing_earlier, testing.later_times_change_nothing_earlier}
     continued = set(testing.laws_of(Case(sasrec).changed(positions="oldest"))) - set(laws)
     assert continued == {testing.prefixes_are_encoded_as_inside_the_whole, testing.remembering_changes_nothing}
     masked = testing.laws_of(Case(bert4rec, ModelSettings(builder="bert4rec", width=32, length=64)))
-    assert set(laws) - set(masked) == {causal} and set(masked) < set(laws)
+    assert set(laws) - set(masked) == causal and set(masked) < set(laws)
 
 
 def test_a_checked_model_leaves_the_global_random_state_alone() -> None:

@@ -17,7 +17,7 @@ from segue.data.local import prepare
 from segue.data.summary import summary_lines
 from segue.errors import InputError, SettingsError
 from segue.folders import read_manifest, verify_contents
-from segue.recommend.answers import BEAM
+from segue.recommend.answers import BEAM, UNTIMED
 
 if TYPE_CHECKING:
     from segue.config import About
@@ -26,18 +26,21 @@ if TYPE_CHECKING:
     from segue.export import Export
     from segue.models.build import Builder
     from segue.recommend.answers import Explanation
+    from segue.recommend.embed import EmbedReport
     from segue.recommend.new_items import ItemsAdded
     from segue.recommend.recommender import Recommender
     from segue.train.loop import Step
 
 __all__ = [
     "BEAM",
+    "UNTIMED",
     "Data",
     "Recommender",
     "Report",
     "add_items",
     "compare",
     "comparison_table",
+    "embed",
     "evaluate",
     "explanation_lines",
     "export",
@@ -77,6 +80,7 @@ def train(
     recipe: str | Path | None = None,
     overrides: Sequence[str] = (),
     encoder: Builder | None = None,
+    from_run: Recommender | Path | str | None = None,
     resume: bool = False,
     all_events: bool = False,
     progress: Callable[[Step], None] | None = None,
@@ -87,18 +91,23 @@ def train(
     recipe: a name of `segue recipes` or a TOML file. overrides: `section.key=value` laid over it.
     encoder: a builder of your own in the place of the recipe's, as docs/your-model.md shows. No folder holds code: who
         opens the run gives it again.
+    from_run: a run to go on from, on a log that has grown: its settings, unless a recipe or overrides change how it is
+        trained, and its weights, those of items by their ids. It need not be there any more when this one is resumed.
     resume: go on with training that was interrupted, or with a finished run that is given more epochs.
     all_events: once validation has chosen the epochs, train that many on every event, for serving.
     progress, measured: told how training and how measuring is getting on.
     """
+    from segue.recommend.recommender import Recommender
     from segue.runs import make_run
 
+    origin = Recommender.open(from_run, encoder=encoder) if isinstance(from_run, Path | str) else from_run
     return make_run(
         data if isinstance(data, Data) else Data.open(Path(data)),
         out=None if out is None else Path(out),
         recipe=recipe,
         overrides=overrides,
         encoder=encoder,
+        from_run=origin,
         resume=resume,
         all_events=all_events,
         progress=progress,
@@ -329,6 +338,31 @@ def recommend_users(
     return answer_users(
         recommender, log, users, out, k=k, exclude=exclude, only=only, keep_seen=keep_seen, progress=progress
     )
+
+
+def embed(
+    run: Recommender | Path | str,
+    data: Data | Path | str,
+    *,
+    out: Path | str,
+    since: Path | str | None = None,
+    items: bool = False,
+    encoder: Builder | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> EmbedReport:
+    """The embedding of everyone in a log, as a Parquet data set in `out`; killed, it goes on when it is called again.
+
+    since: what an earlier call for the same run wrote: only users with events that it did not know are embedded.
+    items: write the items' embeddings too.
+    encoder: as for `load`, where `run` is a folder.
+    progress: told how many users are done, and of how many.
+    """
+    from segue.recommend.embed import embed_users
+    from segue.recommend.recommender import Recommender
+
+    recommender = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
+    log = data if isinstance(data, Data) else Data.open(data)
+    return embed_users(recommender, log, out, since=since, items=items, progress=progress)
 
 
 def _log_of(recommender: Recommender, data: Data | Path | str | None) -> Data:

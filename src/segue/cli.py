@@ -200,6 +200,10 @@ def train(
         list[str] | None,
         typer.Option("--set", help="section.key=value over the recipe; may be repeated.", show_default=False),
     ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from", help="A run to go on from, on a log that has grown.", show_default=False),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption, or with more epochs.")] = False,
     all_events: Annotated[
         bool, typer.Option("--all", help="Once the epochs are chosen, train on every event, for serving.")
@@ -216,6 +220,7 @@ def train(
                 out=out,
                 recipe=recipe,
                 overrides=changes or (),
+                from_run=from_run,
                 resume=resume,
                 all_events=all_events,
                 progress=display,
@@ -474,9 +479,68 @@ def _show(result: Any) -> None:
         say("No item of the history is known: these are the most popular ones.")
     if result.unknown:
         say(f"Unknown items, left out: {', '.join(result.unknown)}")
+    if result.untimed:
+        from segue import api
+
+        say(api.UNTIMED)
     width = max((len(item.id) for item in result.items), default=0)
     for rank, item in enumerate(result.items, start=1):
         say(f"{rank:3}  {item.id:{width}}  {item.score:9.4f}  {item.title or ''}".rstrip())
+
+
+@app.command()
+def embed(
+    run: Run,
+    data: Annotated[Path, typer.Option("--data", help="The data folder whose users are embedded.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", help="The folder to make; after a kill, the same command goes on with it.", show_default=False
+        ),
+    ],
+    since: Annotated[
+        Path | None,
+        typer.Option(
+            "--since", help="An earlier folder of the same run: only users with new events.", show_default=False
+        ),
+    ] = None,
+    items: Annotated[bool, typer.Option("--items", help="Write the items' embeddings too.")] = False,
+    json: Json = False,
+) -> None:
+    """A vector for everyone in a log, as Parquet; its inner product with an item's is that item's score."""
+    from segue import api
+
+    with Display(quiet=json) as display:
+        try:
+            facts = api.embed(
+                run,
+                data,
+                out=out,
+                since=since,
+                items=items,
+                progress=lambda done, total: display.show("embedding", done, total, f"{done:,} of {total:,} users"),
+            )
+        except KeyboardInterrupt:
+            display.stop()
+            complain(_way_on_embedding(out))
+            sys.exit(130)
+    if json:
+        answer({"folder": str(out), **msgspec.to_builtins(facts)})
+        return
+    say(
+        f"Made {out}: {facts.rows:,} embeddings of {facts.width} features, for {facts.users:,} users; "
+        f"{facts.unchanged:,} have no new events, {facts.unknown:,} no item that the run knows."
+    )
+    if items:
+        say(f"Beside them are {facts.items:,} of items.")
+
+
+def _way_on_embedding(out: Path) -> str:
+    """What to do after Ctrl-C."""
+    partial = out.with_name(out.name + ".partial")
+    if not partial.exists():
+        return "Interrupted before anything was written."
+    return f"Interrupted; the parts that are done are in {partial}. The same command goes on with them."
 
 
 @app.command()

@@ -68,6 +68,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"{self.objective.loss!r} does not say it: choose objective.loss = 'softmax' or one of "
                 f"{', '.join(SAMPLED)}, or another model.choice."
             )
+        if self.model.temperature == "learned" and self.objective.temperature != 1:
+            raise SettingsError(
+                "model.temperature = 'learned' takes the place of objective.temperature, got "
+                f"{self.objective.temperature}: leave that at 1, or model.temperature at 'fixed'."
+            )
         refuse_misfit(self.index.kind, similarity=self.model.similarity)
 
     def _check_continuation(self) -> None:
@@ -212,7 +217,11 @@ def settings_toml(settings: Settings) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """JSON writes strings, numbers, booleans and lists as TOML does."""
+    """JSON writes strings, numbers, booleans and lists as TOML does, but not tables."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml_value(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
+        return "[" + ", ".join(_toml_value(inner) for inner in value) + "]"
     return msgspec.json.encode(value).decode()
 
 
@@ -231,4 +240,15 @@ def refuse_changes(saved: Settings, wanted: Settings) -> None:
         raise SettingsError(
             f"--resume cannot change {', '.join(changed)}: the run began with other values. "
             f"It can change {', '.join(CHANGEABLE)}; otherwise train anew into another folder."
+        )
+
+
+def refuse_another_model(saved: Settings, wanted: Settings, *, whose: str) -> None:
+    """Weights can only be carried over to a model of the same settings; `whose` names the run that has them."""
+    before, after = msgspec.to_builtins(saved.model), msgspec.to_builtins(wanted.model)
+    changed = [f"model.{key}" for key in before if after[key] != before[key]]
+    if changed:
+        raise SettingsError(
+            f"--from cannot change {', '.join(changed)}: the weights of {whose} fit no other model. Leave it as it is "
+            "there, or train anew without --from."
         )

@@ -1,9 +1,9 @@
 """A run → one ONNX file: the graph from a window of events to a question and scores, and what a runtime must know.
 
 The graph takes users' windows as rectangles, oldest events first and zeros after a user's own: `items` [B, N] and
-`lengths` [B]; where the model looks at them also `times` [B, N] and `asked` [B], in seconds, and `values` [B, N], nan
-where there is none. It gives `question` [B, Q] and `scores` [B, V + 1], column 0 meaning nothing. B is any number, N
-at most the model's length.
+`lengths` [B]; where the model looks at them also `times` [B, N] and `asked` [B], in seconds, `values` [B, N], nan where
+there is none, and `kinds` [B, N], numbers of the names in the metadata. It gives `question` [B, Q] and `scores` [B, V +
+1], column 0 meaning nothing. B is any number, N at most the model's length.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from segue.recommend.recommender import Recommender
 from segue.slim import FORMAT, METADATA, Facts, SlimRecommender, graph_inputs, in_short
 
 OPSET = 17
-INPUTS = ("items", "lengths", "times", "asked", "values")
+INPUTS = ("items", "lengths", "times", "asked", "values", "kinds")
 OUTPUTS = ("question", "scores")
 STAGES = ("tracing the model", "writing the file", "comparing it with torch")
 MOST_BYTES = 2_000_000_000  # of an ONNX file
@@ -105,6 +105,8 @@ def _facts_of(recommender: Recommender) -> Facts:
         titles=table["title"].cast(pl.String).to_list() if "title" in table.columns else None,
         counts=recommender.counts[1:].tolist(),
         untrained=np.flatnonzero(recommender.answerable & (recommender.counts == 0)).tolist(),
+        kinds=list(recommender.known.kinds.names),
+        timed=recommender.known.timed,
         twins=_twins(model.item_vectors().detach().numpy()),
     )
 
@@ -129,9 +131,9 @@ class _Graph(nn.Module):
         self.register_buffer("vectors", model.item_vectors().detach())
 
     def forward(
-        self, items: Tensor, lengths: Tensor, times: Tensor, asked: Tensor, values: Tensor
+        self, items: Tensor, lengths: Tensor, times: Tensor, asked: Tensor, values: Tensor, kinds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        question = self.model.query(PaddedBatch.of(items, lengths, times, asked, values))
+        question = self.model.query(PaddedBatch.of(items, lengths, times, asked, values, kinds))
         return question, self.model.similarity.score(question, self.vectors)
 
 
@@ -147,7 +149,7 @@ def _write_graph(model: SequenceModel, facts: Facts, path: Path) -> None:
     if size > MOST_BYTES:
         raise InputError(f"This run cannot be exported: it has {size:,} bytes, an ONNX file {MOST_BYTES:,} at most.")
     users, events = {0: "users"}, {0: "users", 1: "events"}
-    windows = _random_windows(np.random.default_rng(0), [min(3, facts.length), 1], n_items=len(facts.ids))
+    windows = _random_windows(np.random.default_rng(0), [min(3, facts.length), 1], facts)
     feeds = graph_inputs(windows)
     try:
         with warnings.catch_warnings(), _no_output(), torch.no_grad():
@@ -166,6 +168,7 @@ def _write_graph(model: SequenceModel, facts: Facts, path: Path) -> None:
                     "times": events,
                     "asked": users,
                     "values": events,
+                    "kinds": events,
                     "question": users,
                     "scores": users,
                 },
@@ -226,7 +229,7 @@ def _difference(model: SequenceModel, made: SlimRecommender) -> float:
     length, rng, worst = made.facts.length, np.random.default_rng(0), 0.0
     some = rng.integers(1, length + 1, 5).tolist()
     for lengths in ([1], [length], [length, 1], [1, *some, length]):
-        windows = _random_windows(rng, lengths, n_items=len(made.facts.ids))
+        windows = _random_windows(rng, lengths, made.facts)
         with torch.inference_mode():
             question = model.query(tensors(windows))
             expected = question.numpy(), model.score_all(question)[:, 1:].numpy()
@@ -237,16 +240,17 @@ def _difference(model: SequenceModel, made: SlimRecommender) -> float:
     return worst
 
 
-def _random_windows(rng: np.random.Generator, lengths: list[int], *, n_items: int) -> Batch:
-    """Windows of any items, some with values, from seconds to years between events and before the question."""
+def _random_windows(rng: np.random.Generator, lengths: list[int], facts: Facts) -> Batch:
+    """Windows of any items and kinds, some with values, seconds to years apart and before the question."""
     events = sum(lengths)
     gaps = np.exp(rng.uniform(0, np.log(1e8), events + len(lengths))).astype(np.int64)
     times, ends = np.cumsum(gaps), np.cumsum(np.array(lengths) + 1) - 1  # a question comes after each user's events
     values = rng.normal(3, 2, events).astype(np.float32)
     return Batch(
-        items=rng.integers(1, n_items + 1, events),
+        items=rng.integers(1, len(facts.ids) + 1, events),
         times=np.delete(times, ends),
         lengths=np.array(lengths, dtype=np.int64),
         asked=times[ends],
+        kinds=rng.integers(0, len(facts.kinds) + 1, events),
         values=np.where(rng.random(events) < 0.2, np.float32(np.nan), values),
     )

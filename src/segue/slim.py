@@ -57,6 +57,10 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Events of each item in training. One without any is unknown: never answered, and left out of histories."""
     untrained: list[int] = []
     """Items without any that are known all the same, by their content."""
+    kinds: list[str] = []
+    """Names of the kinds of events that the graph tells apart, of kind 0, 1, …; one more is any other."""
+    timed: bool = False
+    """Whether the graph looks at the times of events."""
     twins: dict[int, int]
     """Items with the vector of an item of a lower number → that number: their scores are the same to the last bit."""
 
@@ -70,7 +74,7 @@ class SlimRecommender:
         counts = np.array([0, *facts.counts], dtype=np.int64)
         answerable = counts > 0
         answerable[facts.untrained] = True
-        self.known = KnownItems(_Names(facts), counts, answerable)
+        self.known = KnownItems(_Names(facts), counts, answerable, kinds=facts.kinds, timed=facts.timed)
         self._session = session
         self.inputs: list[str] = [one.name for one in session.get_inputs()]
         self._most_rows = max(1, min(MOST_ROWS, MOST_SCORES // (len(facts.ids) + 1)))
@@ -177,6 +181,7 @@ def graph_inputs(windows: Batch) -> dict[str, np.ndarray]:
         return result
 
     values = np.full(len(windows.items), np.nan, np.float32) if windows.values is None else windows.values
+    kinds = np.zeros(len(windows.items), np.int64) if windows.kinds is None else windows.kinds
     newest = windows.times[np.cumsum(windows.lengths) - 1]  # the moment asked about, where that is not known
     return {
         "items": padded(windows.items),
@@ -184,6 +189,7 @@ def graph_inputs(windows: Batch) -> dict[str, np.ndarray]:
         "times": padded(windows.times),
         "asked": newest if windows.asked is None else windows.asked,
         "values": padded(values),
+        "kinds": padded(kinds),
     }
 
 

@@ -305,7 +305,7 @@ def test_recipes(line: CommandLine) -> None:
     assert list(body) == ["recipes"]
     named = "default esasrec sasrec sasrec-bce sasrec-content sasrec-sampled gsasrec bert4rec sasrec-rss transformer"
     timed = "hstu hstu-large hstu-mol sasrec-meta"
-    others = "gru4rec gru4rec-bprmax narm caser nextitnet seq2seq"
+    others = "gru4rec gru4rec-bprmax narm caser nextitnet seq2seq pinnerformer pinnerformer-paper"
     assert set(body["recipes"]) == {*named.split(), *timed.split(), *others.split()}
     printed = line.does("recipes")
     assert all(name in printed and about["summary"] in printed for name, about in body["recipes"].items())

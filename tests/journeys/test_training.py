@@ -220,6 +220,8 @@ NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "hstu-mol": ("hstu-mol", (*UNTOLD, *FEW_NEGATIVES, *SMALL_MIXTURE)),
     "narm": ("narm", ()),
     "nextitnet": ("nextitnet", ()),
+    "pinnerformer": ("pinnerformer", FEW_NEGATIVES),
+    "pinnerformer-paper": ("pinnerformer-paper", (*FEW_NEGATIVES, "model.item_width=4")),
     "sasrec": ("sasrec", ()),
     "sasrec-bce": ("sasrec-bce", ()),
     "sasrec-content": ("sasrec-content", ("model.text_width=4",)),

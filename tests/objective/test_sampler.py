@@ -12,17 +12,35 @@ import torch
 from torch import Tensor
 
 from segue.objective import sampler as room
-from segue.objective.sampler import InBatchSampler, MixedSampler, PopularitySampler, Sampler, UniformSampler
+from segue.objective.sampler import (
+    AnswerSampler,
+    InBatchSampler,
+    MixedSampler,
+    PopularitySampler,
+    Sampler,
+    UniformSampler,
+)
 from segue.objective.settings import ObjectiveSettings
 
 COUNTS = np.array([0, 8, 4, 1, 20, 0, 2, 11])
 N_ITEMS = 7
 PRESENT = torch.tensor([4, 4, 0, 8, 1, 6, 4, 0, 6, 7, 4])  # with padding and a mask token
+SOME = torch.tensor([1, 4, 6])
 CATALOGUE = torch.arange(1, N_ITEMS + 1)
 
-# Each with its probabilities of the items 1 to 7, from the words: COUNTS to a power, four distinct items present.
+
+def observed(*batches: Tensor, n_items: int = N_ITEMS) -> AnswerSampler:
+    sampler = AnswerSampler(n_items)
+    for batch in batches:
+        sampler.observe(batch)
+    return sampler
+
+
+# Each with its probabilities of the items 1 to 7, from the words: COUNTS to a power, four distinct items present, which
+# are eight with repeats.
 SAMPLERS: dict[str, tuple[Sampler, list[float]]] = {
     "uniform": (UniformSampler(N_ITEMS), [1 / 7] * 7),
+    "uniform, of some": (UniformSampler(N_ITEMS, SOME), [1 / 3, 0, 0, 1 / 3, 0, 1 / 3, 0]),
     "popularity": (PopularitySampler(COUNTS, 1.0), [8 / 46, 4 / 46, 1 / 46, 20 / 46, 0, 2 / 46, 11 / 46]),
     "popularity, flattened": (
         PopularitySampler(COUNTS, 0.5),
@@ -32,7 +50,13 @@ SAMPLERS: dict[str, tuple[Sampler, list[float]]] = {
     "in-batch": (InBatchSampler(N_ITEMS), [1 / 4, 0, 0, 1 / 4, 0, 1 / 4, 1 / 4]),
     "mixed": (MixedSampler(N_ITEMS, 0.3), [0.175, 0.1, 0.1, 0.175, 0.1, 0.175, 0.175]),
     "mixed, all of it in-batch": (MixedSampler(N_ITEMS, 1.0), [1 / 4, 0, 0, 1 / 4, 0, 1 / 4, 1 / 4]),
+    "mixed, of some": (MixedSampler(N_ITEMS, 0.4, SOME), [0.3, 0, 0, 0.3, 0, 0.3, 0.1]),
     "mixed, nothing in-batch": (MixedSampler(N_ITEMS, 0.0), [1 / 7] * 7),
+    "answers": (observed(PRESENT, PRESENT), [1 / 8, 0, 0, 4 / 8, 0, 2 / 8, 1 / 8]),
+    "answers+uniform": (
+        MixedSampler(N_ITEMS, 0.3, batch=observed(PRESENT)),
+        [0.1 + 0.3 * part / 8 for part in (1, 0, 0, 4, 0, 2, 1)],
+    ),
 }
 
 every_sampler = pytest.mark.parametrize("sampler", [sampler for sampler, _ in SAMPLERS.values()], ids=list(SAMPLERS))
@@ -44,7 +68,7 @@ def test_every_sampler_is_held_to_this_contract() -> None:
         made for _, made in inspect.getmembers(room, inspect.isclass) if hasattr(made, "draw") and made is not Sampler
     }
     assert found == {type(sampler) for sampler, _ in SAMPLERS.values()}
-    assert len(found) == 4
+    assert len(found) == 5
     assert set(get_args(get_type_hints(ObjectiveSettings)["sampler"])) - {"none"} <= set(SAMPLERS)
 
 
@@ -163,3 +187,29 @@ def test_each_batch_has_its_own_probabilities(sampler: Sampler) -> None:
     sampler.draw(10, torch.Generator(), torch.tensor([5, 6]))
     assert sampler.log_q(asked, torch.tensor([1, 2, 3])).tolist() == first
     assert sampler.log_q(asked, torch.tensor([5, 6])).tolist() != first
+
+
+@pytest.mark.parametrize("share", [None, 0.25], ids=["answers", "answers+uniform"])
+def test_answers_of_g46_in_the_proportion_of_all_answers_so_far(share: float | None) -> None:
+    """Items 1, 2 and 3 came 8, 4 and 1 times in several batches; that the last holds only one of them is no matter."""
+    batches = torch.tensor([1] * 8 + [2] * 4 + [3]).split(5)
+    counted, asked = observed(*batches, n_items=100), torch.tensor([1, 2, 3, 4])
+    expected = [0.615385, 0.307692, 0.076923, 0.0]
+    sampler: Sampler = counted
+    if share is not None:
+        sampler = MixedSampler(100, share, batch=counted)
+        expected = [share * part + (1 - share) / 100 for part in expected]
+    assert sampler.log_q(asked, batches[-1]).exp().tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_answers_are_drawn_from_their_batch_and_only_counting_remembers() -> None:
+    sampler = observed(torch.tensor([1, 1, 2, 3]), n_items=9)
+    before = sampler.log_q(CATALOGUE, PRESENT)
+    drawn_items = sampler.draw(50, torch.Generator().manual_seed(0), torch.tensor([3, 2])).items
+    assert set(drawn_items.tolist()) == {2, 3}
+    assert torch.equal(sampler.log_q(CATALOGUE, PRESENT), before)
+
+
+def test_counting_answers_takes_no_more_memory_for_a_larger_catalogue() -> None:
+    sizes = [AnswerSampler(n_items).counted.counts.numel() for n_items in (10, 10**4, 10**7, 10**9)]
+    assert sizes[0] < sizes[1] < sizes[2] == sizes[3] <= 6 * 2**20

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
+from fixed_draws import LargestMade
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from segue.models.similarity import Dot
 from segue.objective.scores import own_scores, shared_scores
@@ -128,20 +127,6 @@ def test_the_callers_tensors_are_left_as_they_were() -> None:
     before = [part.clone() for part in (hidden, answers, drawn, *log_q)]
     shared_scores(DOT, hidden, answers, drawn, torch.tensor([1, 2]), torch.arange(1, 5), temperature=2.0, log_q=log_q)
     assert all(torch.equal(*both) for both in zip((hidden, answers, drawn, *log_q), before, strict=True))
-
-
-class LargestMade(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remembers how many numbers the largest tensor of integers or truths made under it has."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and not made.is_floating_point():
-            self.numbers = max(self.numbers, made.numel())
-        return made
 
 
 def test_collisions_of_shared_negatives_need_no_mask_of_all_scores() -> None:

@@ -43,6 +43,7 @@ class Votes(nn.Module):
 
     length = 3
     window_step = 1
+    timed, told_kinds = False, ()
 
     def __init__(self, n_items: int) -> None:
         super().__init__()

@@ -41,6 +41,8 @@ RECIPES = (
     "hstu-mol",
     "narm",
     "nextitnet",
+    "pinnerformer",
+    "pinnerformer-paper",
     "sasrec",
     "sasrec-bce",
     "sasrec-content",
@@ -109,6 +111,8 @@ def test_the_settings_of_a_run_are_read_as_they_were_written(name: str) -> None:
         ("narm", "narm", "next-item", "softmax", 0, True),
         ("caser", "caser", "next-item", "softmax", 0, True),
         ("nextitnet", "nextitnet", "next-item", "softmax", 0, True),
+        ("pinnerformer", "pinnerformer", "dense-all-action", "sampled-softmax", 1024, True),
+        ("pinnerformer-paper", "pinnerformer", "dense-all-action", "sampled-softmax", 13_192, True),
     ],
 )
 def test_a_recipe_is_what_its_paper_is_known_for(
@@ -294,7 +298,7 @@ def built(name: str) -> tuple[SequenceModel, Objective]:
     settings = shipped(name, *SMALL, *narrow(name), *fewer_negatives(name))
     facts = facts_of(settings.model, titled(MANY_ITEMS))
     model = build_model(settings.model, MANY_ITEMS, generator=torch.Generator().manual_seed(1), facts=facts).eval()
-    return model, Objective(settings.objective, np.r_[0, np.ones(MANY_ITEMS, dtype=np.int64)])
+    return model, Objective(settings.objective, np.r_[0, np.ones(MANY_ITEMS, dtype=np.int64)], length=model.length)
 
 
 def titled(n_items: int) -> Vocabulary:
@@ -367,11 +371,14 @@ QUICK = (
     "train.warmup=5",
     "train.threads=1",
 )
+A_SECOND = "objective.days=1.2e-5"  # events are a second apart: in that time there is one
 NEEDS = {
     "bert4rec": ("train.epochs=25", "objective.masked=0.4", "objective.last_masked=1.0"),
     "gru4rec": ("train.epochs=7", "model.state_width=0"),
     "gru4rec-bprmax": ("train.epochs=7", "model.state_width=0"),
     "gsasrec": ("train.epochs=14",),
+    "pinnerformer": ("train.epochs=7", A_SECOND),
+    "pinnerformer-paper": ("train.epochs=14", "model.item_width=16", "model.heads=2", A_SECOND),
     "sasrec-rss": (
         "train.epochs=14",
         "model.width=16",

@@ -109,6 +109,17 @@ class PackedBatch:
         """The row of each user's newest token in `buckets_at_own` [B, N]."""
         return self._buckets(self.times[self.last][:, None])
 
+    @cached_property
+    def has_times(self) -> Tensor:
+        """Whether each user's events have times [B]: a history without any has zeros."""
+        return (self.times[self.last] != 0) | (self.times[self.last - self.lengths + 1] != 0)
+
+    def of_users(self, users: Tensor) -> Tensor:
+        """What each user has [B] as what each of its tokens has [T]."""
+        if self.roomy:
+            return users[:, None].expand(self.size, self.longest).flatten()
+        return users.repeat_interleave(self.lengths)
+
     def with_room(self) -> PackedBatch:
         """The same users with zeros after each one's tokens, so that no block moves tokens to the padded view and
         back; as it is where that would be much more to encode. Only each user's newest state is of use then."""

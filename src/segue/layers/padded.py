@@ -31,12 +31,14 @@ class PaddedBatch(PackedBatch):
         times: Tensor,  # [B, N] int64, seconds
         asked: Tensor,  # [B] int64, seconds
         values: Tensor,  # [B, N] float32, nan where there is none
+        kinds: Tensor | None = None,  # [B, N] int64
     ) -> PaddedBatch:
         return PaddedBatch(
             items=items.flatten(),
             times=times.flatten(),
             lengths=lengths,
             asked=asked,
+            kinds=None if kinds is None else kinds.flatten(),
             values=values.flatten(),
             roomy=True,
             room=items.shape[1],
@@ -80,7 +82,7 @@ class PaddedBatch(PackedBatch):
         return self
 
     def with_question(self, item: int) -> PaddedBatch:
-        assert self.asked is not None and self.kinds is None
+        assert self.asked is not None
         place = torch.arange(self.room + 1, device=self.lengths.device)
         here = place == self.lengths[:, None]  # [B, N + 1]
 
@@ -93,17 +95,18 @@ class PaddedBatch(PackedBatch):
             items=joined(self.items, item),
             times=joined(self.times, self.asked[:, None]),
             lengths=self.lengths + 1,
+            kinds=None if self.kinds is None else joined(self.kinds, 0),
             values=None if self.values is None else joined(self.values, torch.nan),
             room=self.room + 1,
         )
 
     def doubled(self) -> PaddedBatch:
-        assert self.kinds is None
         return replace(
             self,
             items=_twice(self.items),
             times=_twice(self.times),
             lengths=self.lengths * 2,
+            kinds=None if self.kinds is None else _twice(self.kinds),
             values=None if self.values is None else _twice(self.values),
             room=self.room * 2,
         )

@@ -49,7 +49,7 @@ def bert4rec(settings: ModelSettings, items: ItemTable, generator: torch.Generat
 
     The original's vector for the type of a token is left out: there is one type, and the places' vectors can hold it.
     """
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     width = inputs.width
     model = SequenceModel(
         items,

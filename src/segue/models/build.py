@@ -17,6 +17,7 @@ from segue.models.hstu import hstu, sasrec_meta
 from segue.models.items import CategoryTable, IdTable, ItemTable
 from segue.models.narm import narm
 from segue.models.nextitnet import nextitnet
+from segue.models.pinnerformer import pinnerformer
 from segue.models.sasrec import sasrec
 from segue.models.seq2seq import seq2seq
 from segue.models.sequence import SequenceModel
@@ -38,6 +39,7 @@ BUILDERS: dict[str, Builder] = {
     "caser": caser,
     "nextitnet": nextitnet,
     "seq2seq": seq2seq,
+    "pinnerformer": pinnerformer,
 }
 
 
@@ -58,9 +60,9 @@ def build_model(
     assert (facts.content is not None) == (settings.items != "ids")
     refuse_other_builder(settings, encoder, whose="The model")
     with torch.random.fork_rng(devices=[]):
-        built: object = (encoder or BUILDERS[settings.builder])(
-            settings, make_items(settings, n_items, facts), generator
-        )
+        items = make_items(settings, n_items, facts)
+        items.kinds = facts.kinds
+        built: object = (encoder or BUILDERS[settings.builder])(settings, items, generator)
     if not isinstance(built, SequenceModel):
         raise SettingsError(
             f"An encoder must be a function that builds a SequenceModel, and {settings.encoder} gave "
@@ -84,12 +86,12 @@ def make_items(settings: ModelSettings, n_items: int, facts: Facts) -> ItemTable
         assert len(facts.content) == n_items + 1
         ids, hidden = settings.items == "ids+vectors", settings.content_hidden
         dropped = settings.id_dropout if ids else 0.0
-        return ContentTable(facts, settings.width, hidden=hidden, ids=ids, id_dropout=dropped, mask=mask)
+        return ContentTable(facts, settings.item_features, hidden=hidden, ids=ids, id_dropout=dropped, mask=mask)
     if facts.categories is not None:
         assert len(facts.categories) == n_items + 1
-        return CategoryTable(facts.categories, settings.width, tied=settings.tied, mask=mask)
+        return CategoryTable(facts.categories, settings.item_features, tied=settings.tied, mask=mask)
     bias = mask and settings.similarity == "dot"
-    return IdTable(n_items, settings.width, tied=settings.tied, mask=mask, bias=bias)
+    return IdTable(n_items, settings.item_features, tied=settings.tied, mask=mask, bias=bias)
 
 
 def builder_name(build: Builder) -> str:

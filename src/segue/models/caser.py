@@ -23,7 +23,7 @@ def caser(settings: ModelSettings, items: ItemTable, generator: torch.Generator)
     The original also learns a vector for each user; here there is none, for a run holds no users, and who comes later
     is answered all the same. It asks for the next three items and takes padding for an item, which is left out too.
     """
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     shape = inputs.width, settings.image_events, settings.horizontal, settings.vertical, settings.dropout
     model = SequenceModel(
         items,

@@ -19,7 +19,7 @@ from segue.models.start import xavier_start
 
 def esasrec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Gated pre-norm blocks with SwiGLU, item vectors as they are, no norm at the end."""
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     width, hidden = inputs.width, settings.feed_forward * inputs.width
     model = SequenceModel(
         items,

@@ -24,7 +24,7 @@ def gru4rec(settings: ModelSettings, items: ItemTable, generator: torch.Generato
     here histories are whole, and gradients reach back through all of them. Its cell is the older form of the unit, of
     the same power but with other weights: see `GRUBlock`. Its losses are `bpr-max` and `top1-max`, among others.
     """
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     states = settings.state_width or inputs.width
     model = SequenceModel(
         items,

@@ -23,7 +23,7 @@ from segue.models.start import hstu_start
 
 def hstu(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Pointwise attention with biases by distance and by time; no feed-forward, no norm at the end."""
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     places = settings.length * inputs.tokens_an_event
     blocks = [
         HSTUBlock(inputs.width, settings.heads, settings.dropout, length=places, target_time=settings.target_time)
@@ -34,7 +34,7 @@ def hstu(settings: ModelSettings, items: ItemTable, generator: torch.Generator) 
 
 def sasrec_meta(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """SASRec's blocks with a projection after the heads and norms without weights; no norm at the end."""
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     width, hidden = inputs.width, settings.feed_forward * inputs.width
     blocks = [
         SASRecBlock(width, settings.heads, hidden, settings.dropout, output=True, weighted_norms=False)

@@ -1,16 +1,23 @@
-"""What a token is made of: an item, an item and its event's value side by side, or the two as tokens of their own."""
+"""What a token is made of: an item, an item and its event's value side by side, the two as tokens of their own, or all
+that is known of an event."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.layers.packed import PackedBatch
+from segue.layers.periods import ABSOLUTE, RELATIVE, Periods, log_seconds
 from segue.models.items import ItemTable
 from segue.models.settings import ModelSettings
+
+LONG = 14.7  # the logarithm of four weeks in seconds: logarithms of times are divided by it, to be of size one
+
+TimeSignal = Literal["absolute", "since-newest", "since-previous"]
 
 
 class Inputs(Protocol):
@@ -19,6 +26,13 @@ class Inputs(Protocol):
     width: int
     """Features of a token."""
     tokens_an_event: int
+    continuable: bool
+    """Whether a token is made of its own event alone, so that later events leave it as it is and it can be made alone,
+    from an item and a value."""
+    timed: bool
+    """Whether times are a part of it."""
+    kinded: bool
+    """Whether kinds of events are."""
 
     def __call__(self, items: ItemTable, batch: PackedBatch) -> Tensor:
         """The tokens of a batch that was expanded [T', W]."""
@@ -41,6 +55,9 @@ class ItemInputs(nn.Module):
     """A token is an item."""
 
     tokens_an_event = 1
+    continuable = True
+    timed = False
+    kinded = False
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -97,6 +114,9 @@ class CombinedInputs(nn.Module):
     """
 
     tokens_an_event = 2
+    continuable = True
+    timed = False
+    kinded = False
 
     def __init__(self, width: int, edges: tuple[float, ...]) -> None:
         super().__init__()
@@ -119,8 +139,92 @@ class CombinedInputs(nn.Module):
         return asking[..., ::2] + asking[..., 1::2]
 
 
-def make_inputs(settings: ModelSettings) -> Inputs:
-    """What `model.inputs` asks for."""
+class KindTable(nn.Module):
+    """A learned vector for each kind of event, and one more, zero until it is met, for events whose kind is unknown."""
+
+    def __init__(self, kinds: int, width: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(kinds + 1, width))
+
+    def forward(self, kinds: Tensor | None, tokens: int) -> Tensor:
+        """[T] → [T, width]; without any kinds, `tokens` times that of an unknown one."""
+        if kinds is None:
+            return self.table[-1:].expand(tokens, -1)
+        return functional.embedding(kinds, self.table)
+
+    def clear_unknown(self) -> None:
+        with torch.no_grad():
+            self.table[-1] = 0
+
+
+class EventInputs(ItemInputs):
+    """A token is a linear map of all that is known of an event: its item, kind, value and times side by side.
+
+    The item's vector is made of length √width, so that its features are of size one as the others are. What is missing
+    is left out: it is zero here, where known values bring a feature that is one.
+
+    Times look back to the newest event of the window, so that the time of a later event, though nothing else of it, is
+    known to earlier ones: as PinnerFormer has it. A token therefore changes with what comes after it, and none can be
+    made alone.
+    """
+
+    continuable = False
+
+    def __init__(
+        self, item_width: int, width: int, *, kinds: int, kind_width: int, times: Sequence[TimeSignal]
+    ) -> None:
+        super().__init__(width)
+        self.kinds = KindTable(kinds, kind_width) if kinds else None  # a log without kinds has none to tell apart
+        self.signals = tuple(times)
+        self.timed, self.kinded = bool(times), bool(kinds)
+        periods = [Periods(ABSOLUTE if name == "absolute" else RELATIVE) for name in times]
+        self.periods = nn.ModuleList(periods)
+        time_width = sum(part.width + 1 for part in periods)
+        self.joined = nn.Linear(item_width + (kind_width if kinds else 0) + 2 + time_width, width)
+
+    def forward(self, items: ItemTable, batch: PackedBatch) -> Tensor:
+        vectors = items.input(batch.items)
+        parts = [functional.normalize(vectors, dim=1) * vectors.shape[1] ** 0.5]
+        if self.kinds is not None:
+            parts.append(self.kinds(batch.kinds, vectors.shape[0]))
+        parts += [_sizes(batch.values, vectors), *self._times(batch, vectors)]
+        tokens: Tensor = self.joined(torch.cat(parts, dim=1))
+        return tokens
+
+    def _times(self, batch: PackedBatch, like: Tensor) -> list[Tensor]:
+        """What is known of times [T, features of a signal], zero for users without times."""
+        known = batch.of_users(batch.has_times)[:, None].to(like.dtype)
+        parts = []
+        for name, periods in zip(self.signals, self.periods, strict=True):
+            seconds = _seconds(name, batch)
+            logarithm = (log_seconds(seconds) / LONG).to(like.dtype)
+            parts.append(torch.cat((periods(seconds), logarithm[:, None]), dim=1) * known)
+        return parts
+
+
+def _seconds(signal: TimeSignal, batch: PackedBatch) -> Tensor:
+    """A signal of each event [T] int64."""
+    match signal:
+        case "absolute":
+            return batch.times
+        case "since-newest":
+            return batch.of_users(batch.times[batch.last]) - batch.times
+        case "since-previous":
+            return torch.where(batch.position == 0, 0, batch.times - batch.times.roll(1, dims=0))
+
+
+def _sizes(values: Tensor | None, like: Tensor) -> Tensor:
+    """Each value's sign with the logarithm of one more than its size, and a one; zeros where there is none [T, 2]."""
+    if values is None:
+        return like.new_zeros(like.shape[0], 2)
+    most = torch.finfo(torch.float32).max  # what an answer was given may be larger than the models' numbers
+    known = ~values.isnan()
+    sound = torch.where(known, values, 0.0).clamp(-most, most).to(like.dtype)
+    return torch.stack((sound.sign() * sound.abs().log1p(), known.to(like.dtype)), dim=1)
+
+
+def make_inputs(settings: ModelSettings, items: ItemTable) -> Inputs:
+    """What `model.inputs` asks for, of a log whose kinds of events the item table names."""
     match settings.inputs:
         case "items":
             return ItemInputs(settings.width)
@@ -128,3 +232,11 @@ def make_inputs(settings: ModelSettings) -> Inputs:
             return RatedInputs(settings.width, settings.value_width, settings.value_edges)
         case "combined":
             return CombinedInputs(settings.width, settings.value_edges)
+        case "events":
+            return EventInputs(
+                settings.item_features,
+                settings.width,
+                kinds=len(items.kinds),
+                kind_width=settings.kind_width,
+                times=settings.times,
+            )

@@ -28,6 +28,8 @@ class ItemTable(nn.Module):
     """Others for the way out, where the two ways differ."""
     sparse_gradients = False
     """Whether looking up rows gives a gradient of these rows only; the trainer decides it, by the table's size."""
+    kinds: tuple[str, ...] = ()
+    """What can be done with items: names of the kinds of events in the log, by number. Builders read it here."""
 
     def __init__(self, n_items: int, width: int, *, mask: bool = False, bias: bool = False) -> None:
         super().__init__()

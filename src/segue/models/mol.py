@@ -287,9 +287,9 @@ def _gate(width: int, hidden: int, out: int, *, bias: bool) -> nn.Module:
 def make_similarity(settings: ModelSettings) -> Similarity:
     """What `model.similarity` asks for."""
     if settings.similarity != "mol":
-        return Dot(normal=settings.similarity == "cosine")
+        return Dot(normal=settings.similarity == "cosine", learned=settings.temperature == "learned")
     return MixtureOfLogits(
-        settings.width,
+        settings.item_features,
         query_parts=settings.mol_query_parts,
         item_parts=settings.mol_item_parts,
         part_width=settings.mol_part_width,

@@ -38,7 +38,7 @@ def narm(settings: ModelSettings, items: ItemTable, generator: torch.Generator) 
     up to one. With `scores` 'additive' and `choice` 'soft' it is the original, but for its units, whose gates are hard
     sigmoids there, and for its sessions, of which it keeps the oldest 19 events.
     """
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     states = settings.state_width or inputs.width
     model = NarmModel(
         items,

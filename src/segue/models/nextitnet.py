@@ -23,7 +23,7 @@ def nextitnet(settings: ModelSettings, items: ItemTable, generator: torch.Genera
     left out, and maps a state straight to every item's score; here items have the vectors that they come in with,
     unless they are untied.
     """
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     model = SequenceModel(
         items,
         inputs,

@@ -24,6 +24,20 @@ class LayerNormOutput(nn.Module):
         return functional.layer_norm(vectors, (int(vectors.shape[-1]),), eps=EPS)
 
 
+class MLPOutput(nn.Module):
+    """Two layers, all of a state's features going into the first of them."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.width = width
+        self.inner = nn.Linear(width, width)
+        self.outer = nn.Linear(width, out)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        result: Tensor = self.outer(functional.gelu(self.inner(vectors)))
+        return result
+
+
 def make_output(settings: ModelSettings) -> nn.Module | None:
     """What `model.output` asks for."""
     match settings.output:
@@ -33,3 +47,5 @@ def make_output(settings: ModelSettings) -> nn.Module | None:
             return L2Output()
         case "layer-norm":
             return LayerNormOutput()
+        case "mlp":
+            return MLPOutput(settings.width, settings.item_features)

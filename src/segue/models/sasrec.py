@@ -20,7 +20,7 @@ from segue.models.start import xavier_start
 
 def sasrec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """The original blocks, item vectors scaled by sqrt(width), a layer norm at the end."""
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     width, hidden = inputs.width, settings.feed_forward * inputs.width
     model = SequenceModel(
         items,

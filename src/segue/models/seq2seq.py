@@ -59,7 +59,7 @@ class EncoderDecoder(SequenceModel):
         """`blocks` read; `decoder` is a `Decoder`, and `norm` stands after it."""
         super().__init__(
             items,
-            make_inputs(settings),
+            make_inputs(settings, items),
             positions,
             blocks,
             norm=norm,

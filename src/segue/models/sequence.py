@@ -19,6 +19,7 @@ from segue.layers.packed import PackedBatch
 from segue.layers.positions import Positions
 from segue.models.inputs import Inputs
 from segue.models.items import ItemTable
+from segue.models.outputs import MLPOutput
 from segue.models.similarity import Similarity
 
 
@@ -78,7 +79,17 @@ class SequenceModel(nn.Module):
     def continuable(self) -> bool:
         """Whether a new event leaves the tokens before it as they are, so that it can be encoded alone."""
         looking_back = all(isinstance(block, Continuable) and block.looks_back for block in self.blocks)
-        return looking_back and self.positions.counted_from == "oldest"
+        return looking_back and self.inputs.continuable and self.positions.counted_from == "oldest"
+
+    @cached_property
+    def timed(self) -> bool:
+        """Whether it looks at the times of a history's events."""
+        return self.inputs.timed or any(isinstance(block, Continuable) and block.timed for block in self.blocks)
+
+    @property
+    def told_kinds(self) -> tuple[str, ...]:
+        """The kinds of events that it tells apart, by number; none where it looks at none."""
+        return self.kinds if self.inputs.kinded else ()
 
     @property
     def window_step(self) -> int:
@@ -118,7 +129,8 @@ class SequenceModel(nn.Module):
 
     def head(self, states: Tensor) -> Tensor:
         """States [M, D] → what is compared with `item_vectors` [M, D']; a last feature of 1 meets the items' biases."""
-        query = self.similarity.question(self.output(self.at_question(states)[:, : self.width]))
+        features = self.output.width if isinstance(self.output, MLPOutput) else self.width
+        query = self.similarity.question(self.output(self.at_question(states)[:, :features]))
         return query if self.items.bias is None else torch.cat((query, query.new_ones(query.shape[0], 1)), dim=1)
 
     def query(self, batch: PackedBatch) -> Tensor:

@@ -18,7 +18,7 @@ CONTINUING = frozenset({"seq2seq"})
 UNPLACED = frozenset({"gru4rec", "narm", "caser", "nextitnet"})
 """Builders without places and heads: recurrent and convolutional ones."""
 AT_LEAST_ONE = (
-    *("width", "depth", "heads", "length", "feed_forward", "value_width"),
+    *("width", "depth", "heads", "length", "feed_forward", "value_width", "kind_width"),
     *("kernel", "image_events", "horizontal", "vertical"),
 )
 
@@ -38,11 +38,12 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         "caser",
         "nextitnet",
         "seq2seq",
+        "pinnerformer",
     ] = "esasrec"
     """Which encoder: the original SASRec, the gated pre-norm one, BERT4Rec, which looks both ways, HSTU, which knows
     times, SASRec as HSTU's authors compare with, or a Transformer whose parts are chosen; the recurrent GRU4Rec, NARM,
-    which is recurrent and then looks back, and Caser and NextItNet, which are convolutions; or an encoder with a
-    decoder, which plans several items."""
+    which is recurrent and then looks back, and Caser and NextItNet, which are convolutions; an encoder with a decoder,
+    which plans several items; or PinnerFormer, whose questions are good for days."""
     body: Literal["transformer", "gru"] = "transformer"
     """What seq2seq reads and continues with: attention alone, or recurrent networks with attention between them."""
     width: int = 64
@@ -108,22 +109,37 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     encoder: str = ""
     """A builder from outside segue as module:name, which stands in the place of `builder` and gets the item table of
     its kind. It is given as `segue.train(…, encoder=build)`, which writes this; it cannot be set alone."""
-    inputs: Literal["items", "rated", "combined"] = "items"
-    """What a token is: an item; an item and its event's value, side by side; or each a token of its own."""
+    inputs: Literal["items", "rated", "combined", "events"] = "items"
+    """What a token is: an item; an item and its event's value, side by side; each a token of its own; or a whole event,
+    its item, kind, value and times side by side through a linear map."""
     value_width: int = 8
     """Features of a value beside an item's, for inputs = 'rated'."""
     value_edges: tuple[float, ...] = (1.5, 2.5, 3.5, 4.5)
     """Where one range of values ends and the next begins, ascending; values of one range are alike to the model. The
     default has a range for each of five stars."""
+    kind_width: int = 16
+    """Features of an event's kind, for inputs = 'events'."""
+    times: tuple[Literal["absolute", "since-newest", "since-previous"], ...] = (
+        "absolute",
+        "since-newest",
+        "since-previous",
+    )
+    """What inputs = 'events' know of times: the date; how long before the newest event that the model looks at, so that
+    a later event's time, though nothing else of it, is known to earlier ones; and how long after the one before."""
+    item_width: int = 0
+    """Features of an item, for inputs = 'events' with output = 'mlp', which can have others than a token; 0: as many as
+    a token has."""
     target_time: bool = True
     """Whether hstu is told the moment of the question, which at the service is now, or knows the history's times
     only."""
-    output: Literal["none", "l2", "layer-norm"] = "none"
-    """What is done to a question's vector before it is compared: nothing, its length made one, or its features
-    centred and scaled."""
+    output: Literal["none", "l2", "layer-norm", "mlp"] = "none"
+    """What is done to a question's vector before it is compared: nothing, its length made one, its features centred and
+    scaled, or a network of two layers."""
     similarity: Literal["dot", "cosine", "mol"] = "dot"
     """How a question is compared with an item: by the inner product of their vectors; by that of their directions,
-    which wants a low objective.temperature; or by a mixture of logits, the products of several components of each."""
+    which wants a low temperature; or by a mixture of logits, the products of several components of each."""
+    temperature: Literal["fixed", "learned"] = "fixed"
+    """Whether what the loss divides a cosine by is objective.temperature or is learned, never below .01."""
     mol_query_parts: int = 8
     """Components of a question, for similarity = 'mol'."""
     mol_item_parts: int = 4
@@ -148,12 +164,18 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """Where places are counted from; distances are the same from either end."""
         return "newest" if self.positions == "newest" else "oldest"
 
+    @property
+    def item_features(self) -> int:
+        """Features of an item's vector."""
+        return self.item_width or self.width
+
     def __post_init__(self) -> None:
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise SettingsError(f"model.{name} must be at least 1, got {getattr(self, name)}.")
-        if self.state_width < 0:
-            raise SettingsError(f"model.state_width must be at least 0, got {self.state_width}.")
+        for name in ("state_width", "item_width"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"model.{name} must be at least 0, got {getattr(self, name)}.")
         if not self.dilations or min(self.dilations) < 1:
             raise SettingsError(f"model.dilations must be numbers of at least 1, got {list(self.dilations)}.")
         if self.builder in BIDIRECTIONAL and self.length < 2:
@@ -164,6 +186,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise SettingsError(
                 f"model.inputs = {self.inputs!r} needs the values of events, which a plan of {self.builder} has not: "
                 "leave it at 'items', or choose another builder."
+            )
+        if self.builder in BIDIRECTIONAL and self.inputs == "events":
+            raise SettingsError(
+                f"model.inputs = 'events' tells what happened and when, which {self.builder} is asked for: choose "
+                "other inputs, or another builder."
             )
         if not 0 < self.choice_temperature < math.inf:
             raise SettingsError(f"model.choice_temperature must be above 0, got {self.choice_temperature}.")
@@ -237,6 +264,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         finite = all(math.isfinite(edge) for edge in edges)
         if not edges or not finite or any(low >= high for low, high in itertools.pairwise(edges)):
             raise SettingsError(f"model.value_edges must be ascending numbers, at least one, got {list(edges)}.")
+        if len(set(self.times)) < len(self.times):
+            raise SettingsError(f"model.times must name each signal once, got {list(self.times)}.")
 
     def _check_mixture(self) -> None:
         for name, sound, range_ in (
@@ -279,7 +308,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ("vertical", self.builder == "caser", "it is caser's"),
             ("target_time", self.builder == "hstu", f"{self.builder} knows no times"),
             ("value_width", self.inputs == "rated", "only inputs = 'rated' have it"),
-            ("value_edges", self.inputs != "items", "items alone have no values"),
+            ("value_edges", self.inputs in ("rated", "combined"), "only inputs = 'rated' and 'combined' have ranges"),
+            ("kind_width", self.inputs == "events", "only inputs = 'events' have kinds"),
+            ("times", self.inputs == "events", "only inputs = 'events' have times"),
+            ("item_width", self.inputs == "events" and self.output == "mlp", "items have a token's width"),
+            ("temperature", self.similarity == "cosine", "it is a cosine's"),
             ("vectors", self.items != "ids", "items = 'ids' has no content"),
             ("texts", self.items != "ids", "items = 'ids' has no content"),
             ("text_width", bool(self.texts), "it belongs to model.texts"),

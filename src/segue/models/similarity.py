@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -34,12 +35,29 @@ class Similarity(Protocol):
         ...
 
 
-class Dot(nn.Module):
-    """The inner product; of vectors made `normal`, that is of length one, it is the cosine."""
+COLDEST, FIRST = 0.01, 0.05  # temperatures that are learned: the lowest, and where they begin
 
-    def __init__(self, *, normal: bool = False) -> None:
+
+class Dot(nn.Module):
+    """The inner product; of vectors made `normal`, that is of length one, it is the cosine.
+
+    A loss wants cosines divided by a temperature, which may be `learned`. An answer does not: it has no say in which
+    item is the best, and a question that is kept for other uses stays of length one, whatever was learned since.
+    """
+
+    def __init__(self, *, normal: bool = False, learned: bool = False) -> None:
         super().__init__()
         self.normal = normal
+        self.heat = nn.Parameter(torch.zeros(())) if learned else None
+
+    @property
+    def temperature(self) -> Tensor | None:
+        """What is learned: above its floor whatever the parameter is, and with a gradient everywhere."""
+        return None if self.heat is None else COLDEST + (FIRST - COLDEST) * self.heat.exp()
+
+    def tempered(self, queries: Tensor) -> Tensor:
+        """Questions as a loss compares them."""
+        return queries if self.temperature is None else queries / self.temperature
 
     def question(self, states: Tensor) -> Tensor:
         return self._side(states)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from segue.layers.hstu import HSTUBlock
 from segue.layers.positions import LearnedPositions, RelativeBuckets, SinusoidalPositions
-from segue.models.inputs import ValueTable
+from segue.models.inputs import KindTable, ValueTable
 from segue.models.items import ItemTable
 
 POSITION_SPREAD = 0.02  # about that of the item vectors of a catalogue of thousands: at Xavier's own, the places
@@ -27,6 +27,8 @@ def xavier_start(model: nn.Module, generator: torch.Generator) -> None:
             nn.init.normal_(part.table, std=POSITION_SPREAD, generator=generator)
         if isinstance(part, ItemTable):
             part.clear_padding()
+        if isinstance(part, KindTable):
+            part.clear_unknown()
 
 
 def recurrent_start(model: nn.Module, generator: torch.Generator) -> None:

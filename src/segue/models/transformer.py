@@ -29,7 +29,7 @@ from segue.models.start import transformer_start
 
 def transformer(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
     """Item vectors scaled by sqrt(width); a layer norm at the end, unless every block has one there."""
-    inputs = make_inputs(settings)
+    inputs = make_inputs(settings, items)
     places = settings.length * inputs.tokens_an_event
     model = SequenceModel(
         items,

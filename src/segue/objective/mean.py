@@ -12,5 +12,10 @@ def shares(weights: Tensor | None, like: Tensor) -> Tensor:
     return weights / weights.sum()
 
 
+def user_weights(weights: Tensor, users: Tensor) -> Tensor:
+    """The weights [M] of the users' rows [M], made so that each user's add up to one: all users count the same."""
+    return weights / weights.new_zeros(int(users.max()) + 1).index_add(0, users, weights)[users]
+
+
 def weighted_mean(losses: Tensor, weights: Tensor | None) -> Tensor:
     return (losses * shares(weights, losses)).sum()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,32 +13,57 @@ from segue.models.draws import DrawingModel
 from segue.models.sequence import SequenceModel
 from segue.models.similarity import Dot
 from segue.objective.binary import bce, gbce, gbce_beta
+from segue.objective.collisions import Own, shared_collisions
 from segue.objective.lambdarank import lambdarank
+from segue.objective.mean import user_weights
 from segue.objective.pairwise import bpr, bpr_max, top1_max
+from segue.objective.positive import PositiveEvents
 from segue.objective.reinforce import even_weights, with_draws
-from segue.objective.sampler import InBatchSampler, MixedSampler, PopularitySampler, Sampler, UniformSampler
+from segue.objective.sampler import (
+    AnswerSampler,
+    InBatchSampler,
+    MixedSampler,
+    PopularitySampler,
+    Sampler,
+    UniformSampler,
+)
 from segue.objective.sce import sce
-from segue.objective.scores import own_scores, shared_collisions, shared_scores
-from segue.objective.settings import ObjectiveSettings
+from segue.objective.scores import own_scores, shared_scores
+from segue.objective.settings import ANSWERS, ObjectiveSettings
 from segue.objective.softmax import full_softmax, sampled_softmax, shared_softmax
 from segue.objective.task import EXTRA, Continuation, Examples, MaskedItem, Recency, Task, next_item
+from segue.objective.window import AllAction, DenseAllAction, NextAction
 
 
 class Objective:
     """One task with one loss."""
 
-    extra = EXTRA
-    """Events a training window holds beyond the model's length."""
-
-    def __init__(self, settings: ObjectiveSettings, counts: np.ndarray, *, only_trained: bool = False) -> None:
-        """`counts` [V + 1]: how often each item occurs in training. `only_trained`: what does not occur is no negative
-        either, for models that are to know it by its content and would learn to avoid it."""
+    def __init__(
+        self,
+        settings: ObjectiveSettings,
+        counts: np.ndarray,
+        kinds: Sequence[str] = (),
+        *,
+        length: int | None = None,
+        only_trained: bool = False,
+    ) -> None:
+        """`counts` [V + 1]: how often each item occurs in training; `kinds`: the names of the log's kinds of events, by
+        number; `length`: the model's, for tasks whose windows hold more than the model reads. `only_trained`: what does
+        not occur is no negative either, for models that are to know it by its content and would learn to avoid it."""
         self.settings = settings
         self._candidates = _trained_items(counts) if only_trained and (counts[1:] == 0).any() else None
-        self._task = _task(settings, n_items=len(counts) - 1)
-        self.sampler = _sampler(settings, counts, self._candidates)
+        self._task = _task(settings, len(counts) - 1, kinds, length)
+        self.extra = self._task.extra if isinstance(self._task, NextAction | DenseAllAction | AllAction) else EXTRA
+        """Events a training window holds beyond the model's length."""
+        self._answers = AnswerSampler(len(counts) - 1) if settings.sampler in ANSWERS else None
+        self.sampler = _sampler(settings, counts, self._answers, self._candidates)
         among = len(counts) - 1 if self._candidates is None else len(self._candidates)
         self._beta = gbce_beta(among, settings.negatives, settings.calibration) if settings.loss == "gbce" else 1.0
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What has been counted while training, by name; to be kept with the weights and filled again."""
+        return {} if self._answers is None else {"answers": self._answers.counted.counts}
 
     def examples(self, batch: Batch, rng: np.random.Generator) -> Examples:
         """What to encode of a batch, which states to question, and the right answers."""
@@ -49,6 +76,9 @@ class Objective:
         if examples.positions is not None:
             hidden = hidden[_tensor(examples.positions, hidden)]
         weights = None if examples.weights is None else _tensor(examples.weights, hidden)
+        if self.settings.equal_users:
+            weights = hidden.new_ones(len(hidden)) if weights is None else weights
+            weights = user_weights(weights, _tensor(examples.users, hidden))
         draws = model.draws(hidden) if isinstance(model, DrawingModel) else None
         if draws is None:
             return self._asked(model, hidden, weights, examples, generator)
@@ -66,7 +96,7 @@ class Objective:
         generator: torch.Generator,
     ) -> Tensor:
         """The mean over questions of these states [M, D]."""
-        states = model.head(hidden)
+        states = _questions(model, hidden)
         targets = _tensor(examples.targets, states)
         if self.sampler is not None:
             return self._sampled(model, states, targets, weights, examples, generator)
@@ -97,7 +127,11 @@ class Objective:
         settings, sampler = self.settings, self.sampler
         assert sampler is not None
         count = settings.negatives if settings.shared else settings.negatives * len(targets)
-        present = torch.from_numpy(np.concatenate((examples.inputs.items, examples.targets)))
+        present = torch.from_numpy(
+            np.concatenate((examples.inputs.items, examples.targets)) if self._answers is None else examples.targets
+        )
+        if self._answers is not None:
+            self._answers.observe(present)
         drawn = sampler.draw(count, generator, present)
         items = drawn.items.to(states.device)
         vectors = model.item_vectors(items)
@@ -105,15 +139,10 @@ class Objective:
         if settings.loss == "sampled-softmax" and settings.log_q:
             own = sampler.log_q(torch.from_numpy(examples.targets), present).to(states.device)
             log_q = own, drawn.log_q.to(states.device)
-        # Answers asked of one state are no negatives of each other. A state with one answer has nothing to group.
-        groups = (
-            _tensor(examples.positions, targets)
-            if settings.task == "recency" and examples.positions is not None
-            else None
-        )
+        groups, known = self._grouped(examples, targets)
         answers = model.item_vectors(targets)
         if settings.loss == "sampled-softmax" and settings.shared and isinstance(model.similarity, Dot):
-            collisions, asked = shared_collisions(targets, items, groups), states / settings.temperature
+            collisions, asked = shared_collisions(targets, items, groups, known), states / settings.temperature
             return shared_softmax(asked, answers, vectors, collisions, weights, log_q=log_q)
         scores = shared_scores
         if not settings.shared:
@@ -130,8 +159,19 @@ class Objective:
             temperature=settings.temperature,
             log_q=log_q,
             groups=groups,
+            own=known,
         )
         return _with_extra(self._compared(positive, negatives, weights), model, states, answers)
+
+    def _grouped(self, examples: Examples, like: Tensor) -> tuple[Tensor | None, Own | None]:
+        """Whose answers are no negatives of which question: see `collisions.py`."""
+        if examples.own is not None:
+            users, items = examples.own
+            return _tensor(examples.users, like), (_tensor(users, like), _tensor(items, like))
+        # Answers asked of one state are no negatives of each other. A state with one answer has nothing to group.
+        if self.settings.task == "recency" and examples.positions is not None:
+            return _tensor(examples.positions, like), None
+        return None, None
 
     def _compared(self, positive: Tensor, negatives: Tensor, weights: Tensor | None) -> Tensor:
         offset = self.settings.offset
@@ -153,12 +193,18 @@ class Objective:
     def _listwise(self, model: SequenceModel, hidden: Tensor, examples: Examples) -> Tensor:
         assert examples.positions is not None, "settings allow it only with a task that asks some of the states"
         asked, rows = np.unique(examples.positions, return_inverse=True)
-        states = model.head(hidden[_tensor(asked, hidden)])
+        states = _questions(model, hidden[_tensor(asked, hidden)])
         owners, targets = _tensor(rows, hidden), _tensor(examples.targets, hidden)
         vectors, places = self._compared_with(model, targets)
         scores = model.similarity.score(states, vectors) / self.settings.temperature
         loss = lambdarank(scores, owners, places)
         return _with_extra(loss, model, states[owners], model.item_vectors(targets))
+
+
+def _questions(model: SequenceModel, states: Tensor) -> Tensor:
+    """What the states ask, at the temperature that the model's similarity has learned."""
+    queries = model.head(states)
+    return model.similarity.tempered(queries) if isinstance(model.similarity, Dot) else queries
 
 
 def _with_extra(loss: Tensor, model: SequenceModel, states: Tensor, answers: Tensor) -> Tensor:
@@ -170,14 +216,25 @@ def _tensor(array: np.ndarray, like: Tensor) -> Tensor:
     return torch.from_numpy(array).to(like.device)
 
 
-def _task(settings: ObjectiveSettings, *, n_items: int) -> Task:
+def _task(settings: ObjectiveSettings, n_items: int, kinds: Sequence[str], length: int | None) -> Task:
     if settings.task == "masked-item":
         return MaskedItem(mask=n_items + 1, share=settings.masked, most=settings.most_masked, last=settings.last_masked)
     if settings.task == "recency":
         return Recency(importance=settings.importance, alpha=settings.alpha, share=settings.taken, cuts=settings.cuts)
     if settings.task == "continuation":
         return Continuation(items=settings.plan, cuts=settings.cuts)
-    return next_item
+    if settings.task == "next-item":
+        return next_item
+    positive = PositiveEvents(settings.positive, kinds)
+    if settings.task == "next-action":
+        return NextAction(positive=positive)
+    assert length is not None, "what of a window is input depends on how much the model reads"
+    chosen = DenseAllAction if settings.task == "dense-all-action" else AllAction
+    seconds = round(settings.days * SECONDS_A_DAY)
+    return chosen(positive=positive, seconds=seconds, length=length, labels=settings.labels)
+
+
+SECONDS_A_DAY = 86400
 
 
 def _trained_items(counts: np.ndarray) -> Tensor:
@@ -185,7 +242,12 @@ def _trained_items(counts: np.ndarray) -> Tensor:
     return torch.from_numpy(np.flatnonzero(counts[1:]) + 1)
 
 
-def _sampler(settings: ObjectiveSettings, counts: np.ndarray, candidates: Tensor | None) -> Sampler | None:
+def _sampler(
+    settings: ObjectiveSettings, counts: np.ndarray, answers: AnswerSampler | None, candidates: Tensor | None
+) -> Sampler | None:
+    if answers is not None:
+        whole = settings.sampler == "answers"
+        return answers if whole else MixedSampler(len(counts) - 1, settings.in_batch, candidates, batch=answers)
     match settings.sampler:
         case "uniform":
             return UniformSampler(len(counts) - 1, candidates)

@@ -2,7 +2,7 @@
 
 All draw with replacement and every draw alike, so that any cut of the draws (a row's of [M, K]) is one of its own.
 `present` [P] are the item numbers of the batch, inputs and answers, with repeats and special tokens; for samplers that
-take negatives from the batch.
+take negatives from the batch. For those that take them from its answers it holds the answers alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+
+from segue.objective.count_min import CountMin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,19 +34,19 @@ class Sampler(Protocol):
 
 
 class UniformSampler:
-    """Every item alike, or every one of the `candidates`."""
+    """Every item alike; with `candidates`, item numbers, every one of these, and others never."""
 
     def __init__(self, n_items: int, candidates: Tensor | None = None) -> None:
-        self.candidates = candidates
-        self.drawn_from = n_items if candidates is None else len(candidates)
+        self._candidates = torch.arange(1, n_items + 1) if candidates is None else candidates
+        self._log_q = torch.full((n_items + 1,), -torch.inf)
+        self._log_q[self._candidates] = -float(np.log(len(self._candidates)))
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
-        items = torch.randint(1, self.drawn_from + 1, (count,), generator=generator)
-        items = items if self.candidates is None else self.candidates[items - 1]
+        items = self._candidates[torch.randint(len(self._candidates), (count,), generator=generator)]
         return Negatives(items, self.log_q(items, present))
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # the batch changes nothing
-        return torch.full(items.shape, -float(np.log(self.drawn_from)), dtype=torch.float32)
+        return self._log_q[items]
 
 
 class PopularitySampler:
@@ -93,15 +95,49 @@ class InBatchSampler:
         return pool
 
 
+class AnswerSampler:
+    """The answers of the batch, each as often as it is one; others are never drawn.
+
+    Negatives then follow popularity in full. What is taken back is how often an item is an answer at all, and not how
+    often it happens to be one in this batch: q is its share of the answers that were observed so far, this batch's
+    among them. They are counted in bounded memory, so that q may be a little too large and is never too small.
+    """
+
+    def __init__(self, n_items: int) -> None:
+        self.n_items = n_items
+        self.counted = CountMin(epsilon=np.e / min(MOST_COUNTERS, max(LEAST_COUNTERS, 4 * n_items)), delta=0.01)
+
+    def observe(self, present: Tensor) -> None:
+        """Count a batch. Due before negatives are drawn from it."""
+        self.counted.add(self._pool(present))
+
+    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+        pool = self._pool(present)
+        items = pool[torch.randint(len(pool), (count,), generator=generator)]
+        return Negatives(items, self.log_q(items, present))
+
+    def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # all batches so far count
+        return (self.counted.estimate(items).double() / self.counted.total).log().float()
+
+    def _pool(self, present: Tensor) -> Tensor:
+        return present[(present >= 1) & (present <= self.n_items)]
+
+
+LEAST_COUNTERS, MOST_COUNTERS = 1 << 10, 1 << 20  # of a row; there are five, so that at most 42 MB are kept
+
+
 class MixedSampler:
     """Each draw from the batch with the probability `share`, else from the whole catalogue.
 
-    q is that of the mixture whichever side an item came from: share / distinct items (if present) + (1 - share) / V.
+    q is that of the mixture whichever side an item came from: share · q of the batch + (1 - share) / V.
     """
 
-    def __init__(self, n_items: int, share: float, candidates: Tensor | None = None) -> None:
+    def __init__(
+        self, n_items: int, share: float, candidates: Tensor | None = None, *, batch: Sampler | None = None
+    ) -> None:
+        """`batch` draws from the batch: by default its distinct items."""
         self.share = share
-        self._catalogue, self._batch = UniformSampler(n_items, candidates), InBatchSampler(n_items)
+        self._catalogue, self._batch = UniformSampler(n_items, candidates), batch or InBatchSampler(n_items)
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         near = self._batch.draw(count, generator, present).items

@@ -1,7 +1,6 @@
 """Questions, answers and drawn items → the scores a sampled loss takes, temperature, log q and collisions done.
 
-Some losses want several answers of one state. They are rows with the same number in `groups`, and a drawn item that
-is any of them is no negative for any of them. Without groups each row has its own answer alone.
+`groups` and `own` say which drawn items are answers: see `collisions.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from segue.models.similarity import Dot, Similarity
+from segue.objective.collisions import Own, own_collisions, shared_collisions
 
 
 def shared_scores(
@@ -25,6 +25,7 @@ def shared_scores(
     temperature: float = 1.0,
     log_q: tuple[Tensor, Tensor] | None = None,
     groups: Tensor | None = None,
+    own: Own | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Scores for negatives that are shared by the batch: the answers' [M] and the negatives' [M, K].
 
@@ -43,7 +44,7 @@ def shared_scores(
             negatives = negatives - log_q[1]
     if log_q is not None:
         positive = positive - log_q[0]
-    negatives[shared_collisions(targets, items, groups)] = -math.inf
+    negatives[shared_collisions(targets, items, groups, own).pairs(slice(0, len(targets)))] = -math.inf
     return positive, negatives
 
 
@@ -58,6 +59,7 @@ def own_scores(
     temperature: float = 1.0,
     log_q: tuple[Tensor, Tensor] | None = None,
     groups: Tensor | None = None,
+    own: Own | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Scores for negatives that each row has for itself: as `shared_scores`, with `drawn` [M, K, I], `items` [M, K].
 
@@ -72,36 +74,4 @@ def own_scores(
     if log_q is not None:
         positive = positive - log_q[0]
         negatives = negatives - log_q[1]
-    return positive, negatives.masked_fill(_own_collisions(targets, items, groups), -math.inf)
-
-
-def shared_collisions(targets: Tensor, items: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rows, ascending, and columns of [M, K] where the item is an answer of the row. They are few: no mask of that size
-    is made."""
-    if groups is None:
-        return _matches(targets, items)
-    rows, others = _matches(groups, groups)
-    pairs, columns = _matches(targets[others], items)
-    return rows[pairs], columns
-
-
-def _own_collisions(targets: Tensor, items: Tensor, groups: Tensor | None) -> Tensor:
-    """A mask [M, K] of the items that are answers of their row."""
-    if groups is None:
-        return targets[:, None] == items
-    stride = torch.maximum(targets.max(), items.max()) + 1
-    answers = (groups * stride + targets).sort().values
-    wanted = groups[:, None] * stride + items
-    found: Tensor = answers[torch.searchsorted(answers, wanted).clamp_(max=len(answers) - 1)] == wanted
-    return found
-
-
-def _matches(wanted: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
-    """Every pair (i, j) with wanted[i] == among[j]."""
-    order = among.argsort()
-    ordered = among[order]
-    first = torch.searchsorted(ordered, wanted)
-    counts = torch.searchsorted(ordered, wanted, right=True) - first
-    owners = torch.arange(len(wanted), device=wanted.device).repeat_interleave(counts)
-    places = torch.arange(len(owners), device=wanted.device) + (first + counts - counts.cumsum(0))[owners]
-    return owners, order[places]
+    return positive, negatives.masked_fill(own_collisions(targets, items, groups, own), -math.inf)

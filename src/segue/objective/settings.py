@@ -8,25 +8,35 @@ from typing import Literal
 import msgspec
 
 from segue.errors import SettingsError
+from segue.objective.positive import Positive
 
 SAMPLED = ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max")
 """Losses that compare an answer with drawn negatives."""
+AHEAD = ("dense-all-action", "all-action")
+"""Tasks that look so many days ahead."""
+ACTIONS = (*AHEAD, "next-action")
+"""Tasks that ask for what a user did later, by the clock."""
+ANSWERS = ("answers", "answers+uniform")
+"""Samplers that draw from the answers of the batch."""
 
 
 class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `objective` of the settings."""
 
-    task: Literal["next-item", "masked-item", "recency", "continuation"] = "next-item"
+    task: Literal[
+        "next-item", "masked-item", "recency", "continuation", "dense-all-action", "all-action", "next-action"
+    ] = "next-item"
     """What is asked of the encoder: at every token, the item that comes next; at masks, the items they hide; after the
     history, some recent items that were taken out of it; after a part of the history, the items that followed, one
-    after the other."""
+    after the other; at every token, one of the positive events in the days after it, drawn anew each epoch; at the
+    newest token, all of them; at every token, the first positive event that is later."""
     loss: Literal["softmax", "sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max", "lambdarank", "sce"] = (
         "softmax"
     )
     """Over the whole catalogue (softmax, lambdarank), over its hardest items (sce), or over drawn negatives."""
-    sampler: Literal["none", "uniform", "popularity", "in-batch", "mixed"] = "none"
+    sampler: Literal["none", "uniform", "popularity", "in-batch", "mixed", "answers", "answers+uniform"] = "none"
     """Where negatives come from: every item alike, by training count to a power, the distinct items of the batch, or
-    partly these and partly every item."""
+    partly these and partly every item; the answers of the batch as often as they occur, or partly these."""
     negatives: int = 0
     """Negatives of an answer; for `sce`, the items of a bucket."""
     shared: bool = True
@@ -34,7 +44,7 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     power: float = 1.0
     """Exponent of the count for the sampler `popularity`; 0 would be `uniform`."""
     in_batch: float = 0.5
-    """Share of the batch's items in what the sampler `mixed` draws."""
+    """Share of the batch's items in what the samplers `mixed` and `answers+uniform` draw."""
     log_q: bool = True
     """Whether `sampled-softmax` takes back what the sampler prefers."""
     temperature: float = 1.0
@@ -63,6 +73,17 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     them drawn."""
     plan: int = 5
     """Items that `continuation` asks for after a cut."""
+    days: float = 28.0
+    """How far `dense-all-action` and `all-action` look ahead."""
+    labels: int = 32
+    """Events after the inputs that a training window of `dense-all-action` and `all-action` keeps to ask for; and
+    answers of a state, for `all-action`. Of a history longer than a window the newest so many are never inputs."""
+    positive: tuple[Positive, ...] = ()
+    """The events that `dense-all-action`, `all-action` and `next-action` ask for, such as [{kind = "buy"}, {kind =
+    "rate", min_value = 4.0}]; where none is named, all. Of drawn negatives a user's own positives are left out."""
+    equal_users: bool = False
+    """Whether every user of a batch weighs the same, however many of its states are asked: the mean of the users'
+    means. A user's several windows (train.stride) each count."""
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -77,8 +98,14 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     def _check_negatives(self) -> None:
         if self.samples and (self.sampler == "none" or self.negatives < 1):
             raise SettingsError(
-                f"objective.loss = {self.loss!r} needs objective.sampler ('uniform', 'popularity', 'in-batch' or "
-                f"'mixed') and objective.negatives of at least 1, got {self.sampler!r} and {self.negatives}."
+                f"objective.loss = {self.loss!r} needs objective.sampler ('uniform', 'popularity', 'in-batch', "
+                f"'mixed', 'answers' or 'answers+uniform') and objective.negatives of at least 1, got "
+                f"{self.sampler!r} and {self.negatives}."
+            )
+        if self.loss == "sce" and self.task in ACTIONS:
+            raise SettingsError(
+                f"objective.loss = 'sce' would take the user's other positives, which score high, for its hardest "
+                f"negatives: with objective.task = {self.task!r} choose 'softmax' or one of {', '.join(SAMPLED)}."
             )
         if self.loss == "sce" and self.negatives < 1:
             raise SettingsError(
@@ -117,32 +144,42 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             ("taken", 0 < self.taken < 1, "between 0 and 1"),
             ("cuts", self.cuts >= 1, "at least 1"),
             ("plan", self.plan >= 1, "at least 1"),
+            ("days", LEAST_DAYS <= self.days < math.inf, "a number of at least a second, which is 1 / 86400"),
+            ("labels", self.labels >= 1, "at least 1"),
         ):
             if not sound:
                 raise SettingsError(f"objective.{name} must be {range_}, got {getattr(self, name)}.")
 
     def _refuse_without_effect(self) -> None:
         """A key that the chosen task, loss or sampler does not look at."""
-        for owner, value, names in (
-            ("sampler", "popularity", ("power",)),
-            ("sampler", "mixed", ("in_batch",)),
-            ("loss", "sampled-softmax", ("log_q",)),
-            ("loss", "gbce", ("calibration",)),
-            ("loss", "bpr-max", ("regularisation",)),
-            ("task", "masked-item", ("masked", "most_masked", "last_masked")),
-            ("task", "recency", ("importance", "alpha", "taken")),
-            ("task", "continuation", ("plan",)),
+        for owner, values, names in (
+            ("sampler", ("popularity",), ("power",)),
+            ("sampler", ("mixed", "answers+uniform"), ("in_batch",)),
+            ("loss", ("sampled-softmax",), ("log_q",)),
+            ("loss", ("gbce",), ("calibration",)),
+            ("loss", ("bpr-max",), ("regularisation",)),
+            ("task", ("masked-item",), ("masked", "most_masked", "last_masked")),
+            ("task", ("recency",), ("importance", "alpha", "taken")),
+            ("task", ("continuation",), ("plan",)),
+            ("task", AHEAD, ("days", "labels")),
+            ("task", ACTIONS, ("positive",)),
         ):
             for name in names:
-                if getattr(self, owner) != value and getattr(self, name) != DEFAULTS[name]:
+                if getattr(self, owner) not in values and getattr(self, name) != DEFAULTS[name]:
+                    chosen = " or ".join(repr(value) for value in values)
                     raise SettingsError(
-                        f"objective.{name} belongs to objective.{owner} = {value!r}: leave it out, or choose that."
+                        f"objective.{name} belongs to objective.{owner} = {chosen}: leave it out, or choose that."
                     )
         if self.offset and self.loss not in ("bce", "gbce"):
             raise SettingsError("objective.offset belongs to objective.loss = 'bce' or 'gbce': leave it out.")
         if self.cuts != DEFAULTS["cuts"] and self.task not in ("recency", "continuation"):
             raise SettingsError(
                 "objective.cuts belongs to objective.task = 'recency' and 'continuation': leave it out, or choose one."
+            )
+        if self.equal_users and (self.task in ("masked-item", "continuation") or self.loss == "lambdarank"):
+            raise SettingsError(
+                f"objective.equal_users belongs to tasks that show a user once and losses that weigh questions, and "
+                f"objective.task is {self.task!r} and objective.loss {self.loss!r}: leave it out."
             )
         if not self.shared and not self.samples:
             raise SettingsError(f"objective.shared belongs to the losses {', '.join(SAMPLED)}: leave it out.")
@@ -155,4 +192,5 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             raise SettingsError("objective.alpha belongs to objective.importance = 'exponential': leave it out.")
 
 
+LEAST_DAYS = 1 / 86400  # times are seconds
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(ObjectiveSettings)}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from segue.objective.collisions import Collisions
 from segue.objective.mean import shares, weighted_mean
 
 TILE_SCORES = 1 << 20  # scores of a tile: 4 MB of float32, so that a tile stays in the cache between its passes
@@ -84,7 +85,7 @@ class _SharedSoftmax(torch.autograd.Function):
         answers: Tensor,
         drawn: Tensor,
         weights: Tensor,
-        collisions: tuple[Tensor, Tensor],
+        collisions: Collisions,
         log_q: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         rows = max(LEAST_TILE, TILE_SCORES // (len(drawn) + 1))
@@ -121,7 +122,7 @@ class _Lines:
         queries: Tensor,
         answers: Tensor,
         drawn: Tensor,
-        collisions: tuple[Tensor, Tensor],
+        collisions: Collisions,
         log_q: tuple[Tensor, Tensor] | None,
     ) -> None:
         self._collisions = collisions
@@ -134,10 +135,9 @@ class _Lines:
 
     def write(self, some: slice, tile: Tensor) -> None:
         """Into the tile [m, K + 1], those of consecutive rows."""
+        rows, columns = self._collisions.pairs(some)  # before the scores, which are to stay in the cache
         torch.mm(self._queries[some], self._drawn.T, out=tile[:, :-1])
-        rows, columns = self._collisions
-        first, last = torch.searchsorted(rows, torch.tensor([some.start, some.stop], device=rows.device)).tolist()
-        tile[rows[first:last] - some.start, columns[first:last]] = -torch.inf
+        tile.view(-1).index_fill_(0, rows * tile.shape[1] + columns, -torch.inf)
         tile[:, -1] = self._positive[some]
 
     def surprise(self, some: slice, chances: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ def shared_softmax(
     queries: Tensor,
     answers: Tensor,
     drawn: Tensor,
-    collisions: tuple[Tensor, Tensor],
+    collisions: Collisions,
     weights: Tensor | None = None,
     *,
     log_q: tuple[Tensor, Tensor] | None = None,
@@ -162,8 +162,8 @@ def shared_softmax(
     """`sampled_softmax` of inner products with negatives that the batch shares, without ever holding all scores.
 
     Needs: a sampler whose draws are shared; scores that are inner products.
-    Inputs: questions [M, D], the vectors of their answers [M, D] and of what was drawn [K, D], the rows and columns of
-    [M, K] that are no negatives, rows ascending (see `scores.py`), weights [M], log q of the answers and of the drawn.
+    Inputs: questions [M, D], the vectors of their answers [M, D] and of what was drawn [K, D], what of [M, K] is no
+    negative (see `collisions.py`), weights [M], log q of the answers and of the drawn.
     When to choose it: wherever it can be; it is `sampled_softmax` several times as fast.
     Relations: `sampled_softmax` of `shared_scores`.
     """

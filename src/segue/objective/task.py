@@ -20,15 +20,22 @@ class Examples:
     targets: np.ndarray  # [M] int64, item numbers
     positions: np.ndarray | None = None  # [M] int64, the input tokens questioned; None: all of them, in order
     weights: np.ndarray | None = None  # [M] float32; None: all alike
+    own: tuple[np.ndarray, np.ndarray] | None = None  # users [P] and items [P] int64: no negatives of theirs
+
+    @property
+    def users(self) -> np.ndarray:
+        """Whose each question is [M] int64, by place in the inputs."""
+        owner = np.repeat(np.arange(len(self.inputs.lengths)), self.inputs.lengths)
+        return owner if self.positions is None else owner[self.positions]
 
 
 Task = Callable[[Batch, np.random.Generator], Examples]
 """Every user of the batch has at least two events. What is drawn is drawn anew at each call."""
 
 EXTRA = 1
-"""Events a training window holds beyond the length of the model. Next-item, recency and continuation take at least one
-event out of what is read; a model that is asked with a mask counts the mask's place apart, and masked events stay where
-they are."""
+"""Events a training window holds beyond the length of the model, if a task does not say otherwise. Next-item, recency
+and continuation take at least one event out of what is read; a model that is asked with a mask counts the mask's place
+apart, and masked events stay where they are."""
 
 
 def next_item(batch: Batch, rng: np.random.Generator) -> Examples:  # noqa: ARG001 (nothing is drawn)

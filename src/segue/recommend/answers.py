@@ -19,6 +19,9 @@ class ScoredItem(msgspec.Struct, frozen=True):
     """Higher is better. Comparable within one answer only; of a popularity answer, the events trained on."""
 
 
+UNTIMED = "The history has no times, which this model looks at: the answer is made without them."
+
+
 class Recommendation(msgspec.Struct, frozen=True):
     """An answer: the items, best first, and what has to be said about them."""
 
@@ -27,6 +30,8 @@ class Recommendation(msgspec.Struct, frozen=True):
     """Ids of the history that the model does not know, each once; they were left out of the question."""
     fallback: Literal["popularity"] | None = None
     """Set where the history had nothing the model knows, so that the most frequent items are the answer."""
+    untimed: Literal[True] | msgspec.UnsetType = msgspec.UNSET
+    """There, and true, where the model looks at times and the history has none: the answer is made without them."""
 
     @property
     def ids(self) -> list[str]:
@@ -112,6 +117,8 @@ class Explanation(msgspec.Struct, frozen=True):
     """Ids of the history that the model does not know, each once; they were left out of the question."""
     fallback: Literal["popularity"] | None = None
     """Set where the history had nothing the model knows: the score is then the item's events in training."""
+    untimed: Literal[True] | msgspec.UnsetType = msgspec.UNSET
+    """There, and true, where the model looks at times and the history has none: the answer is made without them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

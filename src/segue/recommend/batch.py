@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import polars as pl
 from segue import folders
 from segue.data.batch import MICROSECONDS, Batch, cut_by_budget, ragged_rows
 from segue.data.dataset import Data
+from segue.data.sequences import Sequences
 from segue.errors import FolderError, InputError
 from segue.recommend.answers import Ranking
 from segue.recommend.history import Entry
@@ -57,7 +59,7 @@ def recommend_users(
     """
     rules = recommender.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
     data.verify()  # everything is read anyway
-    source = _Histories(data, recommender)
+    source = LogHistories(data, recommender)
     asked, unknown, fallback = 0, 0, 0
     with folders.complete_folder(Path(out)) as staging:
         writer = _Parts(staging)
@@ -96,7 +98,7 @@ def user_history(data: Data, user: str) -> list[Entry]:
     ]
 
 
-class _Histories:
+class LogHistories:
     """Users' events in a data folder, in the numbers of a run, which may have been trained on other data."""
 
     def __init__(self, data: Data, recommender: Recommender) -> None:
@@ -104,6 +106,14 @@ class _Histories:
         numbers = recommender.vocabulary.numbers(data.vocabulary.table["id"].to_list(), unknown="zero")
         trained = np.where(recommender.answerable[numbers], numbers, 0)
         self.translated = np.concatenate(([0], trained))  # [data's items + 1]; 0 is unknown to the run
+        self.kinds = recommender.known.kinds.numbers(data.kinds) if recommender.known.kinds else None  # [data's kinds]
+        self.has_times = data.manifest["has_time"]
+
+    def within(self, sequences: Sequences) -> LogHistories:
+        """The same over some of the users, numbered as they are there."""
+        some = copy.copy(self)
+        some.sequences = sequences
+        return some
 
     def of(self, asked: Asked) -> Iterator[tuple[np.ndarray, Batch]]:
         """(rows of the chunk, their histories of known items), a bounded number of events at a time."""
@@ -124,13 +134,21 @@ class _Histories:
         if moments is not None:
             kept &= self.sequences.times[rows] < moments[owners]
         rows, values = rows[kept], self.sequences.values
+        times = self.sequences.times[rows] // MICROSECONDS
         return Batch(
             items=items[kept],
-            times=self.sequences.times[rows] // MICROSECONDS,
+            times=times if self.has_times else np.zeros_like(times),  # an order is no time
             lengths=np.bincount(owners[kept], minlength=len(starts)),
             asked=None if moments is None else moments // MICROSECONDS,
+            kinds=self._kinds(rows),
             values=None if values is None else values[rows],
         )
+
+    def _kinds(self, rows: np.ndarray) -> np.ndarray | None:
+        """In the numbers of the run; None where it, or the log, tells none apart."""
+        if self.kinds is None or self.sequences.kinds is None:
+            return None
+        return self.kinds[self.sequences.kinds[rows]]
 
 
 def _answers(recommender: Recommender, asked: Asked, rows: np.ndarray, ranking: Ranking) -> pl.DataFrame:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -42,7 +43,9 @@ def explain_history(
     `asked` [1]: the question's seconds. See `Recommender.explain`.
     """
     vocabulary = recommender.vocabulary
-    packed = pack_histories([history], vocabulary, known=recommender.answerable, asked=asked)
+    packed = pack_histories(
+        [history], vocabulary, known=recommender.answerable, kinds=recommender.known.kinds, asked=asked
+    )
     number = _best_answer(recommender, packed.batch, rules) if item is None else item
     chosen = np.array([number])
     ranking = recommender.rank(packed.batch, [Rules(k=1, keep_seen=True, only=chosen)])
@@ -66,6 +69,7 @@ def explain_history(
         attention=[told(each, places) for each in maps],
         unknown=packed.unknown[0],
         fallback="popularity" if fallback else None,
+        untimed=msgspec.UNSET if fallback else recommender.known.untimed(history),
     )
 
 

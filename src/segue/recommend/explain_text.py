@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from segue.recommend.answers import Contribution, Explanation
+from segue.recommend.answers import UNTIMED, Contribution, Explanation
 from segue.recommend.attention_text import View, attention_lines
 
 HALF = 12  # characters of the longest bar
@@ -17,6 +17,8 @@ def lines(explanation: Explanation, view: View | None = None) -> Iterator[str]:
         yield POPULARITY
     if explanation.unknown:
         yield f"Unknown items, left out: {', '.join(explanation.unknown)}"
+    if explanation.untimed:
+        yield UNTIMED
     if not explanation.fallback:
         yield ""
         yield "What each entry of the history did, oldest first: the score less the score without it."

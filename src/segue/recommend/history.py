@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from segue.data.batch import MICROSECONDS, Batch
+from segue.data.kinds import Kinds
 from segue.data.vocabulary import PADDING, Names
 from segue.errors import InputError
 
@@ -28,9 +29,10 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time: float | datetime | None = None
     """Seconds since 1970, or a date and time (ISO 8601; UTC unless it says otherwise)."""
     kind: str | None = None
-    """What happened; no model looks at it yet."""
+    """What happened, such as click or buy, by the names of the log that the run was trained on; for models that look at
+    kinds of events, as those with inputs = "events" do. One that they do not know is as good as none."""
     value: float | None = None
-    """How much of it; no model looks at it yet."""
+    """How much of it, such as a rating or a duration, for models that look at values."""
 
 
 FIELDS = Entry.__struct_fields__
@@ -117,6 +119,12 @@ class ReadHistory:
     times: list[int]
     """Microseconds; all zero where some entry has no time: part of them would be worse than none."""
     values: list[float | None]
+    kinds: list[str | None] | None = None
+    """None where no event has one."""
+
+    @property
+    def has_times(self) -> bool:
+        return any(self.times)
 
 
 def read_history(history: Iterable[Any] | ReadHistory) -> ReadHistory:
@@ -133,7 +141,8 @@ def read_history(history: Iterable[Any] | ReadHistory) -> ReadHistory:
         entries, times = [entries[index] for index in order], [times[index] for index in order]
     else:
         times = [0] * len(entries)
-    return ReadHistory([str(entry.item) for entry in entries], times, [entry.value for entry in entries])
+    kinds = [entry.kind for entry in entries]
+    return ReadHistory([str(entry.item) for entry in entries], times, [entry.value for entry in entries], kinds)
 
 
 def read_histories(histories: Iterable[Iterable[Any] | ReadHistory]) -> list[ReadHistory]:
@@ -143,10 +152,15 @@ def read_histories(histories: Iterable[Iterable[Any] | ReadHistory]) -> list[Rea
 
 
 def pack_histories(
-    histories: Sequence[ReadHistory], vocabulary: Names, *, known: np.ndarray, asked: np.ndarray | None = None
+    histories: Sequence[ReadHistory],
+    vocabulary: Names,
+    *,
+    known: np.ndarray,
+    kinds: Kinds | None = None,
+    asked: np.ndarray | None = None,
 ) -> Histories:
-    """Whole histories as one batch. `known` [V + 1] bool: the items that the model knows; `asked` [B]: the
-    seconds of the questions."""
+    """Whole histories as one batch. `known` [V + 1] bool: the items that the model knows; `kinds`: those that
+    it tells apart; `asked` [B]: the seconds of the questions."""
     ids = [item for history in histories for item in history.items]
     numbers = vocabulary.numbers(ids, unknown="zero")
     kept = known[numbers] & (numbers != PADDING)
@@ -160,9 +174,21 @@ def pack_histories(
         times=times[kept],
         lengths=np.bincount(owners[kept], minlength=len(histories)),
         asked=asked,
+        kinds=_kinds(histories, kinds)[kept] if kinds else None,
         values=_values(histories, kept),
     )
     return Histories(batch=batch, unknown=[list(ids) for ids in unknown])
+
+
+def _kinds(histories: Sequence[ReadHistory], kinds: Kinds) -> np.ndarray:
+    """The number of every entry's kind."""
+    return kinds.numbers(
+        [
+            kind
+            for history in histories
+            for kind in ([None] * len(history.items) if history.kinds is None else history.kinds)
+        ]
+    )
 
 
 def _values(histories: Sequence[ReadHistory], kept: np.ndarray) -> np.ndarray | None:

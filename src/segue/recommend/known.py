@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from segue.data.batch import Batch, cut_by_budget
+from segue.data.kinds import Kinds
 from segue.data.vocabulary import Names
 from segue.recommend.answers import Ranking, Recommendation, ScoredItem
 from segue.recommend.history import ReadHistory, identifiers, pack_histories
@@ -26,10 +28,21 @@ Rank = Callable[[Batch], Ranking]
 class KnownItems:
     """The items of a run, of which some may be answered and read."""
 
-    def __init__(self, names: Names, counts: np.ndarray, answerable: np.ndarray) -> None:
+    def __init__(
+        self,
+        names: Names,
+        counts: np.ndarray,
+        answerable: np.ndarray,
+        *,
+        kinds: Sequence[str] = (),
+        timed: bool = False,
+    ) -> None:
         """`counts` [V + 1] int64: events of each item in training; number 0 is padding. `answerable` [V + 1] bool:
-        those with a count, and those of which the model knows the content."""
+        those with a count, and those of which the model knows the content. `kinds`: names of the kinds of events that
+        the model tells apart, by number; `timed`: whether it looks at times."""
         self.names = names
+        self.kinds = Kinds(kinds)
+        self.timed = timed
         self.counts = counts
         self.answerable = answerable
 
@@ -48,14 +61,23 @@ class KnownItems:
         self, histories: Sequence[ReadHistory], rank: Rank, *, asked: np.ndarray | None
     ) -> list[Recommendation]:
         """Histories in ids → answers in ids. `asked` [B]: the questions' seconds."""
-        packed = pack_histories(histories, self.names, known=self.answerable, asked=asked)
+        packed = pack_histories(histories, self.names, known=self.answerable, kinds=self.kinds, asked=asked)
         ranking = rank(packed.batch)
         return [
-            Recommendation(items=items, unknown=unknown, fallback="popularity" if fallback else None)
-            for items, unknown, fallback in zip(
-                self.scored(ranking), packed.unknown, ranking.fallback.tolist(), strict=True
+            Recommendation(
+                items=items,
+                unknown=unknown,
+                fallback="popularity" if fallback else None,
+                untimed=msgspec.UNSET if fallback else self.untimed(history),
+            )
+            for history, items, unknown, fallback in zip(
+                histories, self.scored(ranking), packed.unknown, ranking.fallback.tolist(), strict=True
             )
         ]
+
+    def untimed(self, history: ReadHistory) -> Literal[True] | msgspec.UnsetType:
+        """Whether the model would look at times and the history has none, as an answer says it."""
+        return True if self.timed and not history.has_times else msgspec.UNSET
 
     def ranking(
         self, histories: Batch, rules: Sequence[Rules], find: Find, *, length: int, tokens: int, most_rows: int
@@ -77,7 +99,7 @@ class KnownItems:
                 popular[id(rule)] = self._popular(rule)
             best = popular[id(rule)]
             items[row, : len(best)], scores[row, : len(best)] = best, self.counts[best]
-        for rows in _groups(histories, length, tokens, most_rows):
+        for rows in similar_lengths(histories, length, tokens, most_rows):
             for chosen, found, values in find(rows):
                 items[chosen, : found.shape[1]], scores[chosen, : found.shape[1]] = found, values
         # A question's row is as wide as the largest k of all.
@@ -114,7 +136,7 @@ class KnownItems:
         return np.argsort(-self.counts, kind="stable")
 
 
-def _groups(histories: Batch, length: int, tokens: int, most_rows: int) -> Iterator[np.ndarray]:
+def similar_lengths(histories: Batch, length: int, tokens: int, most_rows: int) -> Iterator[np.ndarray]:
     """Rows of histories that are not empty, shortest first, as many at a time as the budgets allow."""
     if len(histories.items) <= tokens and len(histories.lengths) <= most_rows and histories.lengths.all():
         if len(histories.lengths):

@@ -78,7 +78,9 @@ def plan_histories(
             "The model of this run answers with items that stand each for itself and cannot plan: train one that "
             "can, such as segue train DATA --recipe seq2seq."
         )
-    packed = pack_histories(histories, recommender.vocabulary, known=recommender.answerable, asked=asked)
+    packed = pack_histories(
+        histories, recommender.vocabulary, known=recommender.answerable, kinds=recommender.known.kinds, asked=asked
+    )
     rows = np.flatnonzero(packed.batch.lengths)
     plans = [Plan(items=[], score=0.0)] * len(histories)
     if len(rows) < len(histories):

@@ -23,6 +23,7 @@ from segue.index.search import ItemIndex, Ragged
 from segue.layers.packed import tensors
 from segue.models.build import Builder
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, read_description, save_model
+from segue.models.mol import MixtureOfLogits
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation
@@ -36,7 +37,7 @@ from segue.recommend.history import (
     read_histories,
     read_history,
 )
-from segue.recommend.known import KnownItems
+from segue.recommend.known import KnownItems, similar_lengths
 from segue.recommend.new_items import directions, extended, new_items
 from segue.recommend.plan import Search, plan_histories
 from segue.recommend.rules import Rules, left_out
@@ -46,7 +47,8 @@ MOST_ROWS = 1024  # histories answered at a time
 
 ITEMS, INDEX = "items.parquet", "index.safetensors"
 NEEDED = (DESCRIPTION, WEIGHTS, ITEMS, INDEX)
-OF_TRAINING = ("training.safetensors",)  # its state: of the items that were there, and larger than all the rest
+OF_TRAINING = ("training.safetensors", "start.safetensors", "start-all.safetensors")
+"""Its state: of the items that were there, and larger than all the rest."""
 
 Seen = Literal["excluded", "kept"]
 Encode = Callable[[Batch, np.ndarray], Tensor]
@@ -85,7 +87,7 @@ class Recommender:
         counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
         self.counts, self.answerable = counts, model.answerable(counts)
         self.answerable[len(counts) - self.added :] = True  # none is added of which nothing is known
-        self.known = KnownItems(vocabulary, counts, self.answerable)
+        self.known = KnownItems(vocabulary, counts, self.answerable, kinds=model.told_kinds, timed=model.timed)
 
     @staticmethod
     def open(folder: Path | str, *, encoder: Builder | None = None) -> Recommender:
@@ -269,6 +271,38 @@ class Recommender:
         rules = self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen)
         return plan_histories(self, read, rules, search, asked=asked)
 
+    def embed(self, histories: Iterable[Iterable[Any]], *, now: Moment | None = None) -> np.ndarray:
+        """A vector for each history [n, D] float32, as `segue embed` writes it for everyone in a log.
+
+        Its inner product with an item's vector is the item's score; where items have biases, its last feature is 1. A
+        history without any known id has none: its row is not a number.
+
+        histories, now: as for `recommend_many`.
+        """
+        read = read_histories(histories)
+        asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
+        packed = pack_histories(read, self.vocabulary, known=self.answerable, kinds=self.known.kinds, asked=asked)
+        return self.embed_batch(packed.batch)
+
+    @cached_property
+    def embedding_width(self) -> int:
+        """Features of an embedding; refused where scores are no inner product of two vectors."""
+        if isinstance(self.model.similarity, MixtureOfLogits):
+            raise InputError(
+                "This run scores items by a mixture of logits (model.similarity = 'mol'), which is no inner product of "
+                "two vectors, so it has no embeddings; train one with model.similarity = 'dot' or 'cosine'."
+            )
+        return int(self.model.item_vectors(torch.zeros(1, dtype=torch.int64)).shape[1])
+
+    def embed_batch(self, histories: Batch) -> np.ndarray:
+        """`embed` for whole histories in numbers, of items that are known. Memory is bounded as in `rank`."""
+        vectors = np.full((len(histories.lengths), self.embedding_width), np.nan, dtype=np.float32)
+        with torch.inference_mode():
+            for rows in similar_lengths(histories, self.model.length, TOKENS, MOST_ROWS):
+                windows = take(histories, rows, self.model.length, self.model.window_step)
+                vectors[rows] = self.model.query(tensors(windows)).numpy()
+        return vectors
+
     def rules(
         self,
         *,
@@ -341,7 +375,7 @@ class Recommender:
         after the history, to ask with, has one row and column more, the last. Where a decoder looks at the history,
         the rows are its steps. Empty where the model has none to show or knows no entry.
         """
-        packed = pack_histories([read_history(history)], self.vocabulary, known=self.answerable)
+        packed = pack_histories([read_history(history)], self.vocabulary, known=self.answerable, kinds=self.known.kinds)
         window = newest(packed.batch, self.model.length, self.model.window_step)
         return {each.name: each.weights[0].numpy() for each in looks(self.model, window)}
 

@@ -44,7 +44,10 @@ def _answers(model: ServedModel, store: HistoryStore, questions: Sequence[Questi
         asked=np.array([now if question.now is None else question.now for question in sound], dtype=np.int64),
         encode=model.memories.encoder([question.user for question in sound]),
     )
-    named = (Answer(items=one.items, unknown=one.unknown, fallback=one.fallback, model=model.name) for one in answers)
+    named = (
+        Answer(items=one.items, unknown=one.unknown, fallback=one.fallback, untimed=one.untimed, model=model.name)
+        for one in answers
+    )
     return [rule if isinstance(rule, Exception) else next(named) for rule in rules]
 
 
@@ -83,4 +86,9 @@ def whole_histories(store: HistoryStore, users: Sequence[str]) -> list[list[Row]
 
 def read_rows(rows: Sequence[Row]) -> ReadHistory:
     """Kept events as a history."""
-    return ReadHistory([row[0] for row in rows], [row[1] for row in rows], [row[3] for row in rows])
+    return ReadHistory(
+        items=[row[0] for row in rows],
+        times=[row[1] for row in rows],
+        values=[row[3] for row in rows],
+        kinds=[row[2] for row in rows],
+    )

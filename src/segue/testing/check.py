@@ -25,7 +25,7 @@ ALWAYS: tuple[Law, ...] = (
     laws.saving_changes_nothing,
     learns_by_heart,
 )
-LOOKING_BACK: tuple[Law, ...] = (laws.later_events_change_nothing_earlier,)
+LOOKING_BACK: tuple[Law, ...] = (laws.later_events_change_nothing_earlier, laws.later_times_change_nothing_earlier)
 CONTINUABLE: tuple[Law, ...] = (laws.prefixes_are_encoded_as_inside_the_whole, laws.remembering_changes_nothing)
 
 

@@ -19,8 +19,8 @@ from segue.testing.cases import Case, asked, assert_close, batch_of, packed_of, 
 
 EXACT = 1e-10  # in float64: sums of other lengths are taken in another order, and nothing more
 DTYPES = ((torch.float32, 1e-6), (torch.float64, EXACT))
-ONLY_OUT = {"items.out", "items.bias"}
-"""What questions are compared with, and not made of."""
+ONLY_OUT = {"items.out", "items.bias", "similarity.heat"}
+"""What questions are compared with, or divided by in a loss, and not made of."""
 
 
 def later_events_change_nothing_earlier(case: Case) -> None:
@@ -44,6 +44,24 @@ def later_events_change_nothing_earlier(case: Case) -> None:
             assert torch.equal(after[1], before[1]) and torch.equal(after[2], before[2]), (
                 "A user's item changes another user's states."
             )
+
+
+def later_times_change_nothing_earlier(case: Case) -> None:
+    """Causality of times: when an event was moves no state before it, but where a state is told the moment of the next.
+
+    The newest event's time is held. What looks back from there, as the time since the newest does, knows how much time
+    passed in all and nothing else of what came later: no answer is in sight.
+    """
+    model, users = case.moved(), random_users([9, 4], n_items=case.n_items)
+    batch = batch_of(*users)
+    before = model.encode(tensors(batch))
+    for place in range(1, 8):
+        times = batch.times.copy()
+        times[place] += 17
+        after = model.encode(tensors(replace(batch, times=times)))
+        earlier = place - 1 if model.target_time else place
+        assert torch.equal(after[:earlier], before[:earlier]), f"The time at place {place} changes states before it."
+        assert torch.equal(after[9:], before[9:]), "A user's time changes another user's states."
 
 
 def padding_changes_nothing(case: Case) -> None:

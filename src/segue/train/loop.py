@@ -91,15 +91,20 @@ def fit(
     judge: Judge | None,
     state_file: Path,
     progress: Callable[[Step], None] | None = None,
+    continued: bool = False,
 ) -> TrainingState:
     """Train up to `epochs` epochs, going on from `state_file` if it is there, and leave the best weights in `model`.
 
     With a judge, training stops after `patience` epochs without a better score and the best epoch is kept; without
-    one, every epoch is used and the last is kept.
+    one, every epoch is used and the last is kept. `continued`: the model has learned before; it is judged as epoch 0,
+    and an epoch must be better than that to be kept.
     """
-    state = TrainingState(model, optimiser(model, settings), seed=settings.seed)
+    state = TrainingState(model, optimiser(model, settings), seed=settings.seed, counted=objective.state)
     if state_file.exists():
         state.load(state_file)
+    elif continued and judge:
+        state.progress.history.append({"epoch": 0, **judge(model)})
+        state.progress.best_score = float(state.progress.history[0][SCORE])
     draw_from(model, state.generator)
     while state.progress.epoch < epochs and not (judge and exhausted(state.progress, settings.patience)):
         _epoch(state, objective, windows, settings, epochs, progress)
@@ -137,7 +142,11 @@ def _epoch(
     assert isinstance(model, SequenceModel)
     device = next(model.parameters()).device
     for batch in windows.batches(settings.tokens, state.rng):
+        passed = (state.progress.epoch + done / windows.events) / settings.epochs
+        done += len(batch.items) - len(batch.lengths)
         examples = objective.examples(batch, state.rng)
+        if not len(examples.targets):
+            continue  # nothing can be asked of these users
         hidden = model.encode(tensors(examples.inputs, device))
         loss = objective.loss(model, hidden, examples, state.generator)
         value = loss.item()
@@ -145,13 +154,17 @@ def _epoch(
             raise _diverged(f"The loss became {value}", state)
         state.adamw.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        passed = (state.progress.epoch + done / windows.events) / settings.epochs
         set_step_size(state.adamw, settings, step=state.progress.step, passed=passed)
         state.step(settings)
         total, asked = total + value * len(examples.targets), asked + len(examples.targets)
-        done += len(batch.items) - len(batch.lengths)
         if progress:
             progress(_step(state, epochs, done, windows, loss=total / asked, elapsed=time.perf_counter() - began))
+    if not asked:
+        raise TrainingError(
+            f"No event before the split can be asked for: objective.task = {objective.settings.task!r} needs positive "
+            "events (objective.positive) that are later than others of their user, within objective.days where it "
+            "looks at days. A log without times needs objective.task = 'next-item'."
+        )
     state.settle()
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         raise _diverged("The weights became infinite", state)

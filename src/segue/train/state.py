@@ -1,12 +1,12 @@
 """Unfinished training on disk: one safetensors file an epoch, replaced whole, from which training goes on exactly.
 
-It holds the weights, their average, the best weights so far, the optimiser's moments and both random states;
-what is no tensor travels as JSON in the file's own header.
+It holds the weights, their average, the best weights so far, the optimiser's moments, what the objective has counted,
+and both random states; what is no tensor travels as JSON in the file's own header.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,13 @@ class Progress(msgspec.Struct, kw_only=True):
 class TrainingState:
     """Everything that changes while training."""
 
-    def __init__(self, model: nn.Module, adamw: torch.optim.AdamW, *, seed: int) -> None:
+    def __init__(
+        self, model: nn.Module, adamw: torch.optim.AdamW, *, seed: int, counted: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """`counted`: what else changes in place while training, by name."""
         self.model = model
         self.adamw = adamw
+        self.counted = counted or {}
         self.average = [parameter.detach().clone() for parameter in model.parameters()]
         self.best = [parameter.detach().clone() for parameter in model.parameters()]
         self.rng = np.random.default_rng(seed)
@@ -84,9 +88,13 @@ class TrainingState:
             for name, tensor in sorted(self.adamw.state[parameter].items()):
                 yield f"{name}.{index}", tensor
 
+    def _counted(self) -> Iterator[tuple[str, Tensor]]:
+        return ((f"counted.{name}", tensor) for name, tensor in self.counted.items())
+
     def save(self, path: Path) -> None:
         """Replace the file; a kill at any moment leaves the old one or the new one."""
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in (*self._tensors(), *self._moments())}
+        kept = (*self._tensors(), *self._moments(), *self._counted())
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in kept}
         tensors["generator"] = self.generator.get_state()
         self.progress.numpy_state = _numpy_state(self.rng)
         beside = path.with_name(f".{path.name}.writing")
@@ -99,10 +107,11 @@ class TrainingState:
         try:
             with safe_open(path, framework="pt") as file:
                 self.progress = msgspec.json.decode(file.metadata()[HEADER], type=Progress)
-                if len(file.keys()) != len(list(self._tensors())) * 2 + 1:  # as many moments as tensors
+                expected = len(list(self._tensors())) * 2 + len(self.counted) + 1  # as many moments as tensors
+                if len(file.keys()) != expected:
                     raise KeyError("it belongs to a model of another shape")
                 with torch.no_grad():
-                    for name, tensor in self._tensors():
+                    for name, tensor in (*self._tensors(), *self._counted()):
                         tensor.copy_(file.get_tensor(name))
                 for index, parameter in enumerate(self.model.parameters()):
                     self.adamw.state[parameter] = {
@@ -141,3 +150,13 @@ def read_progress(path: Path) -> Progress:
             return msgspec.json.decode(file.metadata()[HEADER], type=Progress)
     except (OSError, SafetensorError, KeyError, TypeError, msgspec.MsgspecError) as error:
         raise FolderError(f"{path} cannot be read ({error}); train again without --resume.") from error
+
+
+def read_best(model: nn.Module, path: Path) -> None:
+    """Give a model the best weights of a saved training of it."""
+    try:
+        with safe_open(path, framework="pt") as file, torch.no_grad():
+            for index, parameter in enumerate(model.parameters()):
+                parameter.copy_(file.get_tensor(f"best.{index}"))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise FolderError(f"{path} cannot be read ({error}); train again without --from.") from error

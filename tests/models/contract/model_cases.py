@@ -25,6 +25,7 @@ from segue.testing.cases import (
 from segue.testing.learning import eight_users, task_of
 
 __all__ = [
+    "EVENTS",
     "MASK",
     "NOT_CAUSAL",
     "N_ITEMS",
@@ -55,7 +56,8 @@ __all__ = [
 MASK = N_ITEMS + 1
 
 RECURRENT = "seq2seq, gru"
-CHOICES: dict[str, tuple[str, dict[str, str]]] = {
+EVENTS = "pinnerformer, events"
+CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
     RECURRENT: ("seq2seq", {"body": "gru"}),
     "transformer, dot, rotary": ("transformer", {"scores": "dot", "positions": "rotary"}),
     "transformer, post, bilinear, sinusoidal": (
@@ -66,6 +68,7 @@ CHOICES: dict[str, tuple[str, dict[str, str]]] = {
         "transformer",
         {"norm": "post", "scores": "additive", "positions": "buckets"},
     ),
+    EVENTS: ("pinnerformer", {"inputs": "events", "output": "mlp", "positions": "newest"}),
 }
 """Builders with choices that are held to the laws as well: between them, each choice once."""
 

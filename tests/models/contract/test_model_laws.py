@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_cases import (
+    EVENTS,
     MASK,
     N_ITEMS,
     PLANNING,
@@ -46,13 +47,34 @@ WITHOUT_ATTENTION = frozenset({"gru4rec", "caser", "nextitnet"})
 
 
 def test_every_builder_is_held_to_this_contract() -> None:
-    assert len(BUILDERS) == 11 and len(BIDIRECTIONAL) == 1 and len(PLANNING) == 2 and BUILDERS.keys() >= BIDIRECTIONAL
+    assert len(BUILDERS) == 12 and len(BIDIRECTIONAL) == 1 and len(PLANNING) == 2 and BUILDERS.keys() >= BIDIRECTIONAL
     assert set(BUILDERS) == set(get_args(get_type_hints(ModelSettings)["builder"]))
 
 
 @looking_back_from_every_place
 def test_a_later_item_changes_no_earlier_state_at_all(builder: str, positions: str) -> None:
     laws.later_events_change_nothing_earlier(case_of(builder, positions=positions))
+
+
+@looking_back
+def test_a_later_time_changes_no_earlier_state(builder: str) -> None:
+    """Where the newest time is held: the time since the newest is known to all, and so is none of the rest."""
+    laws.later_times_change_nothing_earlier(case_of(builder))
+
+
+def test_who_is_told_the_moment_of_the_next_event_knows_it_one_state_early() -> None:
+    laws.later_times_change_nothing_earlier(case_of("hstu", target_time=True))
+
+
+def test_the_newest_time_moves_earlier_states_where_it_is_looked_back_from() -> None:
+    """As PinnerFormer has it; so such a model claims neither prefixes nor memories."""
+    for times, moved in ((["since-newest"], True), (["absolute", "since-previous"], False)):
+        model, batch = model_of(EVENTS, times=times), batch_of(*random_users([5, 3]))
+        later = batch.times.copy()
+        later[4] += 17
+        before, after = (model.encode(tensors(replace(batch, times=told))) for told in (batch.times, later))
+        assert torch.equal(after[:4], before[:4]) is not moved and torch.equal(after[5:], before[5:])
+        assert not model.continuable
 
 
 @looking_both_ways

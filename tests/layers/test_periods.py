@@ -1,0 +1,87 @@
+"""Times as waves: periods by the book, dates that keep their seconds, phases that can be learned."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.layers.periods import ABSOLUTE, RELATIVE, Periods, log_seconds, log_spaced
+
+DAY = 86_400
+
+
+def test_relative_periods_grow_by_one_ratio_from_a_second_to_four_weeks() -> None:
+    """By hand: 2419200 ^ (1 / 31) is 1.606663."""
+    assert len(RELATIVE) == 32
+    assert RELATIVE[:4] == pytest.approx((1, 1.606663, 2.581367, 4.147388), abs=1e-6)
+    assert RELATIVE[-2:] == pytest.approx((1_505_729, 2_419_200), rel=1e-6)
+    assert log_spaced(3, 1, 100) == pytest.approx((1, 10, 100))
+
+
+def test_absolute_periods_are_those_of_a_clock_and_a_calendar() -> None:
+    hours = (0.25, 0.5, 1, 2, 4, 8, 16, 24, 7 * 24, 28 * 24, 365 * 24)
+    assert tuple(period / 3600 for period in ABSOLUTE) == hours
+    assert all(isinstance(period, int) for period in ABSOLUTE), "whole seconds, so that a remainder is exact"
+
+
+def test_an_hour_of_a_day() -> None:
+    """A twenty-fourth of a turn is 15 degrees."""
+    cosine, sine = Periods((DAY,))(torch.tensor([3600]))[0].tolist()
+    assert (cosine, sine) == pytest.approx((0.965926, 0.258819), abs=1e-6)
+    assert log_seconds(torch.tensor([3600])).item() == pytest.approx(8.188689, abs=1e-6)
+
+
+def test_no_time_at_all_has_a_logarithm() -> None:
+    assert log_seconds(torch.tensor([0, 1, -5])).tolist() == [0, 0, 0]
+
+
+def test_a_second_counts_in_any_year() -> None:
+    """In single precision, seconds since 1970 are known to 128 of them: at 15 minutes that is 51 degrees."""
+    periods = Periods(ABSOLUTE)
+    for year in (1970, 2026, 2100):
+        noon = int(datetime(year, 6, 1, 12, tzinfo=UTC).timestamp())
+        waves = periods(noon + torch.arange(900))
+        around = torch.arange(900).double() * (2 * math.pi / 900)
+        torch.testing.assert_close(waves[:, 0].double(), around.cos(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(waves[:, 11].double(), around.sin(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("periods", [ABSOLUTE, RELATIVE], ids=["absolute", "relative"])
+@given(seconds=st.integers(-(10**11), 10**11))
+def test_waves_are_those_of_exact_arithmetic(periods: tuple[float, ...], seconds: int) -> None:
+    """Python divides whole numbers exactly: a period is a fraction, and so is what is left of a turn."""
+    found = Periods(periods)(torch.tensor([seconds]))[0].tolist()
+    for place, period in enumerate(periods):
+        top, bottom = period.as_integer_ratio() if isinstance(period, float) else (period, 1)
+        angle = 2 * math.pi * ((seconds * bottom) % top / top)
+        assert found[place] == pytest.approx(math.cos(angle), abs=2e-6)
+        assert found[place + len(periods)] == pytest.approx(math.sin(angle), abs=2e-6)
+
+
+def test_weights_of_another_precision_leave_the_periods_as_they_are() -> None:
+    """Periods in single precision would be off by more than a turn after a year."""
+    times = torch.tensor([31_536_001, 63_072_003])
+    expected = Periods(RELATIVE)(times)
+    assert torch.equal(Periods(RELATIVE).double().float()(times), expected)
+    torch.testing.assert_close(Periods(RELATIVE).double()(times).float(), expected, rtol=0, atol=1e-6)
+
+
+def test_phases_move_waves_and_their_gradient_is_right() -> None:
+    periods = Periods((10, 60.5)).double()
+    with torch.no_grad():
+        periods.phases.copy_(torch.tensor([[0.1, -0.4], [2.0, 0.7]]))
+    times = torch.tensor([0, 7, 1_700_000_123])
+    turns = times[:, None].double() / torch.tensor([10, 60.5], dtype=torch.float64) * 2 * math.pi
+    expected = torch.cat(((turns + periods.phases[0]).cos(), (turns + periods.phases[1]).sin()), dim=1)
+    torch.testing.assert_close(periods(times), expected, rtol=0, atol=1e-6)
+
+    def waves(phases: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.func.functional_call(periods, {"phases": phases}, (times,))
+        return made
+
+    assert torch.autograd.gradcheck(waves, (periods.phases,))

@@ -1,0 +1,224 @@
+"""Tokens of whole events: what they are made of, what is missing, and what a later event may move."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from segue.config import make_settings, read_recipe
+from segue.data.batch import Batch
+from segue.errors import SettingsError
+from segue.layers.packed import PackedBatch, tensors
+from segue.models.build import build_model
+from segue.models.checkpoint import load_model, save_model
+from segue.models.facts import Facts
+from segue.models.inputs import EventInputs
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+
+KINDS = ("buy", "look", "save@home")
+UNKNOWN = len(KINDS)
+N_ITEMS = 9
+NOON = 1_767_268_800  # of the first day of 2026
+ABSOLUTE, RELATIVE = 2 * 11 + 1, 2 * 32 + 1  # features of a signal
+
+
+def settings_of(**changed: Any) -> ModelSettings:
+    numbers = {"builder": "pinnerformer", "inputs": "events", "width": 6, "heads": 2, "length": 9, "dropout": 0.0}
+    return msgspec.convert({**numbers, "kind_width": 4, **changed}, ModelSettings)
+
+
+def model_of(kinds: tuple[str, ...] = KINDS, **changed: Any) -> SequenceModel:
+    """In double precision, with weights that are nowhere zero."""
+    generator = torch.Generator().manual_seed(0)
+    model = build_model(settings_of(**changed), N_ITEMS, generator=generator, facts=Facts(kinds=kinds)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.3)
+    model.items.clear_padding()
+    return model
+
+
+def events(**changed: Any) -> PackedBatch:
+    """A user of three events and one of two."""
+    whole: dict[str, Any] = {
+        "items": [3, 1, 2, 5, 5],
+        "times": [NOON, NOON + 60, NOON + 3600, NOON, NOON + 7],
+        "kinds": [0, 1, 2, UNKNOWN, 1],
+        "values": [1.0, None, 250.0, -3.0, 0.0],
+        **changed,
+    }
+    return tensors(
+        Batch(
+            items=np.array(whole["items"]),
+            times=np.array(whole["times"]),
+            lengths=np.array([3, 2]),
+            kinds=None if whole["kinds"] is None else np.array(whole["kinds"]),
+            values=None if whole["values"] is None else np.array(whole["values"], dtype=np.float32),
+        )
+    )
+
+
+def told(model: SequenceModel, batch: PackedBatch) -> torch.Tensor:
+    """What goes into the linear map [T, features]."""
+    assert isinstance(model.inputs, EventInputs)
+    seen: list[torch.Tensor] = []
+    handle = model.inputs.joined.register_forward_hook(lambda _, given, __: seen.append(given[0]))
+    tokens = model.inputs(model.items, batch)
+    handle.remove()
+    torch.testing.assert_close(tokens, model.inputs.joined(seen[0]))
+    return seen[0]
+
+
+def test_an_event_is_its_item_kind_value_and_times_side_by_side() -> None:
+    model, batch = model_of(), events()
+    assert isinstance(model.inputs, EventInputs) and model.inputs.kinds is not None
+    item, kind, value, absolute, newest, previous = told(model, batch).split([6, 4, 2, ABSOLUTE, RELATIVE, RELATIVE], 1)
+    directions = functional.normalize(model.items.into[batch.items], dim=1)
+    torch.testing.assert_close(item, directions * math.sqrt(6))
+    assert torch.equal(kind, model.inputs.kinds.table[[0, 1, 2, UNKNOWN, 1]])
+    sizes = [math.log(2), 0, math.log(251), -math.log(4), 0]
+    torch.testing.assert_close(value[:, 0], torch.tensor(sizes, dtype=torch.float64))
+    assert value[:, 1].tolist() == [1, 0, 1, 1, 1]
+    for part, seconds, periods in (
+        (absolute, [NOON, NOON + 60, NOON + 3600, NOON, NOON + 7], model.inputs.periods[0]),
+        (newest, [3600, 3540, 0, 7, 0], model.inputs.periods[1]),
+        (previous, [0, 60, 3540, 0, 7], model.inputs.periods[2]),
+    ):
+        torch.testing.assert_close(part[:, :-1], periods(torch.tensor(seconds)))
+        logs = [math.log(max(1, second)) / 14.7 for second in seconds]
+        torch.testing.assert_close(part[:, -1], torch.tensor(logs, dtype=torch.float64))
+
+
+def test_only_the_signals_that_are_chosen_are_there() -> None:
+    assert told(model_of(times=[]), events()).shape[1] == 6 + 4 + 2
+    assert told(model_of(times=["since-previous"]), events()).shape[1] == 6 + 4 + 2 + RELATIVE
+    assert told(model_of(kinds=(), times=[]), events()).shape[1] == 6 + 2, "a log without kinds has none to tell apart"
+    assert model_of().timed and not model_of(times=[]).timed
+
+
+def test_without_times_the_signals_are_left_out_for_that_user_alone() -> None:
+    model = model_of()
+    found = told(model, events(times=[0, 0, 0, NOON, NOON + 7]))
+    assert (found[:3, 12:] == 0).all()
+    torch.testing.assert_close(found[3:], told(model, events())[3:])
+
+
+def test_missing_kinds_and_values_are_those_of_events_without_them() -> None:
+    model = model_of()
+    none = [None] * 5
+    assert torch.equal(model.encode(events(kinds=None)), model.encode(events(kinds=[UNKNOWN] * 5)))
+    assert torch.equal(model.encode(events(values=None)), model.encode(events(values=none)))
+    assert torch.isfinite(model.encode(events(values=[math.inf, -math.inf, 3e38, 0, None]))).all()
+
+
+def test_a_kind_that_is_never_met_starts_as_nothing() -> None:
+    model = build_model(settings_of(), N_ITEMS, generator=torch.Generator(), facts=Facts(kinds=KINDS))
+    assert isinstance(model.inputs, EventInputs) and model.inputs.kinds is not None
+    assert (model.inputs.kinds.table[UNKNOWN] == 0).all() and (model.inputs.kinds.table[:UNKNOWN] != 0).all()
+
+
+@given(place=st.integers(0, 2), what=st.sampled_from(["items", "kinds", "values"]))
+def test_what_is_known_of_an_event_changes_no_earlier_state(place: int, what: str) -> None:
+    model = model_of()
+    changed = {"items": [3, 1, 2, 5, 5], "kinds": [0, 1, 2, UNKNOWN, 1], "values": [1.0, None, 250.0, -3.0, 0.0]}[what]
+    changed[place] = {"items": 7, "kinds": 1 - (place == 1), "values": 12.0}[what]
+    before, after = model.encode(events()), model.encode(events(**{what: changed}))
+    assert torch.equal(after[:place], before[:place]) and torch.equal(after[3:], before[3:])
+    assert not torch.equal(after[place], before[place])
+
+
+def test_the_newest_time_is_the_only_thing_of_later_events_that_earlier_ones_know() -> None:
+    """And only by the time since the newest: without that signal they know nothing at all."""
+    later = [NOON, NOON + 60, NOON + 7200, NOON, NOON + 7]
+    for times, known in ((["absolute", "since-newest"], True), (["absolute", "since-previous"], False)):
+        model = model_of(times=times)
+        before, after = model.encode(events()), model.encode(events(times=later))
+        assert torch.equal(after[:2], before[:2]) is not known
+        assert torch.equal(after[3:], before[3:])
+
+
+def test_such_a_model_is_not_continued_event_by_event() -> None:
+    assert not model_of(positions="oldest").continuable and model_of(positions="oldest").window_step == 1
+    assert model_of(positions="oldest", inputs="items", kind_width=16).continuable
+
+
+def test_the_newest_states_are_the_questions_however_a_batch_is_laid_out() -> None:
+    model, batch = model_of(output="mlp", similarity="cosine", item_width=4), events()
+    expected = model.head(model.encode(batch)[[2, 4]])
+    torch.testing.assert_close(model.query(batch), expected)
+    assert batch.with_room().roomy and expected.shape == (2, 4)
+    alone = events()
+    first = PackedBatch(
+        items=alone.items[:3],
+        times=alone.times[:3],
+        lengths=torch.tensor([3]),
+        kinds=None if alone.kinds is None else alone.kinds[:3],
+        values=None if alone.values is None else alone.values[:3],
+    )
+    torch.testing.assert_close(model.query(first)[0], expected[0])
+
+
+def test_kinds_are_saved_with_the_model(tmp_path: Path) -> None:
+    model = model_of(output="mlp", similarity="cosine", temperature="learned").float()
+    save_model(model, settings_of(output="mlp", similarity="cosine", temperature="learned"), tmp_path)
+    again, batch = load_model(tmp_path), events()
+    assert again.kinds == again.told_kinds == KINDS and model_of(inputs="items", kind_width=16).told_kinds == ()
+    model.requires_grad_(requires_grad=False)
+    assert torch.equal(again.query(batch), model.query(batch))
+
+
+def test_the_head_is_two_layers_over_all_of_a_state() -> None:
+    model, states = model_of(output="mlp", item_width=4), torch.randn(3, 6, dtype=torch.float64)
+    weights = dict(model.output.named_parameters())
+    hidden = states @ weights["inner.weight"].T + weights["inner.bias"]
+    hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
+    torch.testing.assert_close(model.head(states), hidden @ weights["outer.weight"].T + weights["outer.bias"])
+    assert model.item_vectors().shape == (N_ITEMS + 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"inputs": "items"}, r"model.kind_width would have no effect: only inputs = 'events' have kinds"),
+        ({"inputs": "items", "kind_width": 16, "times": []}, "model.times would have no effect"),
+        ({"item_width": 4}, "model.item_width would have no effect"),
+        ({"output": "mlp", "item_width": -1}, "model.item_width must be at least 0, got -1"),
+        ({"kind_width": 0}, "model.kind_width must be at least 1"),
+        ({"temperature": "learned"}, "model.temperature would have no effect: it is a cosine's"),
+        ({"times": ["absolute", "absolute"]}, "must name each signal once"),
+        ({"builder": "bert4rec"}, "'events' tells what happened and when, which bert4rec is asked for"),
+        ({"builder": "seq2seq"}, "a plan of seq2seq has not"),
+        ({"value_edges": [1.0]}, "model.value_edges would have no effect: only inputs = 'rated' and 'combined'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changed: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((SettingsError, msgspec.ValidationError), match=sentence):
+        settings_of(**changed)
+
+
+def test_one_temperature_is_enough() -> None:
+    tables = read_recipe("pinnerformer")
+    assert make_settings(tables).model.temperature == "learned"
+    with pytest.raises(SettingsError, match=r"takes the place of objective\.temperature, got 0\.1: leave that at 1"):
+        make_settings(tables, ["objective.temperature=0.1"])
+
+
+def test_every_builder_that_looks_back_takes_events() -> None:
+    """The blocks do not know what tokens are made of."""
+    shapes: dict[str, dict[str, Any]] = {"sasrec": {}, "esasrec": {}, "gru4rec": {"heads": 1}, "hstu": {}}
+    for builder, shape in shapes.items():
+        model, batch = model_of(builder=builder, **shape), events()
+        assert torch.isfinite(model.score_all(model.query(batch))).all()
+        other = replace(batch, kinds=torch.zeros(5, dtype=torch.int64))
+        assert not torch.equal(model.query(other)[0], model.query(batch)[0])

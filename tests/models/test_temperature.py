@@ -1,0 +1,96 @@
+"""A temperature that is learned: above its floor, in the loss alone, and without a say in rankings."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from segue.models.build import build_model
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.models.similarity import Dot
+from segue.objective.objective import Objective
+from segue.objective.settings import ObjectiveSettings
+from segue.objective.task import Examples
+from segue.testing.cases import batch_of
+
+COUNTS = np.r_[0, np.ones(7, dtype=np.int64)]
+DRAWN = ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=4)
+OWN = ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=4, shared=False)
+
+
+def model_of(temperature: str = "learned") -> SequenceModel:
+    settings = ModelSettings(
+        builder="sasrec",
+        width=6,
+        dropout=0.0,
+        similarity="cosine",
+        temperature=temperature,  # type: ignore[arg-type]
+    )
+    return build_model(settings, 7, generator=torch.Generator().manual_seed(0)).double()
+
+
+def loss_of(model: SequenceModel, settings: ObjectiveSettings) -> torch.Tensor:
+    examples = Examples(inputs=batch_of([1, 2], [3]), targets=np.array([4, 5, 6]))
+    states = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return Objective(settings, COUNTS).loss(model, states, examples, torch.Generator().manual_seed(2))
+
+
+def heat_of(model: SequenceModel) -> torch.nn.Parameter:
+    assert isinstance(model.similarity, Dot) and model.similarity.heat is not None
+    return model.similarity.heat
+
+
+def temperature_of(model: SequenceModel) -> float:
+    assert isinstance(model.similarity, Dot) and model.similarity.temperature is not None
+    return model.similarity.temperature.item()
+
+
+def test_it_starts_at_a_twentieth_and_never_falls_below_a_hundredth() -> None:
+    model = model_of()
+    assert temperature_of(model) == pytest.approx(0.05)
+    with torch.no_grad():
+        heat_of(model).fill_(-1000)
+    assert temperature_of(model) == 0.01
+    assert len(list(model_of("fixed").similarity.parameters())) == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("settings", [ObjectiveSettings(), DRAWN, OWN], ids=["softmax", "shared", "own"])
+@pytest.mark.parametrize("warmth", [0.0, 1.5, -3.0])
+def test_the_loss_is_that_of_a_fixed_temperature(settings: ObjectiveSettings, warmth: float) -> None:
+    model = model_of()
+    with torch.no_grad():
+        heat_of(model).fill_(warmth)
+    fixed = ObjectiveSettings(
+        loss=settings.loss,
+        sampler=settings.sampler,
+        negatives=settings.negatives,
+        shared=settings.shared,
+        temperature=0.01 + 0.04 * math.exp(warmth),
+    )
+    torch.testing.assert_close(loss_of(model, settings), loss_of(model_of("fixed"), fixed))
+
+
+@pytest.mark.parametrize("settings", [ObjectiveSettings(), DRAWN, OWN], ids=["softmax", "shared", "own"])
+def test_its_gradient_is_that_of_the_loss(settings: ObjectiveSettings) -> None:
+    model, step = model_of(), 1e-6
+    torch.autograd.backward(loss_of(model, settings))
+    found = heat_of(model).grad
+    losses = []
+    for moved in (-step, step):
+        with torch.no_grad():
+            heat_of(model).fill_(moved)
+        losses.append(loss_of(model, settings).item())
+    assert found is not None and found.item() == pytest.approx((losses[1] - losses[0]) / (2 * step), rel=1e-5)
+
+
+def test_questions_stay_of_length_one_whatever_was_learned() -> None:
+    model, states = model_of(), torch.randn(3, 6, dtype=torch.float64)
+    before = model.head(states)
+    with torch.no_grad():
+        heat_of(model).fill_(2.0)
+    assert torch.equal(model.head(states), before)
+    torch.testing.assert_close(before.norm(dim=1), torch.ones(3, dtype=torch.float64))

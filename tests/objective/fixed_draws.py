@@ -1,0 +1,52 @@
+"""Draws and vectors that a test chooses, and a watch over what is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from segue.models.build import build_model
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.objective.sampler import Negatives
+
+
+class Fixed:
+    """A sampler that draws what it is told to, so many times over. `log_q` [V + 1] is by item number."""
+
+    def __init__(self, items: Sequence[int], log_q: Sequence[float], *, times: int = 1) -> None:
+        self._items = torch.tensor(items).repeat(times)
+        self._log_q = torch.tensor(log_q, dtype=torch.float32)
+
+    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:  # noqa: ARG002
+        return Negatives(self._items, self._log_q[self._items])
+
+    def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002
+        return self._log_q[items]
+
+
+def model_of(vectors: Sequence[Sequence[float]], similarity: Literal["dot", "cosine"] = "dot") -> SequenceModel:
+    """One whose states are compared as they are with these items, numbered from 1."""
+    shape = ModelSettings(builder="sasrec", width=len(vectors[0]), depth=1, similarity=similarity)
+    model = build_model(shape, len(vectors), generator=torch.Generator().manual_seed(0)).double()
+    with torch.no_grad():
+        model.items.into[1:] = torch.tensor(vectors, dtype=torch.float64)
+    return model
+
+
+class LargestMade(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers how many numbers the largest tensor of integers or truths made under it has."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and not made.is_floating_point():
+            self.numbers = max(self.numbers, made.numel())
+        return made

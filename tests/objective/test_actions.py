@@ -1,0 +1,250 @@
+"""The objective of tasks that look ahead: a user's own positives, users of equal weight, answers as negatives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from fixed_draws import Fixed, LargestMade, model_of
+from torch import Tensor
+
+from segue.config import make_settings
+from segue.data.batch import Batch
+from segue.errors import SettingsError
+from segue.layers.packed import tensors
+from segue.models.build import build_model
+from segue.models.settings import ModelSettings
+from segue.objective import softmax
+from segue.objective.collisions import shared_collisions
+from segue.objective.mean import user_weights, weighted_mean
+from segue.objective.objective import Objective
+from segue.objective.sampler import AnswerSampler
+from segue.objective.scores import own_scores, shared_scores
+from segue.objective.settings import ObjectiveSettings
+from segue.objective.softmax import sampled_softmax, shared_softmax
+from segue.objective.task import Examples
+
+N_ITEMS = 8
+COUNTS = np.r_[0, np.ones(N_ITEMS, dtype=np.int64)]
+MIXED = {"loss": "sampled-softmax", "sampler": "answers+uniform", "negatives": 6}
+every_sampled_loss = pytest.mark.parametrize("loss", ["sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max"])
+shared_or_own = pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
+
+
+def settings_of(**chosen: Any) -> ObjectiveSettings:
+    return msgspec.convert({"task": "dense-all-action", **chosen}, ObjectiveSettings)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# --- a user's own positives ---------------------------------------------------------------------------------------
+
+VECTORS = [[0.7, 0.1], [-0.4, 0.3], [1.1, -0.2], [0.2, 0.9], [0.5, -0.5], [-0.3, -0.6], [0.4, 0.4], [0.9, -0.1]]
+STATES = torch.tensor([[1.3, 0.2], [-0.6, 0.5], [0.3, -0.8]], dtype=torch.float64)
+# The first user's positives are 1, 2, 3 and 4, the second's 3 and 5; the first is asked twice.
+TWO_USERS = Examples(
+    inputs=Batch(items=np.array([1, 2, 3]), times=np.arange(3), lengths=np.array([2, 1])),
+    targets=np.array([3, 4, 5]),
+    positions=np.array([0, 1, 2]),
+    own=(np.array([0, 0, 0, 0, 1, 1]), np.array([1, 2, 3, 4, 3, 5])),
+)
+
+
+def cost(settings: ObjectiveSettings, examples: Examples, states: Tensor, draws: list[int]) -> float:
+    objective = Objective(settings, COUNTS, length=5)
+    objective.sampler = Fixed(draws, [0.0] * (N_ITEMS + 1), times=1 if settings.shared else len(examples.targets))
+    return objective.loss(model_of(VECTORS), states, examples, torch.Generator()).item()
+
+
+@every_sampled_loss
+@shared_or_own
+def test_own_positives_asked_for_or_not_are_never_negatives(loss: str, shared: bool) -> None:
+    """All of 1 to 5 are drawn, and each question costs what its draws without its user's positives cost."""
+    settings = settings_of(loss=loss, sampler="uniform", negatives=7, shared=shared)
+    found = cost(settings, TWO_USERS, STATES, [1, 2, 3, 4, 5, 6, 7])
+
+    def alone(question: int, draws: list[int]) -> float:
+        plain = msgspec.structs.replace(settings, task="next-item", negatives=len(draws))
+        inputs = Batch(items=np.array([1]), times=np.array([0]), lengths=np.array([1]))
+        examples = Examples(inputs=inputs, targets=TWO_USERS.targets[[question]])
+        if loss == "gbce":  # its calibration depends on how many are drawn
+            draws = draws + [int(examples.targets[0])] * (7 - len(draws))
+            plain = msgspec.structs.replace(plain, negatives=7)
+        return cost(plain, examples, STATES[[question]], draws)
+
+    expected = (alone(0, [5, 6, 7]) + alone(1, [5, 6, 7]) + alone(2, [1, 2, 4, 6, 7])) / 3
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_whole_softmax_looks_at_every_item() -> None:
+    """It learns how likely each item is, the user's other positives among them: nothing is drawn, nothing left out."""
+    found = Objective(settings_of(), COUNTS, length=5).loss(model_of(VECTORS), STATES, TWO_USERS, torch.Generator())
+    logits = STATES @ torch.tensor(VECTORS, dtype=torch.float64).T
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([2, 3, 4]))
+    assert found.item() == pytest.approx(expected.item(), abs=1e-12)
+
+
+def by_user(rows: int, users: int, positives: int, seed: int = 3) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Targets, users, and what each user has; targets are among it."""
+    chance = torch.Generator().manual_seed(seed)
+    groups = torch.randint(users, (rows,), generator=chance).sort().values
+    items = torch.randint(1, 40, (users, positives), generator=chance)
+    targets = items[groups, torch.randint(positives, (rows,), generator=chance)]
+    return targets, groups, (torch.arange(users).repeat_interleave(positives), items.flatten())
+
+
+@pytest.mark.parametrize("tile", [1, 1 << 20], ids=["least tiles", "one tile"])
+def test_shared_softmax_is_the_sampled_one_of_all_scores_by_user(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
+    """In value and gradients; and the same negatives written out for each row."""
+    monkeypatch.setattr(softmax, "TILE_SCORES", tile)
+    monkeypatch.setattr(softmax, "LEAST_TILE", 7)
+    (targets, groups, own), items = by_user(50, 6, 8), torch.arange(1, 31)
+    parts = [normal(count, 5, seed=count) for count in (50, 51, 30)]
+    found = []
+    for form in range(3):
+        questions, answers, drawn = (
+            part[: 50 if part.shape[0] > 30 else 30].clone().requires_grad_() for part in parts
+        )
+        if form == 0:
+            collisions = shared_collisions(targets, items, groups, own)
+            loss = shared_softmax(questions, answers, drawn, collisions)
+        else:
+            of = shared_scores if form == 1 else own_scores
+            wanted, vectors = (items, drawn) if form == 1 else (items.expand(50, 30), drawn.expand(50, 30, 5))
+            similarity = model_of(VECTORS).similarity
+            loss = sampled_softmax(
+                *of(similarity, questions, answers, vectors, targets, wanted, groups=groups, own=own)
+            )
+        found.append([loss.detach(), *torch.autograd.grad(loss, (questions, answers, drawn))])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-12)
+
+
+def test_gradient_check_with_a_users_own_positives() -> None:
+    (targets, groups, own), items = by_user(6, 2, 4), torch.arange(1, 41, 3)
+    collisions = shared_collisions(targets, items, groups, own)
+    assert len(collisions.pairs(slice(0, 6))[0]) > 0
+    inputs = [normal(6, 3), normal(6, 3, seed=1), normal(len(items), 3, seed=2)]
+    assert torch.autograd.gradcheck(
+        lambda q, a, d: shared_softmax(q, a, d, collisions), [part.requires_grad_() for part in inputs]
+    )
+
+
+def test_what_users_share_is_not_written_out_for_all_their_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 questions of two users, who have 30 of 39 drawn items each: the pairs exist a tile at a time."""
+    monkeypatch.setattr(softmax, "TILE_SCORES", 1)
+    (targets, groups, own), items = by_user(2000, 2, 60), torch.arange(1, 40)
+    with LargestMade() as made:
+        collisions = shared_collisions(targets, items, groups, own)
+        shared_softmax(normal(2000, 2), normal(2000, 2, seed=1), normal(39, 2, seed=2), collisions)
+    assert made.numbers < 64 * 39
+    assert len(collisions.columns) < 2 * 39
+
+
+# --- users of equal weight ----------------------------------------------------------------------------------------
+
+
+def test_means_of_g33() -> None:
+    """25.8: losses 1, 2, 3 of one user and 10 of another: 4 by question, 6 by user."""
+    losses, users = torch.tensor([1.0, 2, 3, 10], dtype=torch.float64), torch.tensor([0, 0, 0, 1])
+    assert weighted_mean(losses, None).item() == 4.0
+    assert weighted_mean(losses, user_weights(torch.ones_like(losses), users)).item() == 6.0
+
+
+@pytest.mark.parametrize("task", ["next-item", "dense-all-action", "all-action", "next-action"])
+@pytest.mark.parametrize(
+    "loss", [{}, {"loss": "bce", "sampler": "uniform", "negatives": 3}, MIXED], ids=["softmax", "bce", "mixed"]
+)
+def test_every_user_weighs_the_same(task: str, loss: dict[str, Any]) -> None:
+    """The mean of what each user's questions cost, as if the other's had no weight."""
+    shape = ModelSettings(builder="sasrec", width=4, depth=1, length=9, dropout=0.0)
+    model = build_model(shape, 20, generator=torch.Generator().manual_seed(0)).double()
+    batch = Batch(items=np.arange(1, 10), times=np.arange(9), lengths=np.array([6, 3]))
+    plain, equal = (settings_of(task=task, equal_users=equal, **loss) for equal in (False, True))
+    counts = np.ones(21, dtype=np.int64)
+    examples = Objective(plain, counts, length=9).examples(batch, np.random.default_rng(1))
+    assert len(set(np.bincount(examples.users))) == 2, "one is asked more often"
+    hidden = model.encode(tensors(examples.inputs))
+
+    def cost_of(settings: ObjectiveSettings, weights: np.ndarray | None) -> float:
+        weighted = replace(examples, weights=weights)
+        objective = Objective(settings, counts, length=9)
+        return objective.loss(model, hidden, weighted, torch.Generator().manual_seed(1)).item()
+
+    each = [cost_of(plain, (examples.users == user).astype(np.float64)) for user in range(2)]
+    assert cost_of(equal, None) == pytest.approx(sum(each) / 2, abs=1e-12)
+    assert cost_of(plain, None) != pytest.approx(sum(each) / 2, abs=1e-3)
+
+
+# --- negatives that are answers -----------------------------------------------------------------------------------
+
+
+def test_answers_and_nothing_else_are_counted_and_drawn() -> None:
+    """Inputs, which in-batch samplers take too, are none."""
+    settings = settings_of(loss="sampled-softmax", sampler="answers", negatives=50)
+    objective, model = Objective(settings, COUNTS, length=5), model_of(VECTORS)
+    sampler = objective.sampler
+    assert isinstance(sampler, AnswerSampler) and list(objective.state) == ["answers"]
+    for count in (1, 2):
+        objective.loss(model, STATES, TWO_USERS, torch.Generator())
+        assert objective.state["answers"][0].sum() == 3 * count
+    log_q = sampler.log_q(torch.arange(1, N_ITEMS + 1), torch.tensor([3]))
+    assert log_q.exp().tolist() == pytest.approx([0, 0, 1 / 3, 1 / 3, 1 / 3, 0, 0, 0])
+
+
+def test_mixed_negatives_by_hand() -> None:
+    """One state, G7's correction with q of the mixture: the answer 3 was every answer so far, so q is .5 + .5 / 8 for
+    it and .5 / 8 for any other; drawn are items that are no positives of the user."""
+    settings = settings_of(loss="sampled-softmax", sampler="answers+uniform", negatives=40)
+    objective, model = Objective(settings, COUNTS, length=5), model_of(VECTORS)
+    inputs = Batch(items=np.array([1]), times=np.array([0]), lengths=np.array([1]))
+    examples = Examples(inputs, np.array([3]), np.array([0]), None, (np.array([0, 0]), np.array([3, 4])))
+    found = objective.loss(model, STATES[:1], examples, torch.Generator().manual_seed(4)).item()
+    assert objective.sampler is not None
+    drawn = objective.sampler.draw(40, torch.Generator().manual_seed(4), torch.tensor([3])).items.tolist()
+    assert {3, 4} < set(drawn)
+    scores = (STATES[:1] @ torch.tensor(VECTORS, dtype=torch.float64).T)[0].tolist()
+    answer = scores[2] - math.log(0.5 + 0.5 / 8)
+    others = [scores[item - 1] - math.log(0.5 / 8) for item in drawn if item not in (3, 4)]
+    assert found == pytest.approx(math.log(sum(map(math.exp, [answer, *others]))) - answer, abs=1e-6)
+
+
+def test_other_samplers_count_nothing() -> None:
+    assert Objective(settings_of(), COUNTS, length=5).state == {}
+    assert Objective(settings_of(**{**MIXED, "sampler": "mixed"}), COUNTS, length=5).state == {}
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["objective.days=7"], ["objective.days", "'dense-all-action' or 'all-action'"]),
+        (["objective.task=next-action", "objective.labels=7"], ["objective.labels", "'all-action'"]),
+        (['objective.positive=[{kind="buy"}]'], ["objective.positive", "'next-action'"]),
+        (["objective.task=all-action", "objective.days=0"], ["objective.days", "1 / 86400"]),
+        (["objective.task=all-action", "objective.days=inf"], ["objective.days", "inf"]),
+        (["objective.task=all-action", "objective.labels=0"], ["objective.labels", "at least 1"]),
+        (["objective.task=all-action", "objective.loss=sce", "objective.negatives=9"], ["objective.loss", "hardest"]),
+        (["objective.task=dense-all-action", "model.builder=bert4rec"], ["looks both ways", "'masked-item'"]),
+        (["objective.task=dense-all-action", "model.builder=seq2seq"], ["continues", "'continuation'"]),
+        (
+            ["objective.task=masked-item", "model.builder=bert4rec", "objective.equal_users=true"],
+            ["objective.equal_users", "'masked-item'"],
+        ),
+        (["objective.task=all-action", 'objective.positive=[{kind="buy", most=3}]'], ["positive[0]", "most"]),
+        (["objective.task=all-action", "objective.positive=[{}]"], ["objective.positive", "neither"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_to_change(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        make_settings({}, overrides)
+    assert all(word in str(caught.value) for word in words), str(caught.value)

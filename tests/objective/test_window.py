@@ -1,0 +1,340 @@
+"""Tasks that look days ahead: what may be asked of whom, as laws over random logs, and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from task_users import chi_square, most_chi_square, users_of
+
+from segue.data.batch import Batch, gather
+from segue.data.sequences import Sequences
+from segue.errors import SettingsError
+from segue.objective.positive import Positive, PositiveEvents
+from segue.objective.task import Examples, Task, next_item
+from segue.objective.window import AllAction, DenseAllAction, NextAction, positives_ahead
+from segue.train.loop import training_windows
+
+DAY = 86400
+EVERY = PositiveEvents((), ())
+KINDS = ("look", "save@home", "save@search", "saved", "buy")
+
+
+def batch_at(*days: list[float], kinds: list[int] | None = None, values: list[float] | None = None) -> Batch:
+    """Users with events on these days; the items are 1, 2, … over all of them."""
+    lengths = np.array([len(user) for user in days])
+    return Batch(
+        items=np.arange(1, lengths.sum() + 1),
+        times=np.array([round(day * DAY) for user in days for day in user]),
+        lengths=lengths,
+        kinds=None if kinds is None else np.array(kinds),
+        values=None if values is None else np.array(values, dtype=np.float32),
+    )
+
+
+def dense(
+    *, days: float = 28.0, length: int = 99, labels: int = 32, positive: PositiveEvents = EVERY
+) -> DenseAllAction:
+    return DenseAllAction(positive=positive, seconds=round(days * DAY), length=length, labels=labels)
+
+
+def all_action(*, days: float = 28.0, length: int = 99, labels: int = 32) -> AllAction:
+    return AllAction(positive=EVERY, seconds=round(days * DAY), length=length, labels=labels)
+
+
+def drawn(task: Task, batch: Batch, seed: int = 0) -> Examples:
+    return task(batch, np.random.default_rng(seed))
+
+
+# --- by hand ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("days", "expected"), [(14, [[1, 2], [2], [], [], []]), (28, [[1, 2, 3], [2, 3], [3], [4], []])], ids=str
+)
+def test_candidates_of_g26(days: int, expected: list[list[int]]) -> None:
+    """Events on the days 0, 1, 5, 20 and 40; the same of a second user in the batch."""
+    batch = batch_at([0, 1, 5, 20, 40], [0, 1, 5, 20, 40])
+    ahead = positives_ahead(batch, np.ones(10, dtype=bool), days * DAY)
+    found = [ahead.places[first:last].tolist() for first, last in zip(ahead.first, ahead.last, strict=True)]
+    assert found == expected + [[place + 5 for place in places] for places in expected]
+
+
+def test_a_window_ends_with_its_last_second_and_never_holds_the_questions_own() -> None:
+    batch = Batch(items=np.arange(1, 6), times=np.array([0, 0, DAY, DAY + 1, DAY + 1]), lengths=np.array([5]))
+    ahead = positives_ahead(batch, np.ones(5, dtype=bool), DAY)
+    found = [ahead.places[first:last].tolist() for first, last in zip(ahead.first, ahead.last, strict=True)]
+    assert found == [[2], [2], [3, 4], [], []]
+
+
+def test_five_events_in_a_month_teach_four_times() -> None:
+    examples = drawn(dense(), batch_at([0, 1, 2, 3, 4]))
+    assert examples.inputs.items.tolist() == [1, 2, 3, 4] and examples.inputs.lengths.tolist() == [4]
+    assert examples.positions is not None and examples.positions.tolist() == [0, 1, 2, 3]
+    assert examples.inputs.asked is not None and examples.inputs.asked.tolist() == [4 * DAY]
+
+
+def test_who_cannot_be_asked_is_no_input() -> None:
+    """The second user's events are years apart, the third's come at one moment; the fourth ends with such a one."""
+    batch = batch_at([0, 1], [0, 999], [5, 5, 5], [0, 0, 1, 999, 1999])
+    examples = drawn(dense(), batch)
+    assert examples.inputs.lengths.tolist() == [1, 2]
+    assert examples.inputs.items.tolist() == [1, 8, 9] and examples.targets.tolist() == [2, 10, 10]
+    assert examples.positions is not None and examples.positions.tolist() == [0, 1, 2]
+    assert examples.own is not None
+    assert examples.own[0].tolist() == [0, 0, 1, 1, 1, 1, 1] and examples.own[1].tolist() == [1, 2, 8, 9, 10, 11, 12]
+
+
+def test_nobody_can_be_asked() -> None:
+    for task in (dense(), all_action(), NextAction(positive=EVERY)):
+        examples = drawn(task, batch_at([3, 3], [4, 4, 4]))
+        assert len(examples.targets) == len(examples.inputs.items) == len(examples.inputs.lengths) == 0
+
+
+def test_events_beyond_the_models_length_are_only_asked_for() -> None:
+    examples = drawn(dense(length=3, labels=2), batch_at([0, 1, 2, 3, 4]))
+    assert examples.inputs.items.tolist() == [1, 2, 3] and len(examples.targets) == 3
+    assert dense(labels=2).extra == 2 == all_action(labels=2).extra
+
+
+def test_every_candidate_is_drawn_with_equal_chance_and_anew() -> None:
+    users = 3000
+    examples = drawn(dense(), batch_at(*[[0, 1, 2, 3, 4, 5]] * users))
+    answers = (examples.targets - 1) % 6
+    for place in range(5):
+        found = np.bincount(answers[place::5], minlength=6)[place + 1 :]
+        if place < 4:
+            assert chi_square(found, np.full(5 - place, users / (5 - place))) < most_chi_square(5 - place)
+        assert found.sum() == users
+    again = drawn(dense(), batch_at(*[[0, 1, 2, 3, 4, 5]] * users), seed=1)
+    assert (again.targets != examples.targets).mean() > 0.3
+
+
+def test_all_action_ends_its_inputs_anywhere_that_can_be_asked() -> None:
+    """The last of six events comes years after the others, so that only the first four can be asked; with three labels
+    the inputs end after the third or the fourth."""
+    users = 3000
+    examples = drawn(all_action(labels=3), batch_at(*[[0, 1, 2, 3, 4, 999]] * users))
+    found = np.bincount(examples.inputs.lengths, minlength=7)
+    assert found[[0, 1, 2, 5, 6]].sum() == 0
+    assert chi_square(found[3:5], np.full(2, users / 2)) < most_chi_square(2)
+
+
+def test_all_action_asks_the_newest_state_for_everything_in_sight() -> None:
+    examples = drawn(all_action(length=2, labels=9), batch_at([0, 1, 2, 2.5, 30, 40], [0, 99, 100]))
+    assert examples.inputs.lengths.tolist() in ([1, 2], [2, 2])
+    states = users_of(examples.targets, np.bincount(examples.users))
+    assert states == ([[2, 3, 4], [9]] if examples.inputs.lengths[0] == 1 else [[3, 4], [9]])
+
+
+def test_all_action_asks_for_the_next_of_too_many() -> None:
+    examples = drawn(all_action(length=1, labels=2), batch_at([0, 1, 2, 3, 4]))
+    assert examples.targets.tolist() == [2, 3]
+
+
+# --- equivalences -------------------------------------------------------------------------------------------------
+
+apart = st.lists(st.lists(st.integers(1, 3), min_size=2, max_size=9), min_size=1, max_size=5)
+
+
+def same(one: Examples, other: Examples) -> bool:
+    ours, theirs = one.inputs, other.inputs
+    pairs = [(getattr(ours, name), getattr(theirs, name)) for name in ("items", "times", "lengths", "asked")]
+    pairs += [(one.targets, other.targets), (one.users, other.users)]
+    return all(np.array_equal(*pair) for pair in pairs) and np.array_equal(
+        np.arange(len(one.targets)) if one.positions is None else one.positions,
+        np.arange(len(other.targets)) if other.positions is None else other.positions,
+    )
+
+
+@given(apart)
+def test_looking_as_far_as_the_next_event_is_the_ordinary_next_item(gaps: list[list[int]]) -> None:
+    """29.8: events one to three days apart, of which the window of a question holds exactly one."""
+    batch = batch_at(*[np.cumsum(user).tolist() for user in gaps])
+    assert same(drawn(NextAction(positive=EVERY), batch), next_item(batch, np.random.default_rng(0)))
+    even = batch_at(*[[float(place) for place in range(len(user))] for user in gaps])
+    one_day = dense(days=1.0, labels=1, length=int(even.lengths.max()) - 1)
+    assert same(drawn(one_day, even), next_item(even, np.random.default_rng(0)))
+
+
+@given(apart)
+def test_all_action_is_the_dense_one_of_the_newest_state_alone(gaps: list[list[int]]) -> None:
+    """Of any window, however wide: what all-action asks at once the dense one may draw there."""
+    batch = batch_at(*[np.cumsum(user).tolist() for user in gaps])
+    whole = drawn(all_action(days=9999.0), batch)
+    ahead = positives_ahead(batch, np.ones(len(batch.items), dtype=bool), 9999 * DAY)
+    newest = np.cumsum(batch.lengths) - batch.lengths + whole.inputs.lengths - 1
+    expected = [batch.items[ahead.places[ahead.first[at] : ahead.last[at]]].tolist() for at in newest]
+    assert users_of(whole.targets, np.bincount(whole.users)) == expected
+    assert whole.positions is not None
+    assert (whole.positions == np.cumsum(whole.inputs.lengths)[whole.users] - 1).all()
+
+
+# --- laws over random logs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Law:
+    """A log whose items are its rows, so that every event can be told, and the way it is cut."""
+
+    log: Sequences
+    ends: np.ndarray
+    length: int
+    labels: int
+    stride: int | None
+    seconds: int
+    entries: tuple[Positive, ...]
+
+    def may_be_asked(self, row: int) -> bool:
+        """By the words, one event at a time."""
+        assert self.log.kinds is not None and self.log.values is not None
+        name, value = KINDS[self.log.kinds[row]], float(self.log.values[row])
+        return not self.entries or any(
+            (entry.kind is None or name.split("@")[0] == entry.kind or name == entry.kind)
+            and (entry.min_value is None or value >= entry.min_value)
+            for entry in self.entries
+        )
+
+
+positives = st.sampled_from(
+    [
+        (),
+        (Positive(kind="save"),),
+        (Positive(kind="buy", min_value=0.5), Positive(kind="save@home")),
+        (Positive(min_value=0.25),),
+    ]
+)
+
+
+@st.composite
+def laws(draw: st.DrawFn) -> Law:
+    users = draw(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=12), min_size=1, max_size=5))
+    total, lengths = sum(map(len, users)), np.array([len(user) for user in users])
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    seed = np.random.default_rng(draw(st.integers(0, 99)))
+    log = Sequences(
+        offsets=offsets,
+        items=np.arange(1, total + 1, dtype=np.int32),
+        times=np.concatenate([np.cumsum(user) for user in users]) * 1_000_000,
+        kinds=seed.integers(0, len(KINDS), total).astype(np.uint16),
+        values=np.where(seed.random(total) < 0.2, np.nan, seed.integers(0, 5, total) / 4).astype(np.float32),
+    )
+    ends = offsets[:-1] + np.array([draw(st.integers(0, length)) for length in lengths])
+    assume((ends - offsets[:-1] >= 2).any())
+    return Law(
+        log=log,
+        ends=ends,
+        length=draw(st.integers(1, 6)),
+        labels=draw(st.integers(1, 4)),
+        stride=draw(st.none() | st.integers(1, 3)),
+        seconds=draw(st.integers(1, 15)),
+        entries=draw(positives),
+    )
+
+
+def shown(law: Law, task: Any) -> tuple[Batch, Examples]:
+    """All windows in one batch."""
+    windows = training_windows(law.log, law.ends, length=law.length + task.extra, stride=law.stride)
+    batch = gather(law.log, windows.starts, windows.ends)
+    return batch, drawn(task, batch)
+
+
+def task_of(law: Law, name: str) -> Any:
+    positive = PositiveEvents(law.entries, KINDS)
+    if name == "next-action":
+        return NextAction(positive=positive)
+    chosen = DenseAllAction if name == "dense-all-action" else AllAction
+    return chosen(positive=positive, seconds=law.seconds, length=law.length, labels=law.labels)
+
+
+@pytest.mark.parametrize("name", ["dense-all-action", "all-action", "next-action"])
+@settings(max_examples=50, deadline=None)
+@given(law=laws())
+def test_labels_are_later_positive_events_of_the_user_before_the_cut(name: str, law: Law) -> None:
+    _, examples = shown(law, task_of(law, name))
+    assert examples.positions is not None and len(examples.positions) == len(examples.targets)
+    user = np.repeat(np.arange(law.log.n_users), np.diff(law.log.offsets))
+    questions, answers = examples.inputs.items[examples.positions] - 1, examples.targets - 1
+    assert (user[questions] == user[answers]).all()
+    assert (law.log.times[answers] > law.log.times[questions]).all()
+    assert (answers < law.ends[user[answers]]).all(), "nothing after the cut"
+    assert all(law.may_be_asked(row) for row in answers)
+    if name != "next-action":
+        assert (law.log.times[answers] <= law.log.times[questions] + law.seconds * 1_000_000).all()
+
+
+@pytest.mark.parametrize("name", ["dense-all-action", "all-action", "next-action"])
+@settings(max_examples=50, deadline=None)
+@given(law=laws())
+def test_inputs_are_the_oldest_of_a_window_and_all_that_can_be_asked_are(name: str, law: Law) -> None:
+    task = task_of(law, name)
+    batch, examples = shown(law, task)
+    seconds = law.seconds if name != "next-action" else 10**9
+    expected, questions, own = [], [], []
+    for rows in (np.array(user) - 1 for user in users_of(batch.items, batch.lengths)):
+        times, good = law.log.times[rows] // 1_000_000, [law.may_be_asked(row) for row in rows]
+        ahead = [
+            [row for row, at, fits in zip(rows, times, good, strict=True) if fits and now < at <= now + seconds]
+            for now in times
+        ]
+        can = [place for place in range(min(law.length, len(rows))) if ahead[place]]
+        if can:
+            expected.append(rows[: can[-1] + 1])
+            questions.append([rows[place] for place in can])
+            own.append({row for row, fits in zip(rows, good, strict=True) if fits})
+    inputs = [np.array(user) - 1 for user in users_of(examples.inputs.items, examples.inputs.lengths)] if own else []
+    assert len(inputs) == len(expected) == len(examples.inputs.lengths)
+    assert examples.inputs.lengths.max(initial=0) <= law.length
+    assert examples.positions is not None and examples.own is not None
+    for place, (found, wanted) in enumerate(zip(inputs, expected, strict=True)):
+        asked = examples.inputs.items[examples.positions[examples.users == place]] - 1
+        assert set(examples.own[1][examples.own[0] == place] - 1) == own[place]
+        if name == "all-action":
+            assert found.tolist() == wanted[: len(found)].tolist() and set(asked) == {found[-1]} <= set(
+                questions[place]
+            )
+        else:
+            assert found.tolist() == wanted.tolist() and asked.tolist() == questions[place]
+
+
+# --- positive events ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ((Positive(kind="save"),), [0, 1, 1, 0, 0]),
+        ((Positive(kind="save@home"),), [0, 1, 0, 0, 0]),
+        ((Positive(kind="saved"), Positive(kind="look")), [1, 0, 0, 1, 0]),
+        ((Positive(min_value=0.7),), [0, 0, 1, 1, 0]),
+        ((Positive(kind="save", min_value=0.7), Positive(kind="look", min_value=-1.0)), [1, 0, 1, 0, 0]),
+        ((), [1, 1, 1, 1, 1]),
+    ],
+)
+def test_positive_events(entries: tuple[Positive, ...], expected: list[int]) -> None:
+    """One of each kind; the last has no value. .7 is .69999999 in the log."""
+    batch = batch_at([0, 1, 2, 3, 4], kinds=[0, 1, 2, 3, 4], values=[0.0, 0.5, 0.7, 2.0, np.nan])
+    assert PositiveEvents(entries, KINDS)(batch).astype(int).tolist() == expected
+
+
+def test_a_kind_that_the_log_does_not_have_is_refused_with_those_it_has() -> None:
+    with pytest.raises(SettingsError, match=r"'sav'.* look, save@home, save@search, saved, buy"):
+        PositiveEvents((Positive(kind="buy"), Positive(kind="sav")), KINDS)
+    with pytest.raises(SettingsError, match=r"'buy', and the log has no kinds.*--kind"):
+        PositiveEvents((Positive(kind="buy"),), ())
+
+
+def test_values_that_the_log_does_not_have_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"at least 3\.0.*no values.*--value"):
+        PositiveEvents((Positive(min_value=3.0),), KINDS)(batch_at([0, 1]))
+
+
+def test_an_entry_that_says_nothing_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"objective\.positive .* neither"):
+        Positive()
+    with pytest.raises(SettingsError, match=r"min_value must be a finite number, got nan"):
+        Positive(min_value=float("nan"))

@@ -1,0 +1,162 @@
+"""Kinds, values and times of a history all the way to an answer, wherever the history comes from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from litestar.testing import TestClient
+from small_exports import assert_same_answers, exported, recommender_of
+from small_service import small_service
+
+import segue
+from segue.data.dataset import Data
+from segue.data.kinds import Kinds
+from segue.models.build import build_model
+from segue.models.facts import Facts
+from segue.models.settings import ModelSettings
+from segue.recommend.batch import recommend_users, user_history
+from segue.recommend.history import Entry, pack_histories, read_history
+from segue.recommend.recommender import Recommender
+from segue.serve.answering import read_rows
+from segue.serve.app import create_app
+
+KINDS = ("buy", "look", "save@home")
+IDS = [f"i{number}" for number in range(1, 9)]
+NOON = 1_767_268_800
+
+
+@cache
+def run(times: tuple[str, ...] = ("absolute", "since-newest", "since-previous")) -> Recommender:
+    """Untrained weights, all of which count."""
+    settings = ModelSettings(
+        builder="pinnerformer", inputs="events", width=8, heads=2, depth=1, length=6, dropout=0.0, output="mlp",
+        similarity="cosine", times=times,  # type: ignore[arg-type]
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(4)
+    model = build_model(settings, len(IDS), generator=generator, facts=Facts(kinds=KINDS))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    model.items.clear_padding()
+    return recommender_of(model, ids=IDS)
+
+
+HISTORY: list[dict[str, Any]] = [
+    {"item": "i3", "time": NOON, "kind": "look", "value": 2.0},
+    {"item": "i1", "time": NOON + 60, "kind": "buy"},
+    {"item": "i2", "time": NOON + 3600, "kind": "save@home", "value": 20.0},
+]
+
+
+def changed(place: int, **entry: Any) -> list[dict[str, Any]]:
+    return [{**one, **entry} if index == place else one for index, one in enumerate(HISTORY)]
+
+
+def scores(history: list[Any]) -> list[float]:
+    return [item.score for item in sorted(run().recommend(history, 8, keep_seen=True).items, key=lambda one: one.id)]
+
+
+def test_names_become_the_numbers_of_the_run_and_unknown_ones_a_number_of_their_own() -> None:
+    assert Kinds(KINDS).numbers(["save@home", "buy", "sell", None, ""]).tolist() == [2, 0, 3, 3, 3]
+    assert Kinds(("", "buy")).numbers([None, "", "buy", "look"]).tolist() == [0, 0, 1, 2]
+
+
+def test_kinds_stay_with_their_events() -> None:
+    """Though entries are sorted by time, and those of unknown items left out."""
+    mixed = [HISTORY[2], {"item": "new", "time": NOON + 61, "kind": "look"}, HISTORY[0], HISTORY[1]]
+    known, vocabulary = np.arange(9) > 0, run().vocabulary
+    packed = pack_histories([read_history(mixed), read_history(["i1"])], vocabulary, known=known, kinds=Kinds(KINDS))
+    assert packed.batch.items.tolist() == [3, 1, 2, 1] and packed.unknown == [["new"], []]
+    assert packed.batch.kinds is not None and packed.batch.kinds.tolist() == [1, 0, 2, 3]
+    assert pack_histories([read_history(mixed)], vocabulary, known=known).batch.kinds is None
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("entry", [{"kind": "save@home"}, {"kind": None}, {"value": 7.0}, {"time": NOON + 30}])
+def test_all_that_is_known_of_an_event_counts(place: int, entry: dict[str, Any]) -> None:
+    before, after = scores(HISTORY), scores(changed(place, **entry))
+    assert (before != after) == (HISTORY[place] | entry != HISTORY[place])
+
+
+def test_an_unknown_kind_is_as_good_as_none() -> None:
+    assert scores(changed(1, kind="haggle")) == scores(changed(1, kind=None))
+
+
+def test_an_answer_made_without_times_says_so() -> None:
+    bare = [{name: entry[name] for name in entry if name != "time"} for entry in HISTORY]
+    answer, timed = run().recommend(bare), run().recommend(HISTORY)
+    assert answer.untimed is True and not timed.untimed
+    assert segue_json(answer)["untimed"] is True and "untimed" not in segue_json(timed)
+    assert run().explain(bare).untimed is True and not run().explain(HISTORY).untimed
+    assert not run().recommend(["new"]).untimed, "by popularity"
+    assert not run(()).recommend(bare).untimed, "a model that does not look at times misses none"
+
+
+def segue_json(answer: Any) -> dict[str, Any]:
+    return msgspec.json.decode(msgspec.json.encode(answer), type=dict[str, Any])
+
+
+@pytest.fixture(name="log")
+def other_log(tmp_path: Path) -> Data:
+    """Its kinds are buy, haggle, look and save@home: other numbers than the run's."""
+    rows = [("anna", *row) for row in ((one["item"], one["time"], one["kind"], one.get("value")) for one in HISTORY)]
+    rows += [("bert", "i4", NOON + 5, "haggle", None), ("bert", "i5", NOON + 9, "look", 1.0)]
+    table = pl.DataFrame(rows, schema=["user", "item", "time", "kind", "value"], orient="row")
+    return segue.prepare(table, out=tmp_path / "log", min_user=1, min_item=1, kind="kind", value="value")
+
+
+def test_a_log_with_other_numbers_is_translated_by_name(log: Data, tmp_path: Path) -> None:
+    assert log.kinds == ["buy", "haggle", "look", "save@home"]
+    (tmp_path / "users.csv").write_text("user\nanna\nbert\n")
+    recommend_users(run(), log, tmp_path / "users.csv", tmp_path / "out", k=8, keep_seen=True)
+    table = pl.read_parquet(tmp_path / "out" / "*.parquet")
+    for user in ("anna", "bert"):
+        found = table.filter(pl.col("user") == user).sort("rank")
+        expected = run().recommend(user_history(log, user), 8, keep_seen=True)
+        assert found["item"].to_list() == expected.ids
+        np.testing.assert_allclose(found["score"], [item.score for item in expected.items], atol=1e-6)
+    assert run().recommend(HISTORY, 8).ids == run().recommend(user_history(log, "anna"), 8).ids
+
+
+def test_the_service_answers_from_kinds_and_values_that_it_kept(tmp_path: Path) -> None:
+    rows = [(one["item"], one["time"] * 10**6, one["kind"], one.get("value")) for one in HISTORY]
+    assert asdict(read_rows(rows)) == asdict(read_history([Entry(**one) for one in HISTORY]))
+    with TestClient(create_app(small_service(tmp_path / "events.sqlite", run()))) as client:
+        for one in HISTORY:
+            assert client.post("/events", json={"user": "anna", **one}).status_code == 200
+        answer = client.get("/users/anna/recommendations").json()
+        asked = client.post("/recommendations", json={"history": ["i3", "i1"]}).json()
+    assert [item["id"] for item in answer["items"]] == run().recommend(HISTORY).ids
+    assert [item["score"] for item in answer["items"]] == pytest.approx(
+        [item.score for item in run().recommend(HISTORY).items]
+    )
+    assert "untimed" not in answer and asked["untimed"] is True
+
+
+def test_an_exported_file_knows_kinds_and_times(tmp_path: Path) -> None:
+    slim = exported(run(), tmp_path)
+    assert slim.facts.kinds == list(KINDS) and {"kinds", "values", "times"} <= set(slim.inputs)
+    histories: list[list[Any]] = [HISTORY, changed(1, kind="haggle"), changed(2, value=None), ["i3", "i1"], HISTORY[:1]]
+    found = slim.recommend_many(histories, 8)
+    assert_same_answers(found, run().recommend_many(histories, 8))
+    assert [bool(answer.untimed) for answer in found] == [False, False, False, True, False]
+
+
+def test_explanations_leave_one_event_out_and_show_who_looked_at_whom() -> None:
+    explained = run().explain(HISTORY, "i5")
+    whole = explained.item.score
+    for place, one in enumerate(explained.contributions):
+        rest = [entry for index, entry in enumerate(HISTORY) if index != place]
+        without = run().explain(rest, "i5").item.score
+        assert one.contribution == pytest.approx(whole - without, abs=1e-5)
+    (layer,) = explained.attention
+    assert np.array(layer.weights).shape == (2, 3, 3)
+    np.testing.assert_allclose(np.sum(layer.weights, axis=2), 1, atol=1e-5)
