@@ -187,7 +187,8 @@ def _far(items: ItemTable, content: np.ndarray) -> np.ndarray:
     assert isinstance(items, ContentTable)
     with np.errstate(over="ignore"):
         deviations = np.abs(content - items.centre.numpy()) / items.spread.numpy()
-    return (deviations > FARTHEST).any(axis=1)
+    far: np.ndarray = (deviations > FARTHEST).any(axis=1)
+    return far
 
 
 def _named(ids: Iterable[str]) -> str:
