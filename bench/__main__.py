@@ -25,6 +25,7 @@ SUBJECTS = (
     "plan",
     "window",
     "cold",
+    "embed",
 )
 NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "cold")
 MAY_HAVE_DATA = ("window",)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine
 from hypothesis import HealthCheck, settings
-from planted_logs import cycle_log
+from planted_logs import cycle_log, titled_items
 
 from bench.postgres import PostgresServer
 
@@ -67,6 +67,20 @@ def cycle_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.Tem
     out = tmp_path_factory.mktemp("run") / "cycle"
     train(cycle_data, out=out, recipe=quick_recipe)
     return out
+
+
+@pytest.fixture(scope="session")
+def content_run(quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the cycle log whose items are known by their titles alone."""
+    from segue.api import prepare, train
+
+    folder = tmp_path_factory.mktemp("content")
+    (folder / "log.csv").write_text(cycle_log())
+    (folder / "items.csv").write_text(titled_items())
+    data = prepare(folder / "log.csv", items=folder / "items.csv", out=folder / "data")
+    content = ["model.items=vectors", 'model.texts=["title"]', "model.text_width=12", "train.epochs=2"]
+    train(data, out=folder / "run", recipe=quick_recipe, overrides=content)
+    return folder / "run"
 
 
 @pytest.fixture(scope="session")

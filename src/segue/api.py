@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from segue.export import Export
     from segue.models.build import Builder
     from segue.recommend.answers import Explanation
+    from segue.recommend.embed import EmbedReport
+    from segue.recommend.new_items import ItemsAdded
     from segue.recommend.recommender import Recommender
     from segue.train.loop import Step
 
@@ -36,8 +38,10 @@ __all__ = [
     "Data",
     "Recommender",
     "Report",
+    "add_items",
     "compare",
     "comparison_table",
+    "embed",
     "evaluate",
     "explanation_lines",
     "export",
@@ -77,6 +81,7 @@ def train(
     recipe: str | Path | None = None,
     overrides: Sequence[str] = (),
     encoder: Builder | None = None,
+    from_run: Recommender | Path | str | None = None,
     resume: bool = False,
     all_events: bool = False,
     progress: Callable[[Step], None] | None = None,
@@ -87,18 +92,23 @@ def train(
     recipe: a name of `segue recipes` or a TOML file. overrides: `section.key=value` laid over it.
     encoder: a builder of your own in the place of the recipe's, as docs/your-model.md shows. No folder holds code: who
         opens the run gives it again.
+    from_run: a run to go on from, on a log that has grown: its settings, unless a recipe or overrides change how it is
+        trained, and its weights, those of items by their ids. It need not be there any more when this one is resumed.
     resume: go on with training that was interrupted, or with a finished run that is given more epochs.
     all_events: once validation has chosen the epochs, train that many on every event, for serving.
     progress, measured: told how training and how measuring is getting on.
     """
+    from segue.recommend.recommender import Recommender
     from segue.runs import make_run
 
+    origin = Recommender.open(from_run, encoder=encoder) if isinstance(from_run, Path | str) else from_run
     return make_run(
         data if isinstance(data, Data) else Data.open(Path(data)),
         out=None if out is None else Path(out),
         recipe=recipe,
         overrides=overrides,
         encoder=encoder,
+        from_run=origin,
         resume=resume,
         all_events=all_events,
         progress=progress,
@@ -166,9 +176,10 @@ def evaluate(
     A run trained with `all_events` has seen the test part: for it this is the report of the run that chose its epochs.
     """
     from segue.recommend.recommender import Recommender
-    from segue.runs import data_of, measure, settings_of
+    from segue.runs import data_of, measure, refuse_added, settings_of
 
     recommender = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
+    refuse_added(recommender.manifest, recommender.folder, "measured", "measure")
     settings = settings_of(recommender)
     if at is not None:
         settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, at=tuple(at)))
@@ -290,6 +301,41 @@ def export(
     return export_onnx(run if isinstance(run, Recommender) else Recommender.open(run), Path(onnx), progress=progress)
 
 
+def add_items(
+    run: Recommender | Path | str,
+    items: Any,
+    *,
+    out: Path | str,
+    item: str | None = None,
+    encoder: Builder | None = None,
+) -> ItemsAdded:
+    """A run with items that it was not trained on, which are known by their content: another run folder, complete or
+    not there at all. In Python, `Recommender.with_items` does it without a folder.
+
+    items: a catalogue, as `prepare` takes it. An item that was added before gets the new content; one that the run was
+        trained with is refused.
+    item: the catalogue's column of the id, where it is not found by its usual names.
+    encoder: as for `load`, where `run` is a folder.
+    """
+    from segue.data.new_items import read_items
+    from segue.recommend.new_items import ItemsAdded
+    from segue.recommend.recommender import Recommender
+
+    before = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
+    table, duplicates = read_items(items, item=item)
+    after = before.with_items(table)
+    after.save(out)
+    added = len(after.vocabulary) - len(before.vocabulary)
+    return ItemsAdded(
+        run=str(out),
+        added=added,
+        changed=table.height - added,
+        duplicates=duplicates,
+        items=len(after.vocabulary),
+        ignored=[name for name in table.columns if name not in after.vocabulary.table.columns],
+    )
+
+
 def _write_page(page: str, path: Path) -> None:
     try:
         path.write_text(page, encoding="utf-8")
@@ -346,6 +392,31 @@ def recommend_users(
     return answer_users(
         recommender, log, users, out, k=k, exclude=exclude, only=only, keep_seen=keep_seen, progress=progress
     )
+
+
+def embed(
+    run: Recommender | Path | str,
+    data: Data | Path | str,
+    *,
+    out: Path | str,
+    since: Path | str | None = None,
+    items: bool = False,
+    encoder: Builder | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> EmbedReport:
+    """The embedding of everyone in a log, as a Parquet data set in `out`; killed, it goes on when it is called again.
+
+    since: what an earlier call for the same run wrote: only users with events that it did not know are embedded.
+    items: write the items' embeddings too.
+    encoder: as for `load`, where `run` is a folder.
+    progress: told how many users are done, and of how many.
+    """
+    from segue.recommend.embed import embed_users
+    from segue.recommend.recommender import Recommender
+
+    recommender = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
+    log = data if isinstance(data, Data) else Data.open(data)
+    return embed_users(recommender, log, out, since=since, items=items, progress=progress)
 
 
 def _log_of(recommender: Recommender, data: Data | Path | str | None) -> Data:

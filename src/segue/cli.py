@@ -200,6 +200,10 @@ def train(
         list[str] | None,
         typer.Option("--set", help="section.key=value over the recipe; may be repeated.", show_default=False),
     ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from", help="A run to go on from, on a log that has grown.", show_default=False),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption, or with more epochs.")] = False,
     all_events: Annotated[
         bool, typer.Option("--all", help="Once the epochs are chosen, train on every event, for serving.")
@@ -216,6 +220,7 @@ def train(
                 out=out,
                 recipe=recipe,
                 overrides=changes or (),
+                from_run=from_run,
                 resume=resume,
                 all_events=all_events,
                 progress=display,
@@ -512,6 +517,61 @@ def _show(result: Any) -> None:
 
 
 @app.command()
+def embed(
+    run: Run,
+    data: Annotated[Path, typer.Option("--data", help="The data folder whose users are embedded.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", help="The folder to make; after a kill, the same command goes on with it.", show_default=False
+        ),
+    ],
+    since: Annotated[
+        Path | None,
+        typer.Option(
+            "--since", help="An earlier folder of the same run: only users with new events.", show_default=False
+        ),
+    ] = None,
+    items: Annotated[bool, typer.Option("--items", help="Write the items' embeddings too.")] = False,
+    json: Json = False,
+) -> None:
+    """A vector for everyone in a log, as Parquet; its inner product with an item's is that item's score."""
+    from segue import api
+
+    with Display(quiet=json) as display:
+        try:
+            facts = api.embed(
+                run,
+                data,
+                out=out,
+                since=since,
+                items=items,
+                progress=lambda done, total: display.show("embedding", done, total, f"{done:,} of {total:,} users"),
+            )
+        except KeyboardInterrupt:
+            display.stop()
+            complain(_way_on_embedding(out))
+            sys.exit(130)
+    if json:
+        answer({"folder": str(out), **msgspec.to_builtins(facts)})
+        return
+    say(
+        f"Made {out}: {facts.rows:,} embeddings of {facts.width} features, for {facts.users:,} users; "
+        f"{facts.unchanged:,} have no new events, {facts.unknown:,} no item that the run knows."
+    )
+    if items:
+        say(f"Beside them are {facts.items:,} of items.")
+
+
+def _way_on_embedding(out: Path) -> str:
+    """What to do after Ctrl-C."""
+    partial = out.with_name(out.name + ".partial")
+    if not partial.exists():
+        return "Interrupted before anything was written."
+    return f"Interrupted; the parts that are done are in {partial}. The same command goes on with them."
+
+
+@app.command()
 def similar(
     run: Run,
     item: Annotated[str, typer.Argument(help="An item id.", show_default=False)],
@@ -627,6 +687,34 @@ def plan(
     for place, item in enumerate(result.items, start=1):
         say(f"{place:3}  {item.id:{width}}  {item.log_probability:9.4f}  {item.title or ''}".rstrip())
     say(f"The plan's log-probability is {result.score:.4f}.")
+
+
+@app.command()
+def add_items(
+    run: Run,
+    items: Annotated[
+        Path, typer.Argument(help="A catalogue, as for `segue prepare --items`.", metavar="FILE", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The run folder to make.", show_default=False)],
+    item: Annotated[
+        str | None, typer.Option("--item", help="Column of the item's id.", show_default="found by name")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """A run with new items, known by their content; nothing is trained."""
+    from segue import api
+
+    made = api.add_items(run, items, out=out, item=item)
+    if json:
+        answer(made)
+        return
+    changed = f", {made.changed:,} changed" if made.changed else ""
+    say(f"Made {out}: {made.added:,} items added to {run}{changed}; {made.items:,} in all.")
+    if made.duplicates:
+        say(f"{made.duplicates:,} rows were left out because their id came before.")
+    if made.ignored:
+        say(f"Columns that the run does not have, left aside: {', '.join(made.ignored)}.")
+    say(f"Next: segue recommend {out} --history ID,ID")
 
 
 @app.command()

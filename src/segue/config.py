@@ -241,3 +241,14 @@ def refuse_changes(saved: Settings, wanted: Settings) -> None:
             f"--resume cannot change {', '.join(changed)}: the run began with other values. "
             f"It can change {', '.join(CHANGEABLE)}; otherwise train anew into another folder."
         )
+
+
+def refuse_another_model(saved: Settings, wanted: Settings, *, whose: str) -> None:
+    """Weights can only be carried over to a model of the same settings; `whose` names the run that has them."""
+    before, after = msgspec.to_builtins(saved.model), msgspec.to_builtins(wanted.model)
+    changed = [f"model.{key}" for key in before if after[key] != before[key]]
+    if changed:
+        raise SettingsError(
+            f"--from cannot change {', '.join(changed)}: the weights of {whose} fit no other model. Leave it as it is "
+            "there, or train anew without --from."
+        )

@@ -21,10 +21,11 @@ import msgspec
 
 from segue.errors import FolderError
 
-Kind = Literal["data", "run"]
+Kind = Literal["data", "run", "embeddings"]
 
-FORMATS: dict[Kind, int] = {"data": 1, "run": 1}
-MAKERS: dict[Kind, str] = {"data": "segue prepare", "run": "segue train"}
+FORMATS: dict[Kind, int] = {"data": 1, "run": 1, "embeddings": 1}
+MAKERS: dict[Kind, str] = {"data": "segue prepare", "run": "segue train", "embeddings": "segue embed"}
+NAMES: dict[Kind, str] = {"data": "a data folder", "run": "a run folder", "embeddings": "a folder of embeddings"}
 MANIFEST = "manifest.json"
 
 
@@ -165,10 +166,10 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         if not folder.exists():
-            raise FolderError(f"{folder} does not exist; expected a {kind} folder made by `{MAKERS[kind]}`.")
+            raise FolderError(f"{folder} does not exist; expected {NAMES[kind]} made by `{MAKERS[kind]}`.")
         if not path.is_file():
             raise FolderError(
-                f"{folder} is not a {kind} folder (it has no {MANIFEST}); give one made by `{MAKERS[kind]}`."
+                f"{folder} is not {NAMES[kind]} (it has no {MANIFEST}); give one made by `{MAKERS[kind]}`."
             )
         manifest = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
@@ -177,8 +178,8 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
         raise FolderError(f"{path} is damaged ({error}); make the folder again with `{MAKERS[kind]}`.") from error
     found, number = manifest.get("kind"), manifest.get("format")
     if found != kind:
-        what = f"a {found} folder" if found in FORMATS else "no segue folder"
-        raise FolderError(f"{folder} is {what}, expected a {kind} folder made by `{MAKERS[kind]}`.")
+        what = NAMES[found] if found in FORMATS else "no segue folder"
+        raise FolderError(f"{folder} is {what}, expected {NAMES[kind]} made by `{MAKERS[kind]}`.")
     if number != FORMATS[kind]:
         raise FolderError(
             f"{folder} has {kind} format {number}, this segue reads format {FORMATS[kind]}; "

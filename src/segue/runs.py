@@ -27,6 +27,7 @@ from segue.config import (
     make_settings,
     parse_toml,
     read_recipe,
+    refuse_another_model,
     refuse_changes,
     settings_toml,
 )
@@ -39,16 +40,22 @@ from segue.evaluate.trained import training_counts
 from segue.evaluate.window import WindowEvaluation, evaluate_window
 from segue.index.build import build_index, index_facts, sample_questions
 from segue.models.build import Builder, builder_name, refuse_other_builder
-from segue.models.checkpoint import save_model
-from segue.models.facts import Facts, facts_of
+from segue.models.checkpoint import save_model, saved_texts
+from segue.models.content import ContentTable
+from segue.models.facts import facts_of, refuse_silence
 from segue.models.sequence import SequenceModel
+from segue.models.texts import HashedTexts
 from segue.objective.positive import PositiveEvents
+from segue.recommend.embed import run_digest
 from segue.recommend.recommender import Recommender
 from segue.train.loop import Step
 from segue.train.run import CHOOSING, Recipe, choose_epoch, finished, train_everything
+from segue.train.start import START, START_ALL, write_start
 from segue.train.state import Progress, read_progress
 
 SETTINGS, BELONGING = "settings.toml", "data.json"
+KEPT = (CHOOSING, START, START_ALL)
+"""Of RUN.partial, what the run keeps, so that it can be taken up again."""
 ALL_NOTE = (
     "The model served was trained on every event; this report is that of the run that chose its {epochs} epochs, "
     "which never saw the test part."
@@ -62,6 +69,7 @@ def make_run(
     recipe: str | Path | None,
     overrides: Sequence[str],
     encoder: Builder | None,
+    from_run: Recommender | None,
     resume: bool,
     all_events: bool,
     progress: Callable[[Step], None] | None,
@@ -70,14 +78,19 @@ def make_run(
     """See `segue.api.train`."""
     data.verify()
     run = out if out is not None else _temporary_run()
+    if resume and from_run is not None:
+        raise SettingsError("--resume goes on with what is begun, and knows where it came from: leave --from out.")
     job = (
         _taken_up(run, data, recipe, overrides, encoder, everything=all_events)
         if resume
-        else _begun(run, data, recipe, overrides, encoder)
+        else _begun(run, data, recipe, overrides, encoder, from_run)
     )
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
+    start = job.start(START)
+    texts = saved_texts(start) if start is not None and job.settings.model.texts else None
+    facts = facts_of(job.settings.model, data.vocabulary, data.kinds, texts)
     model, chosen = choose_epoch(
         job.recipe,
         sequences,
@@ -86,7 +99,8 @@ def make_run(
         seen=seen,
         folder=job.partial,
         progress=progress,
-        facts=job.facts,
+        facts=facts,
+        start=start,
     )
     note = ALL_NOTE.format(epochs=chosen.best_epoch) if all_events else None
     evaluation = measure(model, data, job.settings, note=note, progress=measured)
@@ -98,7 +112,8 @@ def make_run(
             epochs=chosen.best_epoch,
             folder=job.partial,
             progress=progress,
-            facts=job.facts,
+            facts=facts,
+            start=job.start(START_ALL) or start,
         )
     _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, all_events=all_events)
     shutil.rmtree(job.partial)
@@ -194,7 +209,7 @@ class _Job:
     recipe_name: str
     partial: Path
     encoder: Builder | None
-    facts: Facts
+    origin: Origin | None = None
     replaces: bool = False
     """A finished run is there and gives way to the new one."""
 
@@ -205,16 +220,29 @@ class _Job:
             model=one.model, objective=one.objective, train=one.train, evaluate=one.evaluate, encoder=self.encoder
         )
 
+    def start(self, name: str) -> Path | None:
+        """The file of weights to begin with, where there is one."""
+        path = self.partial / name
+        return path if path.exists() else None
+
 
 def _partial(run: Path) -> Path:
     return run.with_name(run.name + ".partial")
 
 
-def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence[str], encoder: Builder | None) -> _Job:
-    """A new training in an empty RUN.partial."""
+def _begun(
+    run: Path,
+    data: Data,
+    recipe: str | Path | None,
+    overrides: Sequence[str],
+    encoder: Builder | None,
+    from_run: Recommender | None,
+) -> _Job:
+    """A new training in an empty RUN.partial, or one that goes on from the weights of another run."""
+    tables = read_recipe(recipe or DEFAULT_RECIPE) if from_run is None else _continued(from_run, recipe)
     named = [] if encoder is None else [_setting(builder_name(encoder))]
-    settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE), [*overrides, *named])
-    refuse_other_builder(settings.model, encoder, whose="The recipe")
+    settings = make_settings(tables, [*overrides, *named])
+    refuse_other_builder(settings.model, encoder, whose="The recipe" if from_run is None else str(from_run.folder))
     PositiveEvents(settings.objective.positive, data.kinds).refuse_without_values(data.sequences.values)
     _refuse_missing_times(settings, data)
     if settings.evaluate.days:
@@ -228,11 +256,61 @@ def _begun(run: Path, data: Data, recipe: str | Path | None, overrides: Sequence
         raise FolderError(
             f"{partial} holds unfinished training; add --resume to go on with it, or remove it to begin anew."
         )
-    facts = facts_of(settings.model, data.vocabulary, data.kinds)
+    refuse_silence(settings.model, data.vocabulary)
+    origin = None
     with folders.complete_folder(partial) as staging:
+        if from_run is not None:
+            name = str(recipe or from_run.manifest["recipe"])
+            origin = _write_start(from_run, data, settings, encoder, staging)
         (staging / SETTINGS).write_text(settings_toml(settings))
-        folders.write_json(staging / BELONGING, _Belonging(recipe=name, digest=data.digest))
-    return _Job(settings, name, partial, encoder, facts)
+        folders.write_json(staging / BELONGING, _Belonging(recipe=name, digest=data.digest, origin=origin))
+    return _Job(settings, name, partial, encoder, origin)
+
+
+def _continued(origin: Recommender, recipe: str | Path | None) -> dict[str, Any]:
+    """The settings of the run that training goes on from, with the sections of a recipe in the place of its own."""
+    if origin.folder is None:
+        raise FolderError("from_run was not opened from a run folder, so its settings are not known; load one.")
+    refuse_added(origin.manifest, origin.folder, "gone on from", "go on from")
+    return {**_tables(origin), **(read_recipe(recipe) if recipe else {})}
+
+
+def _write_start(origin: Recommender, data: Data, settings: Settings, encoder: Builder | None, staging: Path) -> Origin:
+    """The weights of a run, carried over to the items of `data`, into RUN.partial."""
+    assert origin.folder is not None
+    refuse_another_model(settings_of(origin), settings, whose=str(origin.folder))
+    _refuse_leak(origin, data)
+    everything = bool(origin.manifest["all"])
+    if everything:
+        folders.verify_contents(origin.folder, origin.manifest, "run", names=(CHOOSING,))
+    write_start(
+        origin.model,
+        origin.folder,
+        everything=everything,
+        recipe=_Job(settings, "", staging, encoder).recipe,
+        facts=facts_of(settings.model, data.vocabulary, data.kinds, _texts_of(origin.model)),
+        before=origin.vocabulary,
+        now=data.vocabulary,
+        out=staging,
+    )
+    return Origin(folder=str(origin.folder.absolute()), digest=run_digest(origin))
+
+
+def _texts_of(model: SequenceModel) -> HashedTexts | None:
+    """What a model's vectors of words were made by: it cannot read those of another."""
+    return model.items.texts if isinstance(model.items, ContentTable) else None
+
+
+def _refuse_leak(origin: Recommender, data: Data) -> None:
+    """What a run was trained on must not be what the next one is judged by."""
+    before, now = origin.manifest["data"].get("split"), data.manifest["split"]
+    if before is None:  # the run is older than this question
+        return
+    if before["kind"] != now["kind"] or before.get("valid_from", 0) > now.get("valid_from", 0):
+        raise SettingsError(
+            f"{origin.folder} was trained on events that {data.folder} keeps for validation and test, so its scores "
+            "would mean nothing: prepare the log with the same kind of --split as before, and no earlier moment."
+        )
 
 
 def _refuse_missing_times(settings: Settings, data: Data) -> None:
@@ -274,16 +352,23 @@ def _taken_up(
     named = [] if encoder is None else [_setting(before.model.encoder)]
     settings = make_settings(read_recipe(recipe) if recipe else tables, [*overrides, *named])
     refuse_changes(before, settings)
-    facts = facts_of(settings.model, data.vocabulary, data.kinds)
     if source == run:
         done = finished(read_progress(run / CHOOSING), settings.train)
         if done and not everything:
             raise SettingsError(f"{run} is complete: {done} (with --set).")
         with folders.complete_folder(partial) as staging:
-            for name in (SETTINGS, CHOOSING):
-                shutil.copyfile(run / name, staging / name)
+            for name in (SETTINGS, *KEPT):
+                if (run / name).exists():
+                    shutil.copyfile(run / name, staging / name)
             folders.write_json(staging / BELONGING, belonging)
-    return _Job(settings, belonging.recipe, partial, encoder, facts, replaces=replaces)
+    return _Job(settings, belonging.recipe, partial, encoder, belonging.origin, replaces=replaces)
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The run that training went on from."""
+
+    folder: str
+    digest: str
 
 
 class _Belonging(msgspec.Struct, frozen=True):
@@ -291,12 +376,15 @@ class _Belonging(msgspec.Struct, frozen=True):
 
     recipe: str
     digest: str
+    origin: Origin | None = None
 
 
 def _belonging(source: Path, *, finished_run: bool) -> _Belonging:
     if finished_run:
         manifest = folders.read_manifest(source, "run")
-        return _Belonging(recipe=manifest["recipe"], digest=manifest["data"]["digest"])
+        refuse_added(manifest, source, "trained on", "resume")
+        origin = msgspec.convert(manifest.get("from"), Origin | None)
+        return _Belonging(recipe=manifest["recipe"], digest=manifest["data"]["digest"], origin=origin)
     try:
         return msgspec.json.decode((source / BELONGING).read_bytes(), type=_Belonging)
     except (OSError, msgspec.MsgspecError) as error:
@@ -328,7 +416,9 @@ def _write_run(
         np.save(staging / "ranks.npy", evaluation.ranks)
         lines = [msgspec.json.encode(line) for line in chosen.history]
         (staging / "history.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-        shutil.copyfile(job.partial / CHOOSING, staging / CHOOSING)
+        for name in KEPT:
+            if (job.partial / name).exists():
+                shutil.copyfile(job.partial / name, staging / name)
         facts = _facts(job, data, chosen, seen=seen, all_events=all_events)
         folders.write_manifest(staging, "run", {**facts, "index": index_facts(index, questions)})
 
@@ -342,7 +432,9 @@ def _facts(job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, all_event
             "folder": str(data.folder.absolute()),
             "digest": data.digest,
             "counts": {name: data.manifest["counts"][name] for name in ("users", "items", "events")},
+            "split": data.manifest["split"],
         },
+        "from": job.origin,
         "items": len(data.vocabulary),
         "seen": seen,
         "all": all_events,
@@ -363,11 +455,25 @@ def _temporary_run() -> Path:
     return holder / "run"
 
 
+def refuse_added(manifest: dict[str, Any], run: Path | None, done: str, doing: str) -> None:
+    """A run to which items were added has others than its data; `done` and `doing` say what is refused."""
+    if "added" in manifest:
+        added = manifest["added"]
+        raise FolderError(
+            f"{run} has {added['items']} items that were added to it and that no training knows, so it cannot be "
+            f"{done}: {doing} the run that they were added to, {added['run']}."
+        )
+
+
 def settings_of(recommender: Recommender) -> Settings:
     """The settings that a run was made with."""
+    return make_settings(_tables(recommender))
+
+
+def _tables(recommender: Recommender) -> dict[str, Any]:
     assert recommender.folder is not None
     path = recommender.folder / SETTINGS
-    return make_settings(parse_toml(path.read_bytes(), str(path)))
+    return parse_toml(path.read_bytes(), str(path))
 
 
 def data_of(recommender: Recommender, data: Data | Path | str | None) -> Data:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from index_laws import PADDED, Case, assert_little_left, cases
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from segue.index import approximate
 from segue.index.approximate import ApproximateIndex
 from segue.index.exact import ExactIndex
 from segue.index.mol import Cut, MolIndex
-from segue.index.search import ItemIndex, Ragged
+from segue.index.search import ItemIndex, Ragged, recall
 from segue.index.settings import IndexSettings
 from segue.models.mol import Mixture
 
@@ -90,7 +91,10 @@ def answers(items: Tensor, scores: Tensor) -> list[list[tuple[int, float]]]:
 @settings(max_examples=40, deadline=None)
 @given(case=cases())
 def test_filters_hold_scores_are_true_and_nothing_is_short(kind: Kind, case: Case) -> None:
-    index, questions = kind.build(case.vectors, case.candidates), kind.questions(case.queries)
+    assert_contract(kind.build(case.vectors, case.candidates), kind.questions(case.queries), case)
+
+
+def assert_contract(index: ItemIndex, questions: Tensor, case: Case) -> None:
     exclude = None if case.exclude is None else Ragged.of_lists(case.exclude)
     items, scores = index.search(questions, case.k, exclude=exclude, only=case.only_argument)
     assert (items.dtype, scores.dtype) == (torch.int64, torch.float32)
@@ -107,6 +111,42 @@ def test_filters_hold_scores_are_true_and_nothing_is_short(kind: Kind, case: Cas
 def whole(case: Case) -> Case:
     """The same, all answers asked for."""
     return Case(case.vectors, case.queries, 10**6, case.candidates, case.exclude, case.only, case.only_each)
+
+
+@every_kind
+@settings(max_examples=30, deadline=None)
+@given(case=cases(), share=st.floats(0, 1), seed=st.integers(0, 2**32))
+def test_an_index_with_items_keeps_the_contract_and_the_one_before_stays(
+    kind: Kind, case: Case, share: float, seed: int
+) -> None:
+    """It is as good as one built of everything: of items that are new, and of those whose vectors are."""
+    before = int(share * (len(case.vectors) - 1))
+    old_vectors, rng = case.vectors[: before + 1].copy(), np.random.default_rng(seed)
+    changed = np.flatnonzero(
+        case.candidates[: before + 1] & (rng.random(before + 1) < 0.3) & (np.arange(before + 1) > 0)
+    )
+    old_vectors[changed] = rng.integers(-3, 4, (len(changed), case.vectors.shape[1]))
+    old = kind.build(old_vectors, case.candidates[: before + 1])
+    questions = kind.questions(case.queries)
+    asked = old.search(questions, case.k)
+    numbers = np.union1d(changed, before + 1 + np.flatnonzero(case.candidates[before + 1 :]))
+    index = old.with_items(kind.questions(case.vectors[numbers]), numbers, n_items=len(case.vectors) - 1)
+    assert type(index) is type(old) and index.n_items == len(case.vectors) - 1
+    assert_contract(index, questions, case)
+    again = old.search(questions, case.k)
+    assert torch.equal(asked[0], again[0]) and torch.equal(asked[1], again[1]) and old.n_items == before
+
+
+def test_of_items_far_from_all_others_bytes_are_true_enough() -> None:
+    """Lists hold a byte a feature, from the least to the most that they were made of; new items may lie beyond."""
+    rng = np.random.default_rng(2)
+    vectors = rng.standard_normal((2001, 8)).astype(np.float32)
+    beyond = (10 * rng.standard_normal((50, 8))).astype(np.float32)
+    old = approximate_index(1.0)(vectors, None)
+    index = old.with_items(torch.from_numpy(beyond), np.arange(2001, 2051), n_items=2050)
+    questions = torch.from_numpy(rng.standard_normal((40, 8)).astype(np.float32))
+    everything = ExactIndex.build(torch.from_numpy(np.concatenate((vectors, beyond))))
+    assert recall(index, everything, questions, 20) > 0.97
 
 
 @every_kind

@@ -39,6 +39,7 @@ OPTIONS = {
     "similar": "-k --json",
     "explain": "--history --user --item --data --keep-seen --no-keep-seen --html --layer --head --query --json",
     "plan": "--history --user -n --beam --data --keep-seen --no-keep-seen --exclude --only --repeats --json",
+    "add-items": "--out --item --json",
     "export": "--onnx --json",
     "tune": "--out --recipe --trials --minutes --resume --json",
     "serve": "--data --store --runs --host --port --workers --memory-mb --keys --rate-limit --cors --log-level --json",

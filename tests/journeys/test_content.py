@@ -29,8 +29,8 @@ def planted(folder: Path, *, users: int = 80) -> None:
         topic = user % len(TOPICS)
         warm = rng.permutation(WARM)[:7]
         times = [CUT - 10_000 + 100 * place + user for place in range(6)] + [CUT + user, CUT + 100 + user]
-        items = [f"{topic}-{one}" for one in warm] + [f"{topic}-new{ends[user]}"]
-        rows += [(f"u{user}", item, time) for item, time in zip(items, times, strict=True)]
+        taken = [f"{topic}-{one}" for one in warm] + [f"{topic}-new{ends[user]}"]
+        rows += [(f"u{user}", item, time) for item, time in zip(taken, times, strict=True)]
     pl.DataFrame(rows, schema=["user", "item", "time"], orient="row").write_csv(folder / "log.csv")
     items = [(topic, f"{topic}-{one}") for topic in range(len(TOPICS)) for one in range(WARM)]
     items += [(topic, f"{topic}-new{one}") for topic in range(len(TOPICS)) for one in range(COLD)]

@@ -67,7 +67,7 @@ def tf_idf_by_hand(texts: list[str]) -> np.ndarray:
             for found in by_hand
         ]
     )
-    return weighed / np.linalg.norm(weighed, axis=1, keepdims=True).clip(1e-12)
+    return np.asarray(weighed / np.linalg.norm(weighed, axis=1, keepdims=True).clip(1e-12))
 
 
 def test_vectors_are_the_truncated_decomposition_of_tf_idf() -> None:

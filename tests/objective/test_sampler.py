@@ -25,6 +25,7 @@ from segue.objective.settings import ObjectiveSettings
 COUNTS = np.array([0, 8, 4, 1, 20, 0, 2, 11])
 N_ITEMS = 7
 PRESENT = torch.tensor([4, 4, 0, 8, 1, 6, 4, 0, 6, 7, 4])  # with padding and a mask token
+SOME = torch.tensor([1, 4, 6])
 CATALOGUE = torch.arange(1, N_ITEMS + 1)
 
 
@@ -39,6 +40,7 @@ def observed(*batches: Tensor, n_items: int = N_ITEMS) -> AnswerSampler:
 # are eight with repeats.
 SAMPLERS: dict[str, tuple[Sampler, list[float]]] = {
     "uniform": (UniformSampler(N_ITEMS), [1 / 7] * 7),
+    "uniform, of some": (UniformSampler(N_ITEMS, SOME), [1 / 3, 0, 0, 1 / 3, 0, 1 / 3, 0]),
     "popularity": (PopularitySampler(COUNTS, 1.0), [8 / 46, 4 / 46, 1 / 46, 20 / 46, 0, 2 / 46, 11 / 46]),
     "popularity, flattened": (
         PopularitySampler(COUNTS, 0.5),
@@ -48,6 +50,7 @@ SAMPLERS: dict[str, tuple[Sampler, list[float]]] = {
     "in-batch": (InBatchSampler(N_ITEMS), [1 / 4, 0, 0, 1 / 4, 0, 1 / 4, 1 / 4]),
     "mixed": (MixedSampler(N_ITEMS, 0.3), [0.175, 0.1, 0.1, 0.175, 0.1, 0.175, 0.175]),
     "mixed, all of it in-batch": (MixedSampler(N_ITEMS, 1.0), [1 / 4, 0, 0, 1 / 4, 0, 1 / 4, 1 / 4]),
+    "mixed, of some": (MixedSampler(N_ITEMS, 0.4, SOME), [0.3, 0, 0, 0.3, 0, 0.3, 0.1]),
     "mixed, nothing in-batch": (MixedSampler(N_ITEMS, 0.0), [1 / 7] * 7),
     "answers": (observed(PRESENT, PRESENT), [1 / 8, 0, 0, 4 / 8, 0, 2 / 8, 1 / 8]),
     "answers+uniform": (

@@ -138,6 +138,7 @@ ROUTES: dict[str, str | None] = {
     "POST /explanations": "read",
     "POST /plans": "read",
     "POST /events": "write",
+    "POST /items": "write",
     "DELETE /users/alice": "write",
     "DELETE /users/a%2Fb": "write",
     "PUT /model": "admin",

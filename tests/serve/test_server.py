@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
-import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from command_line import CommandLine
+from running_service import WAIT, Served, serving
 from small_service import assert_problem, ids
 
 from segue.errors import StoreError
@@ -31,64 +26,6 @@ from segue.serve.lanes import End, _serve_lane
 from segue.serve.settings import ServiceSettings
 
 SECRET_USER = "nobody-may-read-me"
-WAIT = 60  # seconds; a busy machine may take long, but not for ever
-
-
-class Served:
-    """A running `segue serve` and what it wrote."""
-
-    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
-        self.process = process
-        self.url = url
-        self.client = httpx.Client(base_url=url, trust_env=False, timeout=WAIT)
-        self.errors = b""
-
-    def family(self) -> list[psutil.Process]:
-        return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-
-    def stop(self) -> None:
-        """SIGTERM: everything of it ends, with exit code 0 and without a complaint."""
-        family = self.family()
-        self.process.send_signal(signal.SIGTERM)
-        self.ended(family)
-
-    def ended(self, family: list[psutil.Process]) -> None:
-        _, self.errors = self.process.communicate(timeout=WAIT)
-        assert self.process.returncode == 0, self.errors.decode()
-        assert b"Traceback" not in self.errors, self.errors.decode()
-        _, alive = psutil.wait_procs(family, timeout=5)
-        assert not alive, "nothing is left running"
-
-    def lines(self) -> list[dict[str, Any]]:
-        """The log, which is JSON all through."""
-        return [json.loads(line) for line in self.errors.splitlines() if not line.startswith(b"The store ")]
-
-
-@contextlib.contextmanager
-def serving(*arguments: object, cwd: Path) -> Iterator[Served]:
-    """The command in a process of its own, which is gone afterwards whatever happens."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "segue.cli", "serve", *map(str, arguments), "--port", "0", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:
-        watch = threading.Timer(180, process.kill)
-        watch.start()
-        try:
-            assert process.stdout is not None
-            first = process.stdout.readline()
-            assert first, process.communicate()[1].decode()
-            served = Served(process, json.loads(first)["url"])
-            with served.client:
-                yield served
-        finally:
-            watch.cancel()
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-            process.kill()
 
 
 def in_flight(served: Served, requests: list[tuple[str, dict[str, Any]]]) -> list[socket.socket]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import random
@@ -28,7 +29,7 @@ from segue.folders import write_manifest
 from segue.serve import postgres_store
 from segue.serve.fill import fill_store
 from segue.serve.sqlite_store import SqliteStore
-from segue.serve.store import Active, Event, FillState, HistoryStore, Row, digest, open_store
+from segue.serve.store import Active, AddedItem, Event, FillState, HistoryStore, Row, digest, open_store
 
 HOSTILE = [
     "",
@@ -280,6 +281,74 @@ def test_of_several_who_activate_at_once_one_wins(store: HistoryStore) -> None:
         assert sum(threads.map(raise_version, range(4))) == 20
     stored = store.active()
     assert stored is not None and stored.version == 20
+
+
+# Items added
+
+
+def test_an_item_is_there_once_with_its_newest_row(store: HistoryStore) -> None:
+    tea, cup = AddedItem("tea", {"title": "Tea"}), AddedItem("cup", {"title": "Cup", "price": 2.5})
+    assert store.items(0) == (0, [])
+    assert store.add_items([tea, cup]) == 1
+    assert store.items(0) == (1, [tea, cup])
+    green = AddedItem("tea", {"title": "Green tea", "vector": [0.1, -2.0]})
+    assert store.add_items([AddedItem("pot", {}), green, AddedItem("pot", {"title": "Pot"})]) == 2
+    pot = AddedItem("pot", {"title": "Pot"})
+    assert store.items(0) == (2, [green, cup, pot])  # in the order in which they first came
+    assert store.items(1) == (2, [green, pot])
+    assert store.items(2) == (2, [])
+    assert store.add_items([]) == 2
+    assert store.is_empty()  # of events
+
+
+def test_rows_of_items_come_back_exactly(url: str) -> None:
+    told = [AddedItem(text, {text: text, "vector": [0.1 + 0.2, 1e-300, -0.0], "no": None}) for text in HOSTILE]
+    with contextlib.closing(open_store(url)) as store:
+        store.add_items(told)
+    with contextlib.closing(open_store(url)) as again:
+        assert again.items(0) == (1, told)
+
+
+@pytest.mark.parametrize("item", [AddedItem("\ud800", {}), AddedItem("a", {"title": "\udfff"})])
+def test_half_a_character_of_an_item_is_refused_and_no_item_kept(store: HistoryStore, item: AddedItem) -> None:
+    with pytest.raises(InputError, match="half a character"):
+        store.add_items([AddedItem("good", {}), item])
+    assert store.items(0) == (0, [])
+
+
+def test_who_follows_the_versions_misses_no_item(store: HistoryStore) -> None:
+    def add(name: int) -> None:
+        for number in range(10):
+            store.add_items([AddedItem(f"{name}.{number}", {"n": number}), AddedItem("shared", {"by": name})])
+
+    seen: dict[str, dict[str, Any]] = {}
+    version = 0
+    with ThreadPoolExecutor(4) as threads:
+        writers = [threads.submit(add, name) for name in range(4)]
+        while True:
+            written = all(writer.done() for writer in writers)
+            version, new = store.items(version)
+            seen |= {item.id: item.row for item in new}
+            if written:
+                break
+    assert version == 40
+    assert seen == {item.id: item.row for item in store.items(0)[1]}
+    assert len(seen) == 41
+
+
+def test_a_store_from_before_there_were_items_takes_them(url: str) -> None:
+    with contextlib.closing(open_store(url)) as store:
+        store.append([Event("u", "i", 1)])
+    if url.startswith("postgresql"):
+        with psycopg.connect(url) as link:
+            link.execute("DROP TABLE segue_items")
+    else:
+        with contextlib.closing(sqlite3.connect(url)) as file:
+            file.execute("DROP TABLE items")
+    with contextlib.closing(open_store(url)) as store:
+        assert store.items(0) == (0, [])
+        assert store.add_items([AddedItem("a", {})]) == 1
+        assert items(store, "u") == ["i"]
 
 
 # Several threads and processes

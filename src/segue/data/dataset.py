@@ -67,6 +67,20 @@ class Data:
     def users(self) -> UserIds:
         return UserIds(_table(self.folder / "users.parquet")["id"])
 
+    def some_users(self, begin: int, end: int) -> tuple[pl.Series, Sequences]:
+        """The ids and the events of the users begin … end - 1, in memory of their own: of a map of the whole log, all
+        that was ever looked at would stay in memory."""
+        ids = _table(self.folder / "users.parquet", rows=slice(begin, end))["id"]
+        log = self.sequences
+        first, last = int(log.offsets[begin]), int(log.offsets[end])
+        return ids, Sequences(
+            offsets=np.asarray(log.offsets[begin : end + 1]) - first,
+            items=_read(log.items, first, last),
+            times=_read(log.times, first, last),
+            kinds=None if log.kinds is None else _read(log.kinds, first, last),
+            values=None if log.values is None else _read(log.values, first, last),
+        )
+
     @cached_property
     def split(self) -> Split:
         said = self.manifest["split"]
@@ -112,8 +126,19 @@ def _array(folder: Path, name: str, manifest: dict[str, Any]) -> np.ndarray | No
     return array
 
 
-def _table(path: Path) -> pl.DataFrame:
+def _read(array: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Rows of a mapped array, read from its file instead of through the map."""
+    assert isinstance(array, np.memmap)
+    assert array.filename is not None
+    place = array.offset + begin * array.itemsize
+    return np.fromfile(array.filename, dtype=array.dtype, count=end - begin, offset=place)
+
+
+def _table(path: Path, rows: slice | None = None) -> pl.DataFrame:
+    """A Parquet file, whole or some rows of it."""
     try:
+        if rows is not None:
+            return pl.scan_parquet(path).slice(rows.start, rows.stop - rows.start).collect()
         return pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise FolderError(f"{path} is damaged ({error}); make the folder again with `segue prepare`.") from error

@@ -74,6 +74,22 @@ class Vocabulary:
         _, numbers = np.unique(self.table[column].cast(pl.String).fill_null("").to_numpy(), return_inverse=True)
         return np.concatenate(([PADDING], numbers + 1)).astype(np.int64)
 
+    def with_rows(self, rows: pl.DataFrame) -> Vocabulary:
+        """With further items at the end, in the order of `rows`, which has the same columns; the row of an id that is
+        there already takes the place of the old one. This vocabulary stays as it is."""
+        import polars as pl
+
+        ids = rows["id"].to_list()
+        known = self.numbers(ids, unknown="zero")
+        places = np.arange(len(self) + len(ids))
+        places[known[known > 0] - 1] = len(self) + np.flatnonzero(known > 0)
+        kept = np.concatenate((places[: len(self)], len(self) + np.flatnonzero(known == 0)))
+        extended = Vocabulary(pl.concat([self.table, rows.select(self.table.columns)])[kept])
+        new = [name for name, number in zip(ids, known.tolist(), strict=True) if not number]
+        # The copy of a table of numbers is a hundred times faster than to make it again of a large catalogue.
+        extended._numbers = self._numbers | dict(zip(new, range(len(self) + 1, len(extended) + 1), strict=True))
+        return extended
+
     def vectors(self, column: str) -> np.ndarray:
         """A column of vectors [V + 1, F] float32; zeros for number 0 and for items without one."""
         self._refuse_missing(column, "vectors", own=("id", "count", "title"))

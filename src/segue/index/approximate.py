@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from segue.index.exact import ExactIndex, Pairs, finite, read_file, reading, write_file
-from segue.index.search import RECALL_AT, Ragged, Recall, recall, share_found
+from segue.index.search import RECALL_AT, Joined, Ragged, Recall, recall, share_found
 from segue.index.settings import IndexSettings
 
 SAMPLE = 400  # items that ask where no questions are given
@@ -149,6 +149,13 @@ class ApproximateIndex:
         items[scores == -np.inf] = 0
         return torch.from_numpy(items), torch.from_numpy(scores)
 
+    def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> ApproximateIndex:
+        """See `ItemIndex.with_items`. A new item is put into the list whose centre suits it best."""
+        exact = self.exact.with_items(vectors, numbers, n_items=n_items)
+        joined = Joined.of(self.exact.numbers, numbers)
+        lists = self.lists.with_rows(vectors, joined.order, exact.vectors)
+        return ApproximateIndex(exact, lists, probes=self.probes, recall=self.recall)
+
     def save(self, path: Path) -> None:
         """Write vectors, numbers and lists to one safetensors file, as plain numbers: nothing in it is faiss's own."""
         write_file(
@@ -226,6 +233,15 @@ class Lists:
         centres, owners = np.asarray(means.centroids), means.index.search(rows, 1)[1][:, 0].copy()
         least, most = torch.from_numpy(rows - centres[owners]).aminmax(dim=0)
         return Lists(centres, owners, torch.stack((least, most - least)).numpy(), vectors)
+
+    def with_rows(self, new: Tensor, order: np.ndarray, vectors: Tensor) -> Lists:
+        """Lists of these `vectors` [n, D]: the old rows and then the `new` [m, D] ones, in this `order` [n]."""
+        rows = _full_width(new.detach().to(device="cpu", dtype=torch.float32).numpy())
+        nearest = self._centres.search(rows, 1)[1][:, 0]
+        offsets = np.concatenate((rows - self.centres[nearest], self.ranges[:1], self.ranges[:1] + self.ranges[1:]))
+        least, most = offsets.min(axis=0), offsets.max(axis=0)  # bytes must reach the new ones too
+        owners = np.concatenate((self.owners, nearest))[order]
+        return Lists(self.centres, owners, np.stack((least, most - least)), vectors)
 
     def search(self, queries: np.ndarray, depth: int, *, probes: int) -> np.ndarray:
         """The rows [B, depth] of the items that bytes say are best, -1 where the lists hold no more."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from segue.errors import FolderError
-from segue.index.search import Ragged
+from segue.index.search import Joined, Ragged
 from segue.index.settings import IndexSettings
 
 F = TypeVar("F", bound=msgspec.Struct)
@@ -114,6 +114,12 @@ class ExactIndex:
                 yield first, size, self._groups[rows]
             else:
                 yield first, size, _whole_groups(self.vectors[torch.from_numpy(pool[rows])])
+
+    def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> ExactIndex:
+        """See `ItemIndex.with_items`."""
+        joined = Joined.of(self.numbers, numbers)
+        every = torch.cat((self.vectors, finite_items(vectors)))[torch.from_numpy(joined.order)]
+        return ExactIndex(every, joined.numbers, n_items=n_items, settings=self.settings)
 
     def save(self, path: Path) -> None:
         """Write vectors, numbers and the chunk size to one safetensors file."""
@@ -240,10 +246,15 @@ def answerable(vectors: Tensor, candidates: np.ndarray | None) -> tuple[Tensor, 
     allowed = np.ones(len(vectors), dtype=bool) if candidates is None else np.array(candidates, dtype=bool)
     allowed[0] = False
     numbers = np.flatnonzero(allowed).astype(np.int64)
-    kept = vectors.detach().to(device="cpu", dtype=torch.float32)[torch.from_numpy(numbers)].contiguous()
-    if not bool(torch.isfinite(kept).all()):
+    return finite_items(vectors[torch.from_numpy(numbers).to(vectors.device)]), numbers
+
+
+def finite_items(vectors: Tensor) -> Tensor:
+    """Items' vectors as they are looked up in; what is no number is refused."""
+    vectors = vectors.detach().to(device="cpu", dtype=torch.float32).contiguous()
+    if not bool(torch.isfinite(vectors).all()):
         raise FolderError("Some item vectors are not finite numbers: the model is damaged; train it again.")
-    return kept, numbers
+    return vectors
 
 
 def allowed_rows(numbers: np.ndarray, only: np.ndarray | Ragged | None) -> np.ndarray | None:

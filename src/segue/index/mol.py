@@ -11,8 +11,18 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import ragged_rows
-from segue.index.exact import Pairs, allowed_rows, answerable, best_columns, finite, read_file, reading, write_file
-from segue.index.search import Ragged
+from segue.index.exact import (
+    Pairs,
+    allowed_rows,
+    answerable,
+    best_columns,
+    finite,
+    finite_items,
+    read_file,
+    reading,
+    write_file,
+)
+from segue.index.search import Joined, Ragged
 from segue.models.mol import Mixture, Side
 
 CHUNK = 4096  # items taken out of the table at a time, so that they stay in the cache
@@ -127,6 +137,16 @@ class MolIndex:
         taken = (Side(*(part.index_select(0, torch.from_numpy(some)) for part in self.items)) for some in parts)
         return torch.cat([self.mixture.score(question, some) for some in taken], dim=1)
 
+    @torch.no_grad()
+    def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> MolIndex:
+        """See `ItemIndex.with_items`. A new item joins the group whose mean is nearest."""
+        joined = Joined.of(self.numbers, numbers)
+        new = self.mixture.side(finite_items(vectors))
+        order = torch.from_numpy(joined.order)
+        items = Side(*(torch.cat(both)[order] for both in zip(self.items, new, strict=True)))
+        groups = None if self.groups is None else self.groups.with_rows(new, joined.order, items)
+        return MolIndex(self.mixture, items, joined.numbers, n_items=n_items, cut=self.cut, groups=groups)
+
     def save(self, path: Path) -> None:
         """Write items, numbers, groups and what scores them to one safetensors file: no model is needed."""
         arrays = {
@@ -189,6 +209,11 @@ class Groups:
         """By the mean of an item's components, in which all of them have a part."""
         means = items.components.mean(1)
         return Groups(alike(means, round(GROUPS * math.sqrt(len(means)))).numpy(), items)
+
+    def with_rows(self, new: Side, order: np.ndarray, items: Side) -> Groups:
+        """Groups of these `items`: the old rows and then the `new` ones, in this `order` [n]."""
+        nearest = _nearest(new.components.mean(1), self.centres.components.mean(1)).numpy()
+        return Groups(np.concatenate((self.owners, nearest))[order], items)
 
     def allowed_sizes(self, allowed: np.ndarray) -> np.ndarray:
         """How many of each group's items are allowed [n] bool."""

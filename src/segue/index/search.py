@@ -62,6 +62,22 @@ class Ragged:
         return Ragged.of_lengths(lengths, np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """The rows of an index and those of items that are added, in the order of the items' numbers."""
+
+    numbers: np.ndarray  # [n] int64, ascending
+    order: np.ndarray  # [n] int64: places among the old rows and, after them, the new ones
+
+    @staticmethod
+    def of(old: np.ndarray, new: np.ndarray) -> Joined:
+        """From both numbers, each ascending; of an item that is in both, the new row stays."""
+        kept = np.flatnonzero(~np.isin(old, new))
+        numbers, rows = np.concatenate((old[kept], new)), np.concatenate((kept, len(old) + np.arange(len(new))))
+        order = np.argsort(numbers, kind="stable")
+        return Joined(numbers[order], rows[order])
+
+
 class ItemIndex(Protocol):
     """Finds the items whose vectors answer a question best."""
 
@@ -79,6 +95,14 @@ class ItemIndex(Protocol):
         for each. Numbers that are no item of the index are ignored in both. Equal scores: the lower number first.
         There are k answers whenever k remain; k' is less than k when the index has fewer items, and a question with
         fewer answers than k' has item 0 and score -inf at its end.
+        """
+        ...
+
+    def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> ItemIndex:
+        """An index of the same kind that answers these items too: their vectors [m, D] and numbers [m], ascending.
+
+        Of an item that was there already the new vector counts. This index stays as it is, and nothing is learned
+        anew. `n_items`: items of the catalogue with them.
         """
         ...
 

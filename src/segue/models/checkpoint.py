@@ -33,13 +33,31 @@ def save_model(model: SequenceModel, settings: ModelSettings, folder: Path) -> N
     """Write both files into `folder`."""
     description = ModelDescription(n_items=model.items.n_items, settings=settings, kinds=model.kinds)
     write_json(folder / DESCRIPTION, description)
-    save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS)
+    save_weights(model, folder / WEIGHTS)
+
+
+def save_weights(model: SequenceModel, path: Path) -> None:
+    """Write what a model has learned, and what it keeps of the catalogue."""
+    save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, path)
+
+
+def fill_model(model: SequenceModel, path: Path) -> None:
+    """Give a model of the same shape what `save_weights` wrote."""
+    model.load_state_dict(_read(path))
+
+
+def read_description(folder: Path) -> ModelDescription:
+    """What a run folder's model is built from."""
+    try:
+        return msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise FolderError(f"The model in {folder} cannot be read ({error}); train it again.") from error
 
 
 def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
     """The model of a run folder, on the CPU, ready to answer. `encoder`: its builder, where that is from outside."""
     try:
-        description = msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
+        description = read_description(folder)
         refuse_other_builder(description.settings, encoder, whose=str(folder))
         weights = load_file(folder / WEIGHTS)
         model = build_model(
@@ -60,13 +78,28 @@ def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
 def _facts(description: ModelDescription, weights: dict[str, Tensor]) -> Facts:
     """What the model was built from, of its files."""
     settings = description.settings
-    texts = ("items.texts.terms", "items.texts.weights", "items.texts.directions")
     return Facts(
         categories=weights["items.categories"].numpy() if settings.category else None,
         content=weights["items.content"].numpy() if settings.items != "ids" else None,
         kinds=description.kinds,
-        texts=HashedTexts(*(weights[name] for name in texts)) if settings.texts else None,
+        texts=_texts(weights) if settings.texts else None,
     )
+
+
+def _texts(weights: dict[str, Tensor]) -> HashedTexts:
+    return HashedTexts(*(weights[f"items.texts.{name}"] for name in ("terms", "weights", "directions")))
+
+
+def saved_texts(path: Path) -> HashedTexts:
+    """What makes vectors of words, of what `save_weights` wrote of a model that has it."""
+    return _texts(_read(path))
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise FolderError(f"{path} cannot be read ({error}); remove its folder and train again.") from error
 
 
 def _settled(model: SequenceModel) -> SequenceModel:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from segue.data.vocabulary import PADDING
 from segue.layers.dropout import STEPS, byte_mask
 from segue.models.facts import Facts
-from segue.models.items import ItemTable
+from segue.models.items import ItemTable, lengthened
 from segue.models.texts import HashedTexts
 
 
@@ -75,21 +75,17 @@ class ContentTable(ItemTable):
 
     def answerable(self, counts: np.ndarray) -> np.ndarray:
         """What was trained on, and what has content."""
-        described: np.ndarray = self.content.any(dim=1).cpu().numpy()
-        return (counts > 0) | described
+        answerable: np.ndarray = (counts > 0) | self.content.any(dim=1).cpu().numpy()
+        return answerable
 
     def extended(self, facts: Facts) -> ContentTable:
         assert facts.content is not None
         added = torch.from_numpy(facts.content[1:]).to(self.content)
-        state = {**self.state_dict(), "content": torch.cat((self.content, added))}
+        learned: dict[str, nn.Parameter] = {}
         if self.ids:
-            state["into"] = torch.cat((self.into, self.into.new_zeros(len(added), self.width)))
-        known = Facts(content=state["content"].float().cpu().numpy(), texts=self.texts)
-        table = ContentTable(
-            known, self.width, hidden=self.hidden, ids=self.ids, id_dropout=self.id_dropout, mask=self.mask is not None
-        )
-        table.load_state_dict(state)
-        return table.to(self.content).train(self.training).requires_grad_(self.last.weight.requires_grad)
+            rows = torch.cat((self.into.detach(), self.into.new_zeros(len(added), self.width)))
+            learned = {"into": nn.Parameter(rows, requires_grad=self.into.requires_grad)}
+        return lengthened(self, {"content": torch.cat((self.content, added))}, learned)
 
     def _read(self, numbers: Tensor) -> Tensor:
         if self.training and self.ids and self.id_dropout:

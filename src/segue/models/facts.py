@@ -36,15 +36,29 @@ def facts_of(
     words, where a model has been trained on its vectors; else it is fitted to the vocabulary's words."""
     if settings.items == "ids":
         return Facts(categories=vocabulary.categories(settings.category), kinds=tuple(kinds))
+    if settings.texts and texts is None:
+        texts = HashedTexts.fitted(vocabulary.texts(settings.texts), settings.text_width)
+    return Facts(content=content_of(settings, vocabulary, texts), kinds=tuple(kinds), texts=texts)
+
+
+def content_of(settings: ModelSettings, vocabulary: Vocabulary, texts: HashedTexts | None) -> np.ndarray:
+    """What the columns that the settings name say of each item [V + 1, F]; row 0 is zero, and so are those of items of
+    which they say nothing."""
     parts = [vocabulary.vectors(settings.vectors)] if settings.vectors else []
-    if settings.texts:
-        words = vocabulary.texts(settings.texts)
-        texts = HashedTexts.fitted(words, settings.text_width) if texts is None else texts
-        parts.append(np.concatenate((np.zeros((1, texts.width), dtype=np.float32), texts.encode(words))))
-    content = np.concatenate(parts, axis=1)
-    if not content.any():
+    if texts is not None:
+        words = texts.encode(vocabulary.texts(settings.texts))
+        parts.append(np.concatenate((np.zeros((1, texts.width), dtype=np.float32), words)))
+    return np.concatenate(parts, axis=1)
+
+
+def refuse_silence(settings: ModelSettings, vocabulary: Vocabulary) -> None:
+    """Refuse a catalogue that does not say what the settings ask for, before anything is begun."""
+    vocabulary.categories(settings.category)
+    said = bool(settings.vectors) and bool(vocabulary.vectors(settings.vectors).any())
+    said |= bool(settings.texts) and any(vocabulary.texts(settings.texts))
+    if settings.items != "ids" and not said:
+        named = ", ".join(name for name in (*settings.texts, settings.vectors) if name)
         raise InputError(
-            f"The catalogue says nothing of any item in {', '.join((*settings.texts, settings.vectors)).strip(', ')}: "
-            "give what model.texts or model.vectors name with `segue prepare --items`."
+            f"The catalogue says nothing of any item in {named}: give what model.texts or model.vectors name with "
+            "`segue prepare --items`."
         )
-    return Facts(content=content, kinds=tuple(kinds), texts=texts)

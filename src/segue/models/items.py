@@ -5,6 +5,9 @@ Here those whose vectors are learned; `content.py` has the one that makes them o
 
 from __future__ import annotations
 
+import copy
+from typing import TypeVar
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -127,13 +130,24 @@ class CategoryTable(IdTable):
         """Of the new items' categories, the numbers that they have here."""
         assert facts.categories is not None and facts.categories.max() < len(self.into)
         added = torch.from_numpy(facts.categories[1:]).to(self.categories.device)
-        categories = torch.cat((self.categories, added))
-        table = CategoryTable(categories.cpu().numpy(), self.width, tied=self.out is None, mask=self.mask is not None)
-        table.load_state_dict({**self.state_dict(), "categories": categories})
-        return table
+        return lengthened(self, {"categories": torch.cat((self.categories, added))}, {})
 
     def _rows(self, table: Tensor, numbers: Tensor) -> Tensor:
         return super()._rows(table, self.categories[numbers])
 
     def _all(self, table: Tensor) -> Tensor:
         return super()._rows(table, self.categories)
+
+
+T = TypeVar("T", bound=ItemTable)
+
+
+def lengthened(table: T, buffers: dict[str, Tensor], parameters: dict[str, nn.Parameter]) -> T:
+    """A copy with more items, which shares all but the tensors given: however large the table, it is there at once."""
+    longer = copy.copy(table)
+    longer._buffers = {**table._buffers, **buffers}
+    longer._parameters = {**table._parameters, **parameters}
+    for name in parameters:
+        longer.__dict__.pop(name, None)  # a plain attribute would hide it
+    longer.n_items = len(next(iter(buffers.values()))) - 1
+    return longer

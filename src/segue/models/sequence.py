@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cached_property
 from typing import cast
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from segue.errors import InputError
 from segue.layers.blocks import Block
 from segue.layers.dropout import Dropout
 from segue.layers.one_token import Continuable, Timed
@@ -103,6 +105,19 @@ class SequenceModel(nn.Module):
     def answerable(self, counts: np.ndarray) -> np.ndarray:
         """Which items may be answered and read [V + 1] bool, where training met each so often."""
         return self.items.answerable(counts)
+
+    def with_items(self, items: ItemTable) -> SequenceModel:
+        """This model over another item table, to which it is the same; all the rest is shared. This one stays as it
+        is."""
+        other = copy.copy(self)
+        other._modules = {**self._modules, "items": items}
+        if "items" in self.__dict__:  # parts are plain attributes, too
+            other.__dict__["items"] = items
+            items.__dict__.update(items._modules)
+            items.__dict__.update(items._parameters)
+        if any(part is self.items for part in other.modules()):
+            raise InputError("This model's encoder holds its items in a place of its own, so none can be added to it.")
+        return other
 
     def encode(self, batch: PackedBatch) -> Tensor:
         """The state after each event [T, D]. Those that are questioned go through `head` next."""

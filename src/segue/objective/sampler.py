@@ -34,19 +34,19 @@ class Sampler(Protocol):
 
 
 class UniformSampler:
-    """Every item alike, or every one of the `candidates`."""
+    """Every item alike; with `candidates`, item numbers, every one of these, and others never."""
 
     def __init__(self, n_items: int, candidates: Tensor | None = None) -> None:
-        self.candidates = candidates
-        self.drawn_from = n_items if candidates is None else len(candidates)
+        self._candidates = torch.arange(1, n_items + 1) if candidates is None else candidates
+        self._log_q = torch.full((n_items + 1,), -torch.inf)
+        self._log_q[self._candidates] = -float(np.log(len(self._candidates)))
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
-        items = torch.randint(1, self.drawn_from + 1, (count,), generator=generator)
-        items = items if self.candidates is None else self.candidates[items - 1]
+        items = self._candidates[torch.randint(len(self._candidates), (count,), generator=generator)]
         return Negatives(items, self.log_q(items, present))
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # the batch changes nothing
-        return torch.full(items.shape, -float(np.log(self.drawn_from)), dtype=torch.float32)
+        return self._log_q[items]
 
 
 class PopularitySampler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import polars as pl
 from segue import folders
 from segue.data.batch import MICROSECONDS, Batch, cut_by_budget, ragged_rows
 from segue.data.dataset import Data
+from segue.data.sequences import Sequences
 from segue.errors import FolderError, InputError
 from segue.recommend.answers import Ranking
 from segue.recommend.history import Entry
@@ -57,7 +59,7 @@ def recommend_users(
     """
     rules = recommender.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
     data.verify()  # everything is read anyway
-    source = _Histories(data, recommender)
+    source = LogHistories(data, recommender)
     asked, unknown, fallback = 0, 0, 0
     with folders.complete_folder(Path(out)) as staging:
         writer = _Parts(staging)
@@ -96,7 +98,7 @@ def user_history(data: Data, user: str) -> list[Entry]:
     ]
 
 
-class _Histories:
+class LogHistories:
     """Users' events in a data folder, in the numbers of a run, which may have been trained on other data."""
 
     def __init__(self, data: Data, recommender: Recommender) -> None:
@@ -106,6 +108,12 @@ class _Histories:
         self.translated = np.concatenate(([0], trained))  # [data's items + 1]; 0 is unknown to the run
         self.kinds = recommender.known.kinds.numbers(data.kinds) if recommender.known.kinds else None  # [data's kinds]
         self.has_times = data.manifest["has_time"]
+
+    def within(self, sequences: Sequences) -> LogHistories:
+        """The same over some of the users, numbered as they are there."""
+        some = copy.copy(self)
+        some.sequences = sequences
+        return some
 
     def of(self, asked: Asked) -> Iterator[tuple[np.ndarray, Batch]]:
         """(rows of the chunk, their histories of known items), a bounded number of events at a time."""

@@ -99,7 +99,7 @@ class KnownItems:
                 popular[id(rule)] = self._popular(rule)
             best = popular[id(rule)]
             items[row, : len(best)], scores[row, : len(best)] = best, self.counts[best]
-        for rows in _groups(histories, length, tokens, most_rows):
+        for rows in similar_lengths(histories, length, tokens, most_rows):
             for chosen, found, values in find(rows):
                 items[chosen, : found.shape[1]], scores[chosen, : found.shape[1]] = found, values
         # A question's row is as wide as the largest k of all.
@@ -136,7 +136,7 @@ class KnownItems:
         return np.argsort(-self.counts, kind="stable")
 
 
-def _groups(histories: Batch, length: int, tokens: int, most_rows: int) -> Iterator[np.ndarray]:
+def similar_lengths(histories: Batch, length: int, tokens: int, most_rows: int) -> Iterator[np.ndarray]:
     """Rows of histories that are not empty, shortest first, as many at a time as the budgets allow."""
     if len(histories.items) <= tokens and len(histories.lengths) <= most_rows and histories.lengths.all():
         if len(histories.lengths):

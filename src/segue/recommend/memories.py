@@ -40,6 +40,12 @@ class Memories:
         """Who is remembered, those used longest ago first."""
         return list(self._memories)
 
+    def follow(self, model: SequenceModel) -> None:
+        """Encode with this model, which reads every item as the one before does and knows more of them: what is
+        remembered stays true. Questions under way may be asked by either."""
+        self._model = model
+        self._continuation = None if self._continuation is None else Continuation(model)
+
     def encoder(self, users: Sequence[str | None]) -> Callable[[Batch, np.ndarray], Tensor]:
         """How `Recommender.rank` gets the questions of these users; of None nothing is remembered."""
         return lambda windows, rows: self.questions(windows, [users[row] for row in rows.tolist()])

@@ -23,8 +23,10 @@ from segue.index.exact import ExactIndex
 from segue.index.search import ItemIndex, Ragged
 from segue.layers.packed import tensors
 from segue.models.build import Builder
-from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model
+from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, read_description, save_model
+from segue.models.mol import MixtureOfLogits
 from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
 from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation
 from segue.recommend.explain import explain_history, looks
 from segue.recommend.history import (
@@ -36,7 +38,8 @@ from segue.recommend.history import (
     read_histories,
     read_history,
 )
-from segue.recommend.known import KnownItems
+from segue.recommend.known import KnownItems, similar_lengths
+from segue.recommend.new_items import extended, new_items
 from segue.recommend.plan import Search, plan_histories
 from segue.recommend.rules import Rules, left_out
 
@@ -45,6 +48,8 @@ MOST_ROWS = 1024  # histories answered at a time
 
 ITEMS, INDEX = "items.parquet", "index.safetensors"
 NEEDED = (DESCRIPTION, WEIGHTS, ITEMS, INDEX)
+OF_TRAINING = ("training.safetensors", "start.safetensors", "start-all.safetensors")
+"""Its state: of the items that were there, and larger than all the rest."""
 
 Seen = Literal["excluded", "kept"]
 Encode = Callable[[Batch, np.ndarray], Tensor]
@@ -65,18 +70,24 @@ class Recommender:
         vocabulary: Vocabulary,
         *,
         seen: Seen = "excluded",
+        settings: ModelSettings | None = None,
         manifest: dict[str, Any] | None = None,
         folder: Path | None = None,
+        changed: bool = False,
     ) -> None:
-        """`vocabulary` has the counts of training; `seen`: what becomes of a history's items unless asked otherwise."""
+        """`vocabulary` has the counts of training; `seen`: what becomes of a history's items unless asked otherwise;
+        `changed`: whether items were added since it was opened from the folder."""
         self.model = model.eval()
         self.index = index
         self.vocabulary = vocabulary
         self.seen = seen
+        self.settings = settings
         self.manifest = manifest or {}
         self.folder = folder
+        self.changed = changed
         counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
         self.counts, self.answerable = counts, model.answerable(counts)
+        self.answerable[len(counts) - self.added :] = True  # none is added of which nothing is known
         self.known = KnownItems(vocabulary, counts, self.answerable, kinds=model.told_kinds, timed=model.timed)
 
     @staticmethod
@@ -95,16 +106,68 @@ class Recommender:
         sizes = {len(vocabulary), index.n_items, model.items.n_items}
         if len(sizes) > 1:
             raise FolderError(f"{folder} is damaged: its model, index and items.parquet differ in size; train again.")
-        return Recommender(model, index, vocabulary, seen=manifest["seen"], manifest=manifest, folder=folder)
+        return Recommender(
+            model,
+            index,
+            vocabulary,
+            seen=manifest["seen"],
+            settings=read_description(folder).settings,
+            manifest=manifest,
+            folder=folder,
+        )
 
     def save(self, folder: Path | str) -> None:
-        """Copy the run folder. The copy is complete or not there at all."""
+        """Copy the run folder, with the items that were added. The copy is complete or not there at all."""
         if self.folder is None:
             raise FolderError("This Recommender was not opened from a run folder, so there is nothing to copy.")
         with folders.complete_folder(Path(folder)) as staging:
+            left = (*NEEDED, *OF_TRAINING) if self.changed else ()
             for name in (*self.manifest["files"], folders.MANIFEST):
-                (staging / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(self.folder / name, staging / name)
+                if name not in left:
+                    (staging / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(self.folder / name, staging / name)
+            if self.changed:
+                self._write_items(staging)
+
+    def _write_items(self, staging: Path) -> None:
+        """What the items added make different of the run folder."""
+        assert self.settings is not None
+        save_model(self.model, self.settings, staging)
+        self.vocabulary.table.write_parquet(staging / ITEMS)
+        self.index.save(staging / INDEX)
+        facts = {name: fact for name, fact in self.manifest.items() if name not in ("kind", "format", "files")}
+        folders.write_manifest(staging, "run", facts)
+
+    @property
+    def added(self) -> int:
+        """Items that were added since the run was trained; they have the last numbers."""
+        return int(self.manifest.get("added", {}).get("items", 0))
+
+    def with_items(self, table: pl.DataFrame) -> Recommender:
+        """A Recommender that answers these items too, by their content; nothing is trained, and this one stays as it
+        is.
+
+        table: the column `id`, and those of the catalogue that the run was trained with: title, vectors, texts,
+            category; one that is missing is null. An item that was added before gets the new content; one that the run
+            was trained with is refused, and so is one without content, each with a sentence that names it.
+
+        `save` keeps it.
+        """
+        found = new_items(self, table)
+        found.refuse_misfits()
+        model, index, vocabulary = extended(self, found.rows)
+        trained = self.manifest.get("added", {}).get("run") or (self.folder and self.folder.resolve().name)
+        added = {"items": self.added + len(vocabulary) - len(self.vocabulary), "run": trained}
+        return Recommender(
+            model,
+            index,
+            vocabulary,
+            seen=self.seen,
+            settings=self.settings,
+            manifest=self.manifest | {"items": len(vocabulary), "added": added},
+            folder=self.folder,
+            changed=True,
+        )
 
     def recommend(
         self,
@@ -203,6 +266,38 @@ class Recommender:
         asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
         rules = self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen)
         return plan_histories(self, read, rules, search, asked=asked)
+
+    def embed(self, histories: Iterable[Iterable[Any]], *, now: Moment | None = None) -> np.ndarray:
+        """A vector for each history [n, D] float32, as `segue embed` writes it for everyone in a log.
+
+        Its inner product with an item's vector is the item's score; where items have biases, its last feature is 1. A
+        history without any known id has none: its row is not a number.
+
+        histories, now: as for `recommend_many`.
+        """
+        read = read_histories(histories)
+        asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
+        packed = pack_histories(read, self.vocabulary, known=self.answerable, kinds=self.known.kinds, asked=asked)
+        return self.embed_batch(packed.batch)
+
+    @cached_property
+    def embedding_width(self) -> int:
+        """Features of an embedding; refused where scores are no inner product of two vectors."""
+        if isinstance(self.model.similarity, MixtureOfLogits):
+            raise InputError(
+                "This run scores items by a mixture of logits (model.similarity = 'mol'), which is no inner product of "
+                "two vectors, so it has no embeddings; train one with model.similarity = 'dot' or 'cosine'."
+            )
+        return int(self.model.item_vectors(torch.zeros(1, dtype=torch.int64)).shape[1])
+
+    def embed_batch(self, histories: Batch) -> np.ndarray:
+        """`embed` for whole histories in numbers, of items that are known. Memory is bounded as in `rank`."""
+        vectors = np.full((len(histories.lengths), self.embedding_width), np.nan, dtype=np.float32)
+        with torch.inference_mode():
+            for rows in similar_lengths(histories, self.model.length, TOKENS, MOST_ROWS):
+                windows = take(histories, rows, self.model.length, self.model.window_step)
+                vectors[rows] = self.model.query(tensors(windows)).numpy()
+        return vectors
 
     def rules(
         self,

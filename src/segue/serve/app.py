@@ -105,6 +105,7 @@ def _add_examples(app: Litestar, ids: list[str]) -> None:
         "/recommendations": {"history": ids, "k": 5},
         "/explanations": {"history": ids},
         "/events": {"user": "somebody", "item": ids[0]},
+        "/items": {"id": "something-new", "title": "Something new"},
     }
     for path, item in (app.openapi_schema.paths or {}).items():
         if path in bodies and item.post is not None and isinstance(item.post.request_body, RequestBody):

@@ -17,6 +17,10 @@ MOST_BEAM = 32
 MOST_BYTES = 1_000_000  # of a request's body
 MOST_ENTRIES = 10_000
 MOST_EVENTS = 1000
+MOST_ITEMS = 1000  # added in one request
+MOST_COLUMNS = 64
+LONGEST_VECTOR = 4096
+LONGEST_TEXT = 10_000  # characters of what a catalogue says of an item
 LONGEST_ID = 1024  # characters of a user, item, event id or kind that is kept
 
 Ids = Annotated[list[str | int], msgspec.Meta(max_length=MOST_ENTRIES)]
@@ -128,6 +132,63 @@ class CatalogueItems(msgspec.Struct, frozen=True):
     items: list[CatalogueItem]
 
 
+Detail = (
+    Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
+    | int
+    | float
+    | bool
+    | Annotated[list[float], msgspec.Meta(max_length=LONGEST_VECTOR)]
+    | None
+)
+Title = Annotated[
+    Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)] | None, about("Its title; a part of what it is known by.")
+]
+Details = Annotated[
+    dict[ShortText, Detail],
+    msgspec.Meta(
+        max_length=MOST_COLUMNS,
+        description="Further columns of the catalogue: its vector, its category, whatever there is to filter by. "
+        "Columns that the run does not have are kept and left aside.",
+    ),
+]
+
+
+class NewItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An item that the model was not trained on."""
+
+    id: Id
+    title: Title = None
+    details: Details = {}
+
+
+class NewItemsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One item, with its fields here; or several in `items`, kept together or not at all."""
+
+    id: Id | None = None
+    title: Title = None
+    details: Details = {}
+    items: Annotated[list[NewItem], msgspec.Meta(max_length=MOST_ITEMS)] | None = None
+
+    def listed(self) -> list[NewItem]:
+        """The items."""
+        if self.items is not None and self.id is None and self.title is None and not self.details:
+            return self.items
+        if self.items is not None or self.id is None:
+            raise InputError("A new item needs an id; several items are sent as {items: [...]} alone.")
+        return [NewItem(self.id, self.title, self.details)]
+
+
+class ItemsKept(msgspec.Struct, frozen=True):
+    """What became of new items: they are on disk, and every worker and replica follows within a second."""
+
+    accepted: int
+    """Items kept; the same id again is the same item, with what was said last."""
+    served: int
+    """Those of them that the active model answers from now on."""
+    reason: str | None
+    """Why it does not answer the others."""
+
+
 class KeptEvent(msgspec.Struct, frozen=True):
     """An event of a user's history."""
 
@@ -209,6 +270,11 @@ class ModelCard(msgspec.Struct, frozen=True):
     """Whether it can plan several items: see POST /plans."""
     columns: list[str]
     """Columns of the catalogue, to filter by."""
+    added: int
+    """Items that were added since it was trained."""
+    left_out: int
+    """Items of POST /items that it cannot take."""
+    left_out_because: str | None
     manifest: dict[str, Any]
     report: dict[str, Any] | None
     """As `segue evaluate --json` prints it."""

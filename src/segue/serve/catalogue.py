@@ -13,6 +13,7 @@ from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.serve.bodies import CatalogueItem
 from segue.serve.questions import Value
+from segue.serve.store import AddedItem
 
 OWN = ("id", "title", "count")
 KEPT_FILTERS = 32  # an answer costs one list of item numbers each
@@ -62,6 +63,20 @@ class Catalogue:
                 known = ", ".join(self.columns) or "none"
                 raise InputError(f"The catalogue has no column {column!r} to filter by; its columns are: {known}.")
         return self._allowed(tuple(sorted((name, tuple(map(_text, values))) for name, values in where.items())))
+
+
+def new_rows(items: Sequence[AddedItem], vocabulary: Vocabulary) -> pl.DataFrame:
+    """Items that were added while serving, with those columns that a run's catalogue has."""
+    columns = [pl.Series("id", [item.id for item in items], dtype=pl.String)]
+    for name, dtype in vocabulary.table.schema.items():
+        if name not in ("id", "count") and any(name in item.row for item in items):
+            said = [item.row.get(name) for item in items]
+            if dtype.is_nested():
+                vectors = [value if isinstance(value, list) else [] if value is not None else None for value in said]
+                columns.append(pl.Series(name, vectors, dtype=pl.List(pl.Float64), strict=False))
+            else:
+                columns.append(pl.Series(name, [None if value is None else _text(value) for value in said], pl.String))
+    return pl.DataFrame(columns)
 
 
 def _numbers_where(table: pl.DataFrame, where: tuple[tuple[str, tuple[str, ...]], ...]) -> np.ndarray:

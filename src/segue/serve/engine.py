@@ -19,6 +19,7 @@ from segue.serve.bodies import (
     Answer,
     CatalogueItem,
     ExplanationRequest,
+    ItemsKept,
     KeptEvent,
     KeptHistory,
     ModelsServed,
@@ -29,7 +30,7 @@ from segue.serve.bodies import (
 from segue.serve.models import Models, ServedModel
 from segue.serve.questions import Encoded, Encodings, Question
 from segue.serve.settings import ServiceSettings
-from segue.serve.store import HistoryStore, Row, open_store
+from segue.serve.store import AddedItem, HistoryStore, Row, open_store
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LOOKED_UP = 64  # users that are remembered and looked up in the store at a time
@@ -169,8 +170,12 @@ class Engine:
         """Serve the previous run."""
         return self.models.rollback()
 
+    def add_items(self, items: Sequence[AddedItem]) -> ItemsKept:
+        """Keep new items and serve them."""
+        return self.models.add_items(items)
+
     def follow(self) -> tuple[str, str]:
-        """Serve what the store says is active; gives its name and digest."""
+        """Serve what the store says is active, with the items added to it; gives its name and digest."""
         self.models.follow()
         return self.models.active.name, self.models.active.digest
 

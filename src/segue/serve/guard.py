@@ -47,6 +47,7 @@ ROLES: dict[tuple[str, bytes, int], Role] = {
     ("POST", b"explanations", 1): "read",
     ("POST", b"plans", 1): "read",
     ("POST", b"events", 1): "write",
+    ("POST", b"items", 1): "write",
     ("DELETE", b"users", 2): "write",
     ("PUT", b"model", 1): "admin",
     ("POST", b"model", 2): "admin",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Sequence
@@ -15,12 +16,13 @@ from segue.errors import FolderError, InputError, SegueError
 from segue.folders import MANIFEST, verify_contents
 from segue.models.checkpoint import WEIGHTS
 from segue.recommend.memories import Memories
+from segue.recommend.new_items import NewItems, new_items, refusal
 from segue.recommend.plan import Planner
 from segue.recommend.recommender import Recommender
-from segue.serve.bodies import ModelCard, ModelsServed, Switched
-from segue.serve.catalogue import Catalogue
+from segue.serve.bodies import ItemsKept, ModelCard, ModelsServed, Switched
+from segue.serve.catalogue import Catalogue, new_rows
 from segue.serve.refusals import CannotSwitchError, UnknownModelError
-from segue.serve.store import Active, HistoryStore
+from segue.serve.store import Active, AddedItem, HistoryStore
 
 METRICS = "metrics.json"
 MEMORY_BYTES = 256_000_000
@@ -40,6 +42,7 @@ class ServedModel:
         self.recommender = recommender
         self.memories = Memories(recommender.model, most_bytes=memory_bytes)
         self.catalogue = Catalogue(recommender.vocabulary)
+        self.left_out: dict[str, str] = {}  # ids of items that were to be added, and why they are not
         self._answer_something()
         self.card = self._card()
 
@@ -47,6 +50,33 @@ class ServedModel:
     def open(folder: Path, *, memory_bytes: int = MEMORY_BYTES) -> ServedModel:
         """Load the run of a folder; its name is the folder's."""
         return ServedModel(folder.resolve().name, Recommender.open(folder), memory_bytes=memory_bytes)
+
+    def fitting(self, items: Sequence[AddedItem]) -> NewItems:
+        """Those of these items that it can take, and why not the others."""
+        return new_items(self.recommender, new_rows(items, self.recommender.vocabulary))
+
+    def with_items(self, items: Sequence[AddedItem]) -> ServedModel:
+        """The same run with these items too, as far as it can take them; this one goes on as it is."""
+        found, served = self.fitting(items), copy.copy(self)
+        if found.rows.height:
+            recommender = served.recommender = self.recommender.with_items(found.rows)
+            served.catalogue = Catalogue(recommender.vocabulary)
+            served._answer_something()
+            if found.changed:  # what was remembered was read with their old content
+                served.memories = Memories(recommender.model, most_bytes=self.memories.most_bytes)
+            else:
+                self.memories.follow(recommender.model)
+        named = {item.id for item in items}
+        misfits = {item: why for item, why in found.misfits.items() if not served.recommender.knows(item)}
+        served.left_out = {item: why for item, why in self.left_out.items() if item not in named} | misfits
+        served.card = msgspec.structs.replace(
+            self.card,
+            items=len(served.recommender.vocabulary),
+            added=served.recommender.added,
+            left_out=len(served.left_out),
+            left_out_because=next(iter(served.left_out.values()), None),
+        )
+        return served
 
     @property
     def digest(self) -> str:
@@ -64,6 +94,9 @@ class ServedModel:
             attention=bool(model.attention(model.recommend([], k=1).ids)),
             plan=isinstance(model.model, Planner),
             columns=self.catalogue.columns,
+            added=model.added,
+            left_out=0,
+            left_out_because=None,
             manifest=_without_places(facts),
             report=self._report(),
         )
@@ -89,6 +122,20 @@ def _without_places(facts: dict[str, Any]) -> dict[str, Any]:
     told = {key: fact for key, fact in facts.items() if key not in ("files", "data", "recipe")}
     data = {key: fact for key, fact in facts.get("data", {}).items() if key != "folder"}
     return told | {"data": data, "recipe": Path(facts.get("recipe", "")).name}
+
+
+def _with_items(model: ServedModel, items: Sequence[AddedItem]) -> ServedModel:
+    """A model with items that were kept already: whatever is wrong with them, it goes on without."""
+    try:
+        return model.with_items(items)
+    except Exception as error:
+        logger.error("The run %s cannot take the items added", model.name, exc_info=error)
+        left = copy.copy(model)
+        left.left_out = model.left_out | {item.id: "it could not be taken: see the log" for item in items}
+        left.card = msgspec.structs.replace(
+            model.card, left_out=len(left.left_out), left_out_because=next(iter(left.left_out.values()))
+        )
+        return left
 
 
 class Models:
@@ -119,6 +166,8 @@ class Models:
         self._store = store
         self._switching = threading.Lock()
         self._state: Active
+        self._items_version = 0  # of the store: the added items up to here are known to the models being served
+        self._take_items()
         self._begin()
 
     @property
@@ -170,12 +219,37 @@ class Models:
             loaded = self._loaded(state.previous)
             return self._switch(loaded, msgspec.structs.replace(state, run=state.previous, previous=state.run))
 
-    def follow(self) -> bool:
-        """Take up what another worker or replica switched to; whether anything changed."""
+    def add_items(self, items: Sequence[AddedItem]) -> ItemsKept:
+        """Keep items that no run was trained on, for every replica, and answer them from the next request on.
+
+        Where the active run takes new items at all, those that it cannot take are refused, and none is kept.
+        """
         with self._switching:
+            if refusal(self.active.recommender) is None:
+                self.active.fitting(items).refuse_misfits()
+            self._store.add_items(items)
+            self._take_items()
+            active = self.active
+        named = dict.fromkeys(item.id for item in items)
+        left = [active.left_out[name] for name in named if name in active.left_out]
+        return ItemsKept(accepted=len(named), served=len(named) - len(left), reason=left[0] if left else None)
+
+    def _take_items(self) -> bool:
+        """Serve what was added to the store since it was looked at last; whether anything was."""
+        version, items = self._store.items(self._items_version)
+        if items:
+            self._served = tuple(_with_items(model, items) for model in self._served)
+            self._items_version = version
+        return bool(items)
+
+    def follow(self) -> bool:
+        """Take up the items that another worker or replica added, and the run that it switched to; whether anything
+        changed."""
+        with self._switching:
+            added = self._take_items()
             state = self._agreed_state()
             if state.version == self._state.version and state.run == self.active.name:
-                return False
+                return added
             self._serve(self._loaded(state.run), state)
             return True
 
@@ -226,14 +300,16 @@ class Models:
         except Exception as error:
             logger.error("The run %s cannot be loaded", name, exc_info=error)
             raise CannotSwitchError(f"The run {name!r} cannot be served: it is damaged; train it again.") from error
-        known = self.active.recommender.vocabulary
-        numbers = loaded.recommender.vocabulary.numbers(known.table["id"].to_list(), unknown="zero")
+        served = self.active.recommender
+        known = served.vocabulary.table["id"][: len(served.vocabulary) - served.added].to_list()
+        numbers = loaded.recommender.vocabulary.numbers(known, unknown="zero")
         if np.count_nonzero(numbers) < LEAST_SHARED * len(known):
             raise CannotSwitchError(
                 f"The run {name!r} knows {np.count_nonzero(numbers):,} of the {len(known):,} items being served: it "
                 "was trained on another catalogue. Start a service of its own for it."
             )
-        return loaded
+        _, items = self._store.items(0)
+        return _with_items(loaded, items) if items else loaded
 
     def _folder(self, name: str) -> Path:
         self._refuse_where_fixed()

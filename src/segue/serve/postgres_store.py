@@ -18,12 +18,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from segue.errors import StoreError
-from segue.serve.store import FORMAT, Active, Event, FillState, Row, digest, row, unicode_texts
+from segue.serve.store import FORMAT, Active, AddedItem, Event, FillState, Row, digest, row, unicode_texts
 
 WAIT_SECONDS = 1.5  # for a connection; less than a request waits, so that it is told why
 MOST_CONNECTIONS = 4  # of a process
 TRIES = 3
-LOCK = 0x7365677565  # "segue": the advisory lock of whoever makes tables, fills or chooses a run
+LOCK = 0x7365677565  # "segue": the advisory lock of whoever makes tables, fills, chooses a run or adds items
 # A lost or refused connection (it has no code), a server that stops or starts, a deadlock: nothing was kept.
 PASSING = (None, "57P01", "57P02", "57P03", "40001", "40P01")
 DEFAULTS = {
@@ -46,6 +46,18 @@ SCHEMA = (
     "CREATE UNIQUE INDEX segue_event_digests ON segue_events (digest) WHERE digest IS NOT NULL",
     "CREATE TABLE segue_forgotten (digest bytea PRIMARY KEY)",  # users, only while a data folder is read
 )
+# Also made in a store from before it: who does not know it loses nothing by it, so the format is the same.
+ITEMS_TABLE = (
+    "CREATE TABLE segue_items (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, digest bytea NOT NULL UNIQUE, "
+    "id bytea NOT NULL, row bytea NOT NULL, version bigint NOT NULL)",
+    "CREATE INDEX segue_item_versions ON segue_items (version)",
+)
+ADD_ITEMS = """
+    INSERT INTO segue_items (digest, id, row, version)
+    SELECT digest, id, row, %s FROM unnest(%s::bytea[], %s::bytea[], %s::bytea[]) WITH ORDINALITY
+        AS new (digest, id, row, place) ORDER BY place
+    ON CONFLICT (digest) DO UPDATE SET row = excluded.row, version = excluded.version
+"""
 # Digests are inserted in their own order: two calls that bring the same ones wait for each other in turn only.
 ADD = """
     INSERT INTO segue_events (number, time, arrival, place, item, kind, value, digest)
@@ -190,6 +202,29 @@ class PostgresStore:
 
         return self._transaction(add)
 
+    def add_items(self, items: Sequence[AddedItem]) -> int:
+        with unicode_texts():
+            rows = {item.id: (digest(item.id), item.id.encode(), msgspec.json.encode(item.row)) for item in items}
+        columns = [list(column) for column in zip(*rows.values(), strict=True)]
+
+        def add(link: Link) -> int:
+            _lock(link)  # versions are committed in their order: who has seen one has seen those before it
+            version = _items_version(link) + bool(rows)
+            if rows:
+                link.execute(ADD_ITEMS, (version, *columns))
+            return version
+
+        return self._transaction(add)
+
+    def items(self, after: int) -> tuple[int, list[AddedItem]]:
+        found = self._run(
+            lambda link: link.execute(
+                "SELECT id, row, version FROM segue_items WHERE version > %s ORDER BY number", (after,), binary=True
+            ).fetchall()
+        )
+        version = max((row[2] for row in found), default=after)
+        return version, [AddedItem(name.decode(), msgspec.json.decode(told)) for name, told, _ in found]
+
     def check(self) -> None:
         self._run(lambda link: link.execute("SELECT 1 FROM segue_about LIMIT 1").fetchone())
 
@@ -204,13 +239,16 @@ class PostgresStore:
             for statement in SCHEMA:
                 link.execute(statement)
             link.execute("INSERT INTO segue_about VALUES ('format', %s)", (str(FORMAT),))
-            return
         (version,) = link.execute("SELECT value FROM segue_about WHERE name = 'format'").fetchone() or (None,)
         if version != str(FORMAT):
             raise StoreError(
                 f"The PostgreSQL store at {self._place} has format {version}, this segue reads format {FORMAT}; "
                 "use the segue that made it, or name another database."
             )
+        (there,) = link.execute("SELECT to_regclass('segue_items') IS NOT NULL").fetchone() or (False,)
+        if not there:
+            for statement in ITEMS_TABLE:
+                link.execute(statement)
 
     def _run(self, work: Callable[[Link], T], *, within: Callable[[Link], Any] = contextlib.nullcontext) -> T:
         """Do work on a connection, again on a new one when nothing can have been kept of it."""
@@ -322,6 +360,11 @@ def _copy(link: Link, histories: Sequence[tuple[str, Sequence[tuple[Any, ...]]]]
             number = numbers[user]
             for place, (item, time, kind, value) in enumerate(rows):
                 copy.write_row((number, time, arrival, place, item, kind, value))
+
+
+def _items_version(link: Link) -> int:
+    (version,) = link.execute("SELECT coalesce(max(version), 0) FROM segue_items").fetchone() or (0,)
+    return int(version)
 
 
 def _is_empty(link: Link) -> bool:

@@ -26,8 +26,10 @@ from segue.serve.bodies import (
     ExplanationRequest,
     Forgotten,
     Health,
+    ItemsKept,
     KeptHistory,
     ModelsServed,
+    NewItemsBody,
     PlanAnswer,
     PlanRequest,
     RecommendationRequest,
@@ -166,6 +168,18 @@ async def items(
     return CatalogueItems(items=await request.service.search(search, limit))
 
 
+@post(
+    "/items",
+    status_code=200,
+    summary="Add items that the model was not trained on",
+    description="One item, or several as {items: […]}. A model that knows items by their content answers them from now "
+    "on, here and within a second in every worker and replica; the answer comes when they are on disk.",
+    responses={**WITH_BODY, 400: BAD, 503: BUSY},
+)
+async def new_items(data: JSONBody[NewItemsBody], request: JsonRequest) -> ItemsKept:
+    return await request.service.add_items(data.listed())
+
+
 @get(
     "/users/{id:str}/history",
     summary="A user's newest events",
@@ -271,6 +285,7 @@ ROUTES: list[BaseRouteHandler] = [
     recommendations,
     similar,
     items,
+    new_items,
     history,
     forget,
     explanations,

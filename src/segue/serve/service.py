@@ -21,8 +21,10 @@ from segue.serve.bodies import (
     EventBody,
     EventsKept,
     ExplanationRequest,
+    ItemsKept,
     KeptHistory,
     ModelsServed,
+    NewItem,
     PlanAnswer,
     PlanRequest,
     Switched,
@@ -31,7 +33,7 @@ from segue.serve.lanes import Lanes
 from segue.serve.metrics import Metrics
 from segue.serve.questions import Encoded, Question
 from segue.serve.refusals import CannotSwitchError, OverloadedError
-from segue.serve.store import Event, HistoryStore
+from segue.serve.store import AddedItem, Event, HistoryStore
 
 MOST_QUESTIONS = 512  # that may wait; at a thousand answers a second, half a second
 QUESTIONS_TOGETHER = 64
@@ -40,6 +42,7 @@ MOST_WRITES = 2048  # requests with events that may wait
 WRITES_TOGETHER = 256
 WRITE_WAIT = 0.005  # seconds the first of them waits for others: a commit costs much the same for one event or many
 MOST_KNOWN = 100_000  # items that are remembered as known to the active model
+MOST_ADDED = 64  # requests with new items that wait
 MOST_LOOKUPS = 128  # searches, histories, neighbours
 MOST_EXPLANATIONS = 16
 MOST_PLANS = 16  # that wait to be made
@@ -73,6 +76,7 @@ class Service:
         self._looking = Batching[Call, Any](self._look_one, most_waiting=MOST_LOOKUPS, most_together=1)
         self._explaining = Batching[Call, Any](self._explain_one, most_waiting=MOST_EXPLANATIONS, most_together=1)
         self._planning = Batching[Call, Any](self._plan_one, most_waiting=MOST_PLANS, most_together=1)
+        self._adding = Batching[Sequence[AddedItem], ItemsKept](self._add_one, most_waiting=MOST_ADDED, most_together=1)
         self._forgetting = Batching[str, int](self._forget_one, most_waiting=MOST_FORGOTTEN, most_together=1)
         self._control = asyncio.Lock()
         self._known: set[str] = set()
@@ -85,7 +89,15 @@ class Service:
             yield
         finally:
             following.cancel()
-            parts = (self._answering, self._writing, self._looking, self._explaining, self._planning, self._forgetting)
+            parts = (
+                self._answering,
+                self._writing,
+                self._looking,
+                self._explaining,
+                self._planning,
+                self._adding,
+                self._forgetting,
+            )
             try:
                 await asyncio.gather(following, *(part.close() for part in parts), return_exceptions=True)
             finally:
@@ -109,6 +121,11 @@ class Service:
         self.metrics.events(accepted=accepted, duplicates=len(kept) - accepted)
         items = dict.fromkeys(event.item for event in events if event.item in unknown)
         return EventsKept(accepted=accepted, duplicates=len(kept) - accepted, unknown=list(items))
+
+    async def add_items(self, bodies: Sequence[NewItem]) -> ItemsKept:
+        """Items that the active model was not trained on, on disk when this returns; all of them or none."""
+        items = [AddedItem(_kept_id(body.id), _row(body)) for body in bodies]
+        return await self._adding.ask(items, deadline=WRITE_DEADLINE)
 
     async def similar(self, item: str, k: int, model: str | None) -> Answer:
         """An item's neighbours."""
@@ -174,6 +191,10 @@ class Service:
         with contextlib.suppress(OverloadedError):  # an engine that starts again remembers nobody
             await self._lanes.call("deletions", "forget", users[0])
         return [removed]
+
+    async def _add_one(self, requests: Sequence[Sequence[AddedItem]]) -> list[ItemsKept]:
+        async with self._control:
+            return [await self._lanes.call("control", "add_items", requests[0])]
 
     async def _answer_together(self, questions: Sequence[Question]) -> list[Encoded | Exception]:
         self.metrics.batch("answers", len(questions))
@@ -243,6 +264,14 @@ def _event(body: EventBody, now: int) -> Event:
         value=body.value,
         id=None if body.id is None else _kept_id(body.id),
     )
+
+
+def _row(body: NewItem) -> dict[str, Any]:
+    """What is kept of a new item beside its id: the columns of a catalogue."""
+    owned = sorted({"id", "count", "title"} & body.details.keys())
+    if owned:
+        raise InputError(f"The details of an item cannot have a column called {owned[0]!r}, which is segue's own.")
+    return {"title": body.title, **body.details} if body.title is not None else dict(body.details)
 
 
 def _kept_id(id: str | int) -> str:

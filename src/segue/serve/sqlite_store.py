@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from segue.errors import StoreError
-from segue.serve.store import FORMAT, Active, Event, FillState, Row, digest, row, unicode_texts
+from segue.serve.store import FORMAT, Active, AddedItem, Event, FillState, Row, digest, row, unicode_texts
 
 APPLICATION = 0x73656775  # "segu", in the header of every such file
 BUSY_SECONDS = 5.0  # to wait while another process writes
@@ -35,6 +35,16 @@ SCHEMA = (
     f"PRAGMA application_id = {APPLICATION}",
     f"PRAGMA user_version = {FORMAT}",
 )
+# Also made in a file from before it: who does not know it loses nothing by it, so the format is the same.
+ITEMS_TABLE = (
+    "CREATE TABLE IF NOT EXISTS items "
+    "(number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, row TEXT NOT NULL, version INTEGER NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS item_versions ON items (version)",
+)
+ADD_ITEM = """
+    INSERT INTO items (id, row, version) VALUES (?1, ?2, ?3)
+    ON CONFLICT (id) DO UPDATE SET row = excluded.row, version = excluded.version
+"""
 ADD = """
     INSERT INTO events (user, item, time, kind, value, digest, place)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, (SELECT coalesce(max(place) + 1, 0) FROM events WHERE user = ?1 AND time = ?3))
@@ -135,6 +145,22 @@ class SqliteStore:
             _say(connection, "fill", state)
             return True
 
+    def add_items(self, items: Sequence[AddedItem]) -> int:
+        with unicode_texts():
+            rows = [(item.id, msgspec.json.encode(item.row).decode()) for item in items]
+            with self._writing() as connection:
+                version = _items_version(connection) + bool(rows)
+                connection.executemany(ADD_ITEM, [(*one, version) for one in rows])
+                return version
+
+    def items(self, after: int) -> tuple[int, list[AddedItem]]:
+        with self._reading() as connection:
+            rows = connection.execute(
+                "SELECT id, row, version FROM items WHERE version > ? ORDER BY number", (after,)
+            ).fetchall()
+        version = max((row[2] for row in rows), default=after)
+        return version, [AddedItem(name, msgspec.json.decode(told)) for name, told, _ in rows]
+
     def check(self) -> None:
         if not self._path.exists():
             raise StoreError(f"The store {self._path} was removed while it was in use; start again with a new one.")
@@ -170,6 +196,8 @@ class SqliteStore:
             if self._is_new(connection):
                 for statement in SCHEMA:
                     connection.execute(statement)
+            for statement in ITEMS_TABLE:
+                connection.execute(statement)
 
     def _is_new(self, connection: sqlite3.Connection) -> bool:
         # In one statement: between two of them another process may have made the tables.
@@ -317,6 +345,10 @@ def _add_history(connection: sqlite3.Connection, user: str, rows: Sequence[Row])
         before = one[1]
         records.append((number, *one, place))
     connection.executemany(ADD_TO_NEW, records)
+
+
+def _items_version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT coalesce(max(version), 0) FROM items").fetchone()[0])
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -56,8 +56,17 @@ class FillState(msgspec.Struct, frozen=True):
     finished: bool
 
 
+class AddedItem(msgspec.Struct, frozen=True):
+    """An item that no run was trained on."""
+
+    id: str
+    row: dict[str, Any]
+    """What the catalogue says of it, by column; what JSON can say."""
+
+
 class HistoryStore(Protocol):
-    """Everybody's events. Safe to use from several threads; any number of processes may share what it keeps.
+    """Everybody's events, and the items that were added since. Safe to use from several threads; any number of
+    processes may share what it keeps.
 
     Every method raises `StoreError` when the store cannot be used, and `InputError` for a text that is no Unicode.
     """
@@ -98,6 +107,18 @@ class HistoryStore(Protocol):
         False, and nothing is added, when it is not; with `expected` None also when the store holds any event.
         Users forgotten since the first of these calls stay forgotten.
         """
+        ...
+
+    def add_items(self, items: Sequence[AddedItem]) -> int:
+        """Keep items, all or none, for good once this returns: the version that they are in, one more than before.
+
+        The same id twice is one item, and the newer row counts.
+        """
+        ...
+
+    def items(self, after: int) -> tuple[int, list[AddedItem]]:
+        """The items added or changed since version `after` (0: all), each once, in the order in which they first came;
+        and the version that they lead to. What is added later is never in a version that was given already."""
         ...
 
     def check(self) -> None:
@@ -154,5 +175,5 @@ def unicode_texts() -> Iterator[None]:
         yield
     except UnicodeEncodeError as error:
         raise InputError(
-            "An id or a kind has half a character in it (a lone surrogate); send valid Unicode."
+            "An id, a kind or a text has half a character in it (a lone surrogate); send valid Unicode."
         ) from error

@@ -92,15 +92,20 @@ def fit(
     judge: Judge | None,
     state_file: Path,
     progress: Callable[[Step], None] | None = None,
+    continued: bool = False,
 ) -> TrainingState:
     """Train up to `epochs` epochs, going on from `state_file` if it is there, and leave the best weights in `model`.
 
     With a judge, training stops after `patience` epochs without a better score and the best epoch is kept; without
-    one, every epoch is used and the last is kept.
+    one, every epoch is used and the last is kept. `continued`: the model has learned before; it is judged as epoch 0,
+    and an epoch must be better than that to be kept.
     """
     state = TrainingState(model, optimiser(model, settings), seed=settings.seed, counted=objective.state)
     if state_file.exists():
         state.load(state_file)
+    elif continued and judge:
+        state.progress.history.append({"epoch": 0, **judge(model)})
+        state.progress.best_score = float(state.progress.history[0][SCORE])
     draw_from(model, state.generator)
     while state.progress.epoch < epochs and not (judge and exhausted(state.progress, settings.patience)):
         _epoch(state, objective, windows, settings, epochs, progress)

@@ -18,6 +18,7 @@ from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.evaluate.settings import EvaluateSettings, SeenRule
 from segue.evaluate.window import find_targets, user_values, validation_window
 from segue.models.build import Builder, build_model
+from segue.models.checkpoint import fill_model
 from segue.models.facts import NO_FACTS, Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -55,10 +56,12 @@ def choose_epoch(
     folder: Path,
     progress: Callable[[Step], None] | None,
     facts: Facts = NO_FACTS,
+    start: Path | None = None,
 ) -> tuple[SequenceModel, Progress]:
     """Train on the training part; validation chooses the epoch. The test part is not looked at.
 
-    `counts` [V + 1] are the items' training events, `facts` what else the model is built from.
+    `counts` [V + 1] are the items' training events, `facts` what else the model is built from. `start`: a file of the
+    weights to begin with, else a new model's; they are judged first, and kept if no epoch makes them better.
     """
 
     def ruler(model: SequenceModel) -> Ruler:
@@ -74,7 +77,7 @@ def choose_epoch(
 
     judge = _judge(recipe, sequences, split, ruler, facts)
     ends, epochs = split.train_end, recipe.train.epochs
-    model, state = _fit(recipe, sequences, ends, counts, facts, epochs, judge, folder / CHOOSING, progress)
+    model, state = _fit(recipe, sequences, ends, counts, facts, epochs, judge, folder / CHOOSING, progress, start)
     return model, state.progress
 
 
@@ -115,11 +118,13 @@ def train_everything(
     folder: Path,
     progress: Callable[[Step], None] | None,
     facts: Facts = NO_FACTS,
+    start: Path | None = None,
 ) -> tuple[SequenceModel, np.ndarray]:
-    """Train a new model on every event for the chosen number of epochs; give it and the items' counts."""
+    """Train a new model, or the one of `start`, on every event for the chosen number of epochs; give it and the items'
+    counts."""
     counts = np.bincount(np.asarray(sequences.items), minlength=n_items + 1)
     ends = np.asarray(sequences.offsets)[1:]
-    model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, folder / EVERYTHING, progress)
+    model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, folder / EVERYTHING, progress, start)
     return model, counts
 
 
@@ -133,9 +138,12 @@ def _fit(
     judge: Judge | None,
     state_file: Path,
     progress: Callable[[Step], None] | None,
+    start: Path | None,
 ) -> tuple[SequenceModel, TrainingState]:
     first = torch.Generator().manual_seed(recipe.train.seed)
     model = build_model(recipe.model, len(counts) - 1, generator=first, facts=facts, encoder=recipe.encoder)
+    if start is not None:
+        fill_model(model, start)
     model = model.to(device_of(recipe.train))
     content = recipe.model.items != "ids"
     objective = Objective(recipe.objective, counts, facts.kinds, length=model.length, only_trained=content)
@@ -153,6 +161,7 @@ def _fit(
             judge=judge,
             state_file=state_file,
             progress=progress,
+            continued=start is not None,
         )
     return model.cpu().requires_grad_(requires_grad=False), state
 

@@ -150,3 +150,13 @@ def read_progress(path: Path) -> Progress:
             return msgspec.json.decode(file.metadata()[HEADER], type=Progress)
     except (OSError, SafetensorError, KeyError, TypeError, msgspec.MsgspecError) as error:
         raise FolderError(f"{path} cannot be read ({error}); train again without --resume.") from error
+
+
+def read_best(model: nn.Module, path: Path) -> None:
+    """Give a model the best weights of a saved training of it."""
+    try:
+        with safe_open(path, framework="pt") as file, torch.no_grad():
+            for index, parameter in enumerate(model.parameters()):
+                parameter.copy_(file.get_tensor(f"best.{index}"))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise FolderError(f"{path} cannot be read ({error}); train again without --from.") from error

@@ -1,0 +1,98 @@
+"""A table of new items → rows of a vocabulary that was made before: its columns, its types, and what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from polars.datatypes import DataTypeClass
+
+from segue.data.catalogue import open_catalogue
+from segue.data.reader import id_text
+from segue.errors import InputError
+
+
+def read_items(source: Any, *, item: str | None) -> tuple[pl.DataFrame, int]:
+    """Every row of a catalogue, with the columns `id`, perhaps `title`, and all others; and how many rows were left out
+    because their id came before. A row that cannot be read stops everything with a sentence.
+
+    `item`: the column of the id, where it is not found by its usual names.
+    """
+    catalogue = open_catalogue(source, item=item)
+    if item is not None and catalogue.columns["id"] != item:
+        raise InputError(f"{catalogue.input.label} has no column {item!r}; --item names the column of the id.")
+    frames = []
+    for block in catalogue.input.blocks(catalogue.positions):
+        for first in block.malformed[:1]:
+            raise InputError(f"{catalogue.input.label}, row {first.row}: {first.reason}; correct it or take it out.")
+        frames.append(block.frame.drop("row"))
+    rows = pl.concat(frames, how="vertical_relaxed")
+    once = rows.unique("id", keep="first", maintain_order=True)
+    return once, rows.height - once.height
+
+
+def fitted(table: pl.DataFrame, vocabulary: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
+    """Rows with the columns of a vocabulary's table, of items without events; and what of each row does not fit there
+    [n], null where all does.
+
+    A column that the table lacks is null, one that the vocabulary lacks is left out. Of rows with the same id the last
+    counts.
+    """
+    if "id" not in table.columns:
+        raise InputError(f"New items need a column `id`; there is {', '.join(table.columns) or 'none'}.")
+    text = id_text(pl.col("id"), table.schema["id"])
+    if text is None:
+        raise InputError(f"The ids of new items have the type {table.schema['id']}; expected text or numbers.")
+    table = table.with_columns(text)
+    if table["id"].is_null().any() or (table["id"] == "").any():
+        raise InputError("A new item has no id; give each one.")
+    table = table.unique("id", keep="last", maintain_order=True)
+    columns, reasons = [table["id"]], [pl.Series([None] * table.height, dtype=pl.String)]
+    for name, dtype in vocabulary.schema.items():
+        if name == "id":
+            continue
+        if name == "count":
+            columns.append(pl.Series(name, [0] * table.height, dtype=dtype))
+            continue
+        given = table[name] if name in table.columns else pl.Series(name, [None] * table.height, dtype=dtype)
+        columns.append(_cast(given, dtype))
+        lost = columns[-1].is_null() & given.is_not_null()
+        reasons.append(pl.select(pl.when(lost).then(pl.lit(_expected(name, dtype)))).to_series())
+    rows = pl.DataFrame(columns).select(vocabulary.columns)
+    return rows, pl.select(pl.coalesce(reasons)).to_series()
+
+
+def _cast(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
+    """A column as the vocabulary has it, null where a value cannot be that."""
+    if given.dtype == dtype:
+        return given
+    if isinstance(dtype, pl.Array):
+        return _vectors(given, dtype)
+    text = given.dtype == pl.String
+    if text and dtype == pl.Boolean:
+        return given.str.to_lowercase().replace_strict({"true": True, "false": False}, default=None, return_dtype=dtype)
+    if text and dtype == pl.Date:
+        return given.str.to_date(strict=False)
+    if text and isinstance(dtype, pl.Datetime):
+        return given.str.to_datetime(time_unit=dtype.time_unit, time_zone=dtype.time_zone, strict=False)
+    try:
+        return given.cast(dtype, strict=False)
+    except pl.exceptions.PolarsError:  # no value of the one type is one of the other
+        return pl.Series(given.name, [None] * len(given), dtype=dtype)
+
+
+def _vectors(given: pl.Series, dtype: pl.Array) -> pl.Series:
+    """Lists of as many finite numbers as the vocabulary's vectors have."""
+    if not given.dtype.is_nested():
+        return pl.Series(given.name, [None] * len(given), dtype=dtype)
+    lists = given.cast(pl.List(pl.Float32), strict=False)
+    finite = lists.list.eval(pl.element().is_finite().fill_null(value=False)).list.all()
+    sound = (lists.list.len() == dtype.size) & finite
+    none = pl.Series([None], dtype=pl.List(pl.Float32))
+    return pl.select(pl.when(sound).then(lists).otherwise(none)).to_series().cast(dtype).alias(given.name)
+
+
+def _expected(name: str, dtype: pl.DataType | DataTypeClass) -> str:
+    if isinstance(dtype, pl.Array):
+        return f"its {name!r} is not a list of {dtype.size} finite numbers"
+    return f"its {name!r} is not of the type {dtype}, as in the catalogue of the run"

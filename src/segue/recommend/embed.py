@@ -1,0 +1,284 @@
+"""Everyone's embedding: a data folder → a Parquet data set in parts, from which a killed run goes on.
+
+The finished folder holds
+
+    users/part-00000.parquet …   user, events, time (of the newest event), embedding: those who have one, and with
+                                 `since` of them those with new events
+    items/part-00000.parquet …   item, embedding: where items were asked for
+    log/part-00000.parquet …     user, events, newest: what the log had of everyone, for the next night's `since`
+    job.json, manifest.json      the run and the data they came from, and the digest of every part
+
+and is not there before. Until then FOLDER.partial holds the parts that are done, each whole, and what they belong to.
+A part is a fixed range of the users, who are in the order of their ids; its file in `users` comes last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import torch
+from pyarrow import parquet
+
+from segue import folders
+from segue.data.dataset import Data
+from segue.data.sequences import Sequences
+from segue.errors import FolderError
+from segue.models.checkpoint import DESCRIPTION, WEIGHTS
+from segue.recommend.batch import LogHistories
+from segue.recommend.recommender import ITEMS, Recommender
+from segue.recommend.users_file import Asked
+
+PART_USERS = 32_768  # a part's users: a kill costs at most their work
+PART_ITEMS = 262_144
+JOB = "job.json"
+USERS, CATALOGUE, LOG = "users", "items", "log"
+COUNTS = b"segue"  # where a part's file keeps its counts
+
+
+class EmbedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written."""
+
+    users: int
+    """Users of the data."""
+    rows: int
+    """Those with an embedding written."""
+    unknown: int
+    """Those without one, as they have no item that the run knows."""
+    unchanged: int
+    """Those left out, as they have no events that are new."""
+    items: int
+    """Item embeddings written."""
+    parts: int
+    """Files of user embeddings."""
+    width: int
+    """Features of an embedding."""
+
+
+class _Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides every byte of the data set; unfinished work only goes on with the same."""
+
+    run: str
+    data: str
+    since: str | None
+    """Digest of the earlier data set's manifest."""
+    items: bool
+    part_users: int
+
+
+class _Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """A part's users."""
+
+    rows: int
+    unknown: int
+    unchanged: int
+
+
+def embed_users(
+    recommender: Recommender,
+    data: Data,
+    out: Path | str,
+    *,
+    since: Path | str | None = None,
+    items: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> EmbedReport:
+    """Write the embedding of every user of `data` who has a known item; `out` becomes a Parquet data set.
+
+    Called again after a kill it goes on with the parts that are missing; called again after the end it does nothing.
+
+    since: an earlier data set of the same run; users of whom it knew as many events and the same newest are left out.
+    items: write the items' embeddings too; the inner product of a user's and an item's is the item's score.
+    progress: told how many users are done, and of how many.
+    """
+    out, width = Path(out).absolute(), recommender.embedding_width
+    earlier = None if since is None else _Earlier(Path(since), recommender)
+    job = _Job(
+        run=run_digest(recommender),
+        data=data.digest,
+        since=None if earlier is None else earlier.digest,
+        items=items,
+        part_users=PART_USERS,
+    )
+    done = _finished(out, job)
+    if done is not None:
+        return done
+    data.verify()  # everything is read anyway
+    partial = _taken_up(out, job)
+    writer = _Writer(partial, recommender, data, earlier)
+    written = 0
+    with folders.explained_writing(out):
+        counts = list(writer.users(progress))
+        if items:
+            written = _write_items(recommender, partial / CATALOGUE)
+        report = EmbedReport(
+            users=data.sequences.n_users,
+            rows=sum(each.rows for each in counts),
+            unknown=sum(each.unknown for each in counts),
+            unchanged=sum(each.unchanged for each in counts),
+            items=written,
+            parts=len(counts),
+            width=width,
+        )
+        folders.write_manifest(partial, "embeddings", {**_origin(recommender, data, job), "report": report})
+        partial.rename(out)
+    return report
+
+
+def run_digest(recommender: Recommender) -> str:
+    """One digest for all that embeddings depend on: the model, its weights and the ids of the items."""
+    if "files" not in recommender.manifest or recommender.changed:
+        raise FolderError("This Recommender is not as it is in a run folder: save it, and open what was saved.")
+    parts = [recommender.manifest["files"][name]["sha256"] for name in (DESCRIPTION, WEIGHTS, ITEMS)]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _origin(recommender: Recommender, data: Data, job: _Job) -> dict[str, Any]:
+    assert recommender.folder is not None
+    return {
+        "segue": version("segue"),
+        "run": {"folder": str(recommender.folder.absolute()), "digest": job.run},
+        "data": {"folder": str(data.folder.absolute()), "digest": job.data},
+    }
+
+
+def _finished(out: Path, job: _Job) -> EmbedReport | None:
+    """What a finished data set says of itself, if it is what is wanted; else whatever is in the way is refused."""
+    if _belonging(out) == job:
+        return msgspec.convert(folders.read_manifest(out, "embeddings")["report"], EmbedReport)
+    folders.refuse_existing(out, overwrite=None)
+    return None
+
+
+def _taken_up(out: Path, job: _Job) -> Path:
+    """OUT.partial with what it belongs to, new or left by a run that was killed."""
+    partial = out.with_name(out.name + ".partial")
+    if not partial.exists():
+        with folders.complete_folder(partial) as staging:
+            folders.write_json(staging / JOB, job)
+        return partial
+    if _belonging(partial) != job:
+        raise FolderError(
+            f"{partial} holds unfinished embeddings of another run, other data or other options; remove it to begin "
+            "anew, or name another folder with --out."
+        )
+    for left in (*partial.glob(".*"), *partial.glob("*/.*")):  # what was being written when it was killed
+        left.unlink()
+    return partial
+
+
+def _belonging(folder: Path) -> _Job | None:
+    """What the embeddings in a folder are of, None where it has none."""
+    try:
+        return msgspec.json.decode((folder / JOB).read_bytes(), type=_Job)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+class _Earlier:
+    """What an earlier data set knew of everyone."""
+
+    def __init__(self, folder: Path, recommender: Recommender) -> None:
+        manifest = folders.read_manifest(folder, "embeddings")
+        if manifest["run"]["digest"] != run_digest(recommender):
+            raise FolderError(
+                f"{folder} holds embeddings of another run ({manifest['run']['folder']}), which mean nothing beside "
+                "those of this one; leave --since out, and everyone is embedded."
+            )
+        files = sorted(name for name in manifest["files"] if name.startswith(f"{LOG}/"))
+        folders.verify_contents(folder, manifest, "embeddings", names=files)
+        self.digest = folders.digest(folder / folders.MANIFEST)
+        self._log = pl.scan_parquet([folder / name for name in files], glob=False)
+
+    def unchanged(self, now: pl.DataFrame) -> np.ndarray:
+        """Which of these users, in the order of their ids, it knew with as many events and the same newest one [n]."""
+        span = pl.col("user").is_between(pl.lit(now["user"][0]), pl.lit(now["user"][-1]))
+        same = self._log.filter(span).collect().with_columns(same=pl.lit(value=True))
+        found = now.join(same, on=now.columns, how="left", maintain_order="left")
+        return found["same"].fill_null(value=False).to_numpy()
+
+
+class _Writer:
+    """Writes the parts that are missing."""
+
+    def __init__(self, folder: Path, recommender: Recommender, data: Data, earlier: _Earlier | None) -> None:
+        self.folder = folder
+        self.recommender = recommender
+        self.data = data
+        self.earlier = earlier
+        self.histories = LogHistories(data, recommender)
+
+    def users(self, progress: Callable[[int, int], None] | None) -> Iterator[_Counts]:
+        """One part after another."""
+        total = self.data.sequences.n_users
+        for number, begin in enumerate(range(0, total, PART_USERS)):
+            end = min(begin + PART_USERS, total)
+            name = f"part-{number:05}.parquet"
+            if not (self.folder / USERS / name).exists():
+                self._write(name, *self.data.some_users(begin, end))
+            yield _counts(self.folder / USERS / name)
+            if progress is not None:
+                progress(end, total)
+
+    def _write(self, name: str, ids: pl.Series, sequences: Sequences) -> None:
+        events = np.diff(sequences.offsets)
+        newest = sequences.times[sequences.offsets[1:] - 1]
+        log = pl.DataFrame({"user": ids, "events": events, "newest": newest})
+        if not (self.folder / LOG / name).exists():
+            _write_table(log.to_arrow(), self.folder / LOG / name)
+        unchanged = np.zeros(len(ids), dtype=bool) if self.earlier is None else self.earlier.unchanged(log)
+        asked = np.flatnonzero(~unchanged)
+        known, vectors = self._embeddings(ids, sequences, asked)
+        counts = _Counts(rows=len(known), unknown=len(asked) - len(known), unchanged=int(unchanged.sum()))
+        rows = log[known]
+        time = rows["newest"].cast(pl.Datetime("us", "UTC")) if self.data.manifest["has_time"] else rows["newest"]
+        table = rows.select("user", "events", time.alias("time")).to_arrow()
+        table = table.append_column("embedding", _fixed_size(vectors))
+        table = table.replace_schema_metadata({COUNTS: msgspec.json.encode(counts)})
+        _write_table(table, self.folder / USERS / name)
+
+    def _embeddings(self, ids: pl.Series, sequences: Sequences, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Those of the users asked about who have a known item, and their embeddings."""
+        known, vectors = [np.zeros(0, dtype=np.int64)], [np.zeros((0, self.recommender.embedding_width), np.float32)]
+        source = self.histories.within(sequences)
+        for rows, batch in source.of(Asked(users=ids, numbers=asked, moments=None)):
+            some = batch.lengths > 0
+            known.append(asked[rows[some]])
+            vectors.append(self.recommender.embed_batch(batch)[some])
+        return np.concatenate(known), np.concatenate(vectors)
+
+
+def _write_items(recommender: Recommender, folder: Path) -> int:
+    """The vectors that questions are compared with, of every item that may be answered."""
+    numbers = np.flatnonzero(recommender.answerable)
+    for number, begin in enumerate(range(0, len(numbers), PART_ITEMS)):
+        path, some = folder / f"part-{number:05}.parquet", numbers[begin : begin + PART_ITEMS]
+        if path.exists():
+            continue
+        with torch.inference_mode():
+            vectors = recommender.model.item_vectors(torch.from_numpy(some)).float().numpy()
+        table = recommender.vocabulary.table[some - 1].select(item="id").to_arrow()
+        _write_table(table.append_column("embedding", _fixed_size(vectors)), path)
+    return len(numbers)
+
+
+def _fixed_size(vectors: np.ndarray) -> pa.Array:
+    """Rows of a matrix as one column; they are not copied."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+
+
+def _write_table(table: pa.Table, path: Path) -> None:
+    """One Parquet file, whole or absent. Vectors have no repetitions that a dictionary would save."""
+    with folders.complete_file(path, option="--out") as beside:
+        parquet.write_table(table, beside, compression="zstd", use_dictionary=False)
+
+
+def _counts(path: Path) -> _Counts:
+    return msgspec.json.decode(parquet.read_schema(path).metadata[COUNTS], type=_Counts)

@@ -1,0 +1,158 @@
+"""`segue train --from`: the next day's run begins where yesterday's ended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from command_line import CommandLine
+from planted_logs import cycle_log
+
+import segue
+from segue.models.checkpoint import load_model
+from segue.recommend.embed import run_digest
+from segue.train.loop import Step
+
+LONG = ("--set", "train.epochs=8", "--set", "train.patience=8")
+
+
+def history_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+
+
+def grown(folder: Path) -> Path:
+    """The cycle log with an item more, whose number comes before all others'."""
+    first = cycle_log().splitlines()
+    more = [f"u{user:03},a-new-one,{1_700_000_000 + step}" for user in range(9) for step in range(2)]
+    (folder / "grown.csv").write_text("\n".join([*first, *more]) + "\n")
+    return folder / "grown.csv"
+
+
+@pytest.fixture(name="data", scope="module")
+def grown_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("grown")
+    segue.prepare(grown(folder), out=folder / "data")
+    return folder / "data"
+
+
+@pytest.fixture(name="yesterday", scope="module")
+def trained_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("yesterday") / "run"
+    segue.train(cycle_data, out=out, recipe=quick_recipe, overrides=[LONG[1], LONG[3], "evaluate.seen=keep"])
+    return out
+
+
+def test_the_next_day_begins_where_the_last_one_ended(line: CommandLine, yesterday: Path, data: Path) -> None:
+    said = line.answers("train", data, "--out", "today", "--from", yesterday, "--set", "train.epochs=2")
+    opened = segue.load(yesterday)
+    assert isinstance(opened, segue.Recommender)
+    assert said["from"] == {"folder": str(yesterday), "digest": run_digest(opened)}
+    assert said["recipe"] == opened.manifest["recipe"]
+    today = line.folder / "today"
+    line.does("train", data, "--out", "anew", "--recipe", opened.manifest["recipe"], *("--set", "train.epochs=2"))
+    began, anew = history_of(today), history_of(line.folder / "anew")
+    assert [record["epoch"] for record in began] == [0, 1, 2]
+    assert set(began[0]) == {"epoch", "ndcg@10", "hit@10"}
+    assert began[0]["ndcg@10"] > anew[-1]["ndcg@10"], "what took eight epochs yesterday is there before the first"
+    # The weights that training began with: those of yesterday, each item's under its number of today.
+    (line.folder / "start").mkdir()
+    shutil.copy(today / "model.json", line.folder / "start")
+    shutil.copy(today / "start.safetensors", line.folder / "start" / "weights.safetensors")
+    start, ids = load_model(line.folder / "start"), pl.read_parquet(today / "items.parquet")["id"].to_list()
+    assert ids[0] == "a-new-one"
+    old = opened.vocabulary.numbers(ids[1:], unknown="error")
+    assert np.array_equal(start.item_vectors().numpy()[2:], opened.model.item_vectors().numpy()[old])
+
+
+def test_going_on_with_the_same_data_begins_with_the_same_score(
+    yesterday: Path, cycle_data: Path, tmp_path: Path
+) -> None:
+    segue.train(cycle_data, out=tmp_path / "run", from_run=yesterday, overrides=["train.epochs=1"])
+    best = max(record["ndcg@10"] for record in history_of(yesterday))
+    assert history_of(tmp_path / "run")[0]["ndcg@10"] == best
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, and no one else's."""
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_resume_without_the_run_it_came_from(yesterday: Path, data: Path, tmp_path: Path, epoch: int) -> None:
+    def stop(step: Step) -> None:
+        if step.epoch == epoch and step.scores is None:
+            raise Stopped
+
+    changes = ["train.epochs=2", "train.patience=2"]
+    whole = segue.train(data, out=tmp_path / "whole", from_run=yesterday, overrides=changes)
+    shutil.copytree(yesterday, tmp_path / "old")
+    with pytest.raises(Stopped):
+        segue.train(data, out=tmp_path / "run", from_run=tmp_path / "old", overrides=changes, progress=stop)
+    shutil.rmtree(tmp_path / "old")
+    again = segue.train(data, out=tmp_path / "run", resume=True)
+    for name in ("weights.safetensors", "history.jsonl", "start.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert again.manifest["from"] == {**whole.manifest["from"], "folder": str(tmp_path / "old")}
+
+
+def test_words_are_read_as_they_were_learned(data: Path, cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
+    """A catalogue with other words would be given other vectors: those of the old run are kept, also by --resume."""
+    days = {"old": cycle_data, "new": data}
+    for day, log in days.items():
+        ids = segue.Data.open(log).vocabulary.table["id"].to_list()
+        titles = [f"tea {name} {'pot' if day == 'old' else 'kettle with a saucer'}" for name in ids]
+        pl.DataFrame({"id": ids, "title": titles}).write_csv(tmp_path / f"{day}.csv")
+        source = log.parent / ("log.csv" if day == "old" else "grown.csv")
+        segue.prepare(source, out=tmp_path / day, items=tmp_path / f"{day}.csv")
+    changes = ["model.items=ids+vectors", 'model.texts=["title"]', "model.text_width=6", "train.epochs=2"]
+    old = segue.train(tmp_path / "old", out=tmp_path / "first", recipe=quick_recipe, overrides=changes)
+
+    def stop(_: Step) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        segue.train(tmp_path / "new", out=tmp_path / "run", from_run=old, progress=stop)
+    resumed = segue.train(tmp_path / "new", out=tmp_path / "run", resume=True)
+    whole = segue.train(tmp_path / "new", out=tmp_path / "whole", from_run=old)
+    assert np.array_equal(resumed.embed([["i01", "i02"]]), whole.embed([["i01", "i02"]]))
+    for model in (resumed.model, whole.model):
+        for name in ("terms", "directions"):
+            kept, was = (getattr(each.items.texts, name) for each in (model, old.model))
+            assert np.array_equal(kept.numpy(), was.numpy())
+
+
+def test_every_event_goes_on_from_every_event(yesterday: Path, cycle_data: Path, data: Path, tmp_path: Path) -> None:
+    """A run of every event has seen today's test: epochs are chosen from the weights that had not."""
+    shutil.copytree(yesterday, tmp_path / "all")
+    segue.train(cycle_data, out=tmp_path / "all", resume=True, all_events=True)
+    short = ["train.epochs=1"]
+    segue.train(data, out=tmp_path / "plain", from_run=yesterday, overrides=short)
+    run = segue.train(data, out=tmp_path / "run", from_run=tmp_path / "all", overrides=short, all_events=True)
+    assert history_of(tmp_path / "run")[0] == history_of(tmp_path / "plain")[0]
+    assert {"start.safetensors", "start-all.safetensors"} <= set(run.manifest["files"])
+    assert "start-all.safetensors" not in segue.load(tmp_path / "plain").manifest["files"]
+
+
+def test_what_is_refused(line: CommandLine, yesterday: Path, cycle_data: Path, data: Path) -> None:
+    command = ("train", data, "--out", "today", "--from", yesterday)
+    line.refuses(*command, "--set", "model.width=32", says=("--from cannot change model.width", "train anew"))
+    line.refuses(*command, "--recipe", "sasrec", says=("--from cannot change", "model.length"))
+    line.refuses(*command, "--resume", says=("leave --from out",))
+    line.refuses("train", data, "--out", "today", "--from", cycle_data, says=("is a data folder, expected a run",))
+    moment = ("--split", "time:2020-09-14")
+    line.does("prepare", grown(line.folder), "--out", "by-time", *moment)
+    line.refuses(
+        *("train", "by-time", "--out", "today", "--from", yesterday), says=("keeps for validation and test", "--split")
+    )
+
+
+def test_a_recipe_may_change_how_it_is_trained(line: CommandLine, yesterday: Path, data: Path) -> None:
+    (line.folder / "night.toml").write_text("[train]\nepochs = 1\nthreads = 1\n[objective]\ntemperature = 0.5\n")
+    said = line.answers("train", data, "--out", "today", "--from", yesterday, "--recipe", "night.toml")
+    assert said["recipe"] == "night.toml"
+    assert len(history_of(line.folder / "today")) == 2
+    assert "temperature = 0.5" in (line.folder / "today" / "settings.toml").read_text()

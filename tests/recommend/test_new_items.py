@@ -1,0 +1,167 @@
+"""New items without training: known by their content, at the end of the catalogue, and nothing before them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segue.data.new_items import read_items
+from segue.data.vocabulary import Vocabulary
+from segue.errors import InputError
+from segue.index.build import build_index
+from segue.index.settings import IndexSettings
+from segue.models.build import build_model
+from segue.models.facts import facts_of
+from segue.models.settings import ModelSettings
+from segue.recommend.recommender import Recommender
+
+OLD = 40
+KINDS = [f"k{number % 4}" for number in range(OLD)]
+rng = np.random.default_rng(8)
+VECTORS = rng.standard_normal((OLD, 6)).astype(np.float32)
+
+CATEGORY: dict[str, Any] = {"category": "kind"}
+CONTENT: dict[str, Any] = {"items": "ids+vectors", "vectors": "vector", "texts": ("title", "kind"), "text_width": 8}
+TABLES = {
+    "category": CATEGORY,
+    "vectors": {"items": "vectors", "vectors": "vector", "similarity": "cosine"},
+    "texts": {"items": "vectors", "texts": ("title",), "text_width": 16, "content_hidden": 0},
+    "ids, vectors and texts": CONTENT,
+}
+INDEXES = {"exact": {}, "approximate": {"index": "approximate"}, "mol": {"similarity": "mol"}}
+
+
+def recommender(*, index: str = "exact", seed: int = 1, **model: Any) -> Recommender:
+    """A model that nobody trained, over items with every kind of content."""
+    table = pl.DataFrame(
+        {
+            "id": [f"i{number:02}" for number in range(OLD)],
+            "count": [OLD - number for number in range(OLD)],
+            "title": [f"word{number} thing{number % 5}" for number in range(OLD)],
+            "kind": KINDS,
+            "price": [float(number) for number in range(OLD)],
+            "vector": pl.Series(VECTORS, dtype=pl.Array(pl.Float32, 6)),
+        }
+    )
+    chosen = ModelSettings(builder="sasrec", width=8, depth=1, length=6, **model)
+    vocabulary = Vocabulary(table)
+    generator = torch.Generator().manual_seed(seed)
+    built = build_model(chosen, OLD, generator=generator, facts=facts_of(chosen, vocabulary)).eval()
+    counts = np.array([0, *table["count"]])
+    found = build_index(built, built.answerable(counts), IndexSettings(kind=index))  # type: ignore[arg-type]
+    return Recommender(built, found, vocabulary, settings=chosen)
+
+
+def new(ids: Sequence[str], like: Sequence[int]) -> pl.DataFrame:
+    """Items with the content of old ones."""
+    return pl.DataFrame(
+        {
+            "id": ids,
+            "title": [f"word{number} thing{number % 5}" for number in like],
+            "kind": [KINDS[number] for number in like],
+            "vector": pl.Series(VECTORS[list(like)], dtype=pl.Array(pl.Float32, 6)),
+        }
+    )
+
+
+HISTORIES = [["i01", "i02"], ["i30"], ["i05", "i05", "i09", "i11", "i12", "i13", "i14", "i15"]]
+
+
+@pytest.mark.parametrize("index", INDEXES.values(), ids=INDEXES.keys())
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES.keys())
+def test_a_new_item_is_scored_as_the_old_one_with_its_content_and_nothing_else_changes(
+    table: dict[str, Any], index: dict[str, str]
+) -> None:
+    before = recommender(**{**table, **index})
+    answers = before.recommend_many(HISTORIES, k=OLD, keep_seen=True)
+    after = before.with_items(new(["n1", "n2"], like=[7, 22]))
+    for old, found in zip(answers, after.recommend_many(HISTORIES, k=2 * OLD, keep_seen=True), strict=True):
+        scores = {item.id: item.score for item in found.items}
+        assert [scores["n1"], scores["n2"]] == pytest.approx([scores["i07"], scores["i22"]], abs=1e-5)
+        assert [item for item in found.items if item.id not in ("n1", "n2")] == old.items, "to the last bit"
+    assert before.recommend_many(HISTORIES, k=OLD, keep_seen=True) == answers, "the one before answers as it did"
+    assert not before.knows("n1") and after.knows("n1")
+    assert (len(before.vocabulary), len(after.vocabulary), after.added, before.added) == (OLD, OLD + 2, 2, 0)
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_items_added_one_by_one_or_together_are_the_same(data: st.DataObject) -> None:
+    """And an item that was added before has what was said of it last."""
+    before = recommender(**data.draw(st.sampled_from(list(TABLES.values()))))
+    pairs = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, OLD - 1), min_size=1, max_size=4)
+    stepwise, last = before, dict[str, int]()
+    for step in data.draw(st.lists(pairs, max_size=4)):
+        stepwise = stepwise.with_items(new(list(step), like=list(step.values())))
+        last |= step
+    together = before.with_items(new(list(last), like=list(last.values()))) if last else before
+    assert stepwise.vocabulary.table.equals(together.vocabulary.table)
+    for history in (["i03"], ["i04", *list(last)[:2]]):
+        assert stepwise.recommend(history, k=60) == together.recommend(history, k=60)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES.keys())
+def test_new_items_are_read_in_histories_explained_and_found_similar(table: dict[str, Any]) -> None:
+    after = recommender(**table).with_items(new(["n1"], like=[7]))
+    assert after.recommend(["n1", "i02"], k=5).unknown == []
+    assert after.recommend(["n1"], k=50, keep_seen=False).ids.count("n1") == 0
+    explained = after.explain(["i01", "i02"], "n1")
+    assert explained.item.title == "word7 thing2" and explained.rank is not None
+    assert after.similar("n1", k=1).items[0].score == pytest.approx(1.0)
+    assert after.recommend(["i01"], only=["n1"]).ids == ["n1"]
+    assert "n1" not in after.recommend(["never met"], k=100).ids, "nobody has met it, so it is not popular"
+
+
+def refused(model: Recommender, table: pl.DataFrame, *words: str) -> None:
+    with pytest.raises(InputError) as error:
+        model.with_items(table)
+    missing = [word for word in words if word not in str(error.value)]
+    assert not missing, f"{missing} not in: {error.value}"
+
+
+def test_what_cannot_be_added_is_named_and_said_why() -> None:
+    model = recommender(**CATEGORY)
+    both = new(["i03", "n1", "i07"], like=[1, 2, 3])
+    refused(model, both, "'i03', 'i07'", "already")
+    refused(model, new(["n1"], like=[1]).with_columns(kind=pl.lit("unheard")), "'n1'", "'unheard'", "kind")
+    refused(model, new(["n1"], like=[1]).drop("id"), "`id`")
+    refused(model, pl.DataFrame({"id": ["n1", None], "kind": ["k1", "k1"]}), "no id")
+    refused(model, pl.DataFrame({"id": ["n1"], "kind": ["k1"], "price": ["dear"]}), "'n1'", "'price'", "Float64")
+    refused(model, pl.DataFrame({"id": ["n1"], "kind": ["k1"], "vector": [[1.0, 2.0]]}), "'vector'", "6 finite numbers")
+    many = [f"n{number}" for number in range(9)]
+    refused(model, pl.DataFrame({"id": many, "kind": ["other"] * 9}), "'n4' and 4 more")
+
+
+def test_an_item_needs_some_content_that_the_model_reads() -> None:
+    model = recommender(**CONTENT)
+    refused(model, pl.DataFrame({"id": ["n1"], "title": ["zzz"]}), "'n1'", "'vector' or 'title' or 'kind'")
+    refused(model, pl.DataFrame({"id": ["n1"], "vector": [[float("nan")] * 6]}), "'vector'", "6 finite numbers")
+    assert model.with_items(pl.DataFrame({"id": ["n1"], "title": ["word7"]})).knows("n1")
+    assert model.with_items(pl.DataFrame({"id": ["n1"], "vector": [[1, 2, 3, 4, 5, 6]]})).knows("n1")
+
+
+def test_a_model_by_ids_alone_says_what_it_needs() -> None:
+    refused(recommender(), new(["n1"], like=[1]), "by their ids alone", "model.items", "model.vectors")
+
+
+def test_a_catalogue_file_is_read_with_its_first_row_of_an_id(tmp_path: Path) -> None:
+    file = tmp_path / "new.csv"
+    file.write_text("item,name,kind\n7,Seven,k1\n8,Eight,k2\n7,Again,k3\n")
+    table, duplicates = read_items(file, item=None)
+    assert table.to_dict(as_series=False) == {"id": ["7", "8"], "title": ["Seven", "Eight"], "kind": ["k1", "k2"]}
+    assert duplicates == 1
+    file.write_text("sku,kind\nx,k1\n")
+    assert read_items(file, item="sku")[0]["id"].to_list() == ["x"]
+    with pytest.raises(InputError, match="no column 'asin'"):
+        read_items(file, item="asin")
+    file.write_text("item,kind\n")
+    with pytest.raises(InputError, match="no rows"):
+        read_items(file, item=None)
