@@ -166,6 +166,9 @@ def test_recall_by_hand() -> None:
 
         def save(self, path: Path) -> None: ...
 
+        def with_items(self, items: Tensor) -> Fixed:
+            raise NotImplementedError
+
     queries = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # best: 1 2, 1 2, 3 and one of 2 4 5
     assert recall(Fixed(), exact, queries, 2) == pytest.approx(5 / 6)
     assert recall(exact, exact, queries, 2) == 1.0
