@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
@@ -15,7 +13,7 @@ from segue.models.mol import make_similarity
 from segue.models.outputs import make_output
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.models.start import transformer_start
+from segue.models.start import xavier_start
 
 
 def pinnerformer(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
@@ -33,10 +31,10 @@ def pinnerformer(settings: ModelSettings, items: ItemTable, generator: torch.Gen
         LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.counted_from),
         [PreNormBlock(width, settings.heads, hidden, settings.dropout) for _ in range(settings.depth)],
         norm=nn.LayerNorm(width),
-        scale=1.0 if settings.inputs == "events" else math.sqrt(width),  # a map of features of size one needs none
+        scale=1.0,
         dropout=settings.dropout,
         similarity=make_similarity(settings),
         output=make_output(settings),
     )
-    transformer_start(model, generator)
+    xavier_start(model, generator)
     return model
