@@ -166,7 +166,7 @@ def test_recall_by_hand() -> None:
 
         def save(self, path: Path) -> None: ...
 
-        def with_items(self, items: Tensor) -> Fixed:
+        def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> Fixed:
             raise NotImplementedError
 
     queries = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # best: 1 2, 1 2, 3 and one of 2 4 5
