@@ -96,7 +96,7 @@ def test_the_settings_of_a_run_are_read_as_they_were_written(name: str) -> None:
         ("sasrec-content", "sasrec", "next-item", "softmax", 0, True),
         ("sasrec", "sasrec", "next-item", "softmax", 0, True),
         ("sasrec-sampled", "sasrec", "next-item", "sampled-softmax", 3000, True),
-        ("gsasrec", "sasrec", "next-item", "gbce", 256, True),
+        ("gsasrec", "sasrec", "next-item", "gbce", 1024, True),
         ("esasrec", "esasrec", "next-item", "softmax", 0, True),
         ("bert4rec", "bert4rec", "masked-item", "softmax", 0, True),
         ("sasrec-rss", "sasrec", "recency", "softmax", 0, True),
@@ -377,7 +377,7 @@ NEEDS = {
     "gru4rec": ("train.epochs=7", "model.state_width=0"),
     "gru4rec-bprmax": ("train.epochs=7", "model.state_width=0"),
     "gsasrec": ("train.epochs=14",),
-    "pinnerformer": ("train.epochs=7", A_SECOND),
+    "pinnerformer": ("train.epochs=12", A_SECOND),
     "pinnerformer-paper": ("train.epochs=14", "model.item_width=16", "model.heads=2", A_SECOND),
     "sasrec-rss": (
         "train.epochs=14",
