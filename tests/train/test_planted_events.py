@@ -71,7 +71,7 @@ def test_with_its_kind_in_sight_the_next_item_is_known(tmp_path: Path) -> None:
 
 
 def test_with_the_date_in_sight_the_next_item_is_known(tmp_path: Path) -> None:
-    assert hit_at_1(clock_log(), tmp_path, epochs=12, inputs="events", times=["absolute"]) > 0.9
+    assert hit_at_1(clock_log(), tmp_path, epochs=16, inputs="events", times=["absolute"]) > 0.9
 
 
 @pytest.mark.parametrize("log", [kind_log, clock_log])

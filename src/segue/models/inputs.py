@@ -16,6 +16,7 @@ from segue.models.items import ItemTable
 from segue.models.settings import ModelSettings
 
 LONG = 14.7  # the logarithm of four weeks in seconds: logarithms of times are divided by it, to be of size one
+QUIET = 0.3  # what the first weights of times are, as a share of those of items
 
 TimeSignal = Literal["absolute", "since-newest", "since-previous"]
 
@@ -179,8 +180,8 @@ class EventInputs(ItemInputs):
         self.timed, self.kinded = bool(times), bool(kinds)
         periods = [Periods(ABSOLUTE if name == "absolute" else RELATIVE) for name in times]
         self.periods = nn.ModuleList(periods)
-        time_width = sum(part.width + 1 for part in periods)
-        self.joined = nn.Linear(item_width + (kind_width if kinds else 0) + 2 + time_width, width)
+        self.time_width = sum(part.width + 1 for part in periods)
+        self.joined = nn.Linear(item_width + (kind_width if kinds else 0) + 2 + self.time_width, width)
 
     def forward(self, items: ItemTable, batch: PackedBatch) -> Tensor:
         vectors = items.input(batch.items)
@@ -190,6 +191,12 @@ class EventInputs(ItemInputs):
         parts += [_sizes(batch.values, vectors), *self._times(batch, vectors)]
         tokens: Tensor = self.joined(torch.cat(parts, dim=1))
         return tokens
+
+    def quieten_times(self) -> None:
+        """Make the weights of times small: of a hundred waves and more, most mean nothing, and together they would
+        drown the item until training has unlearned them."""
+        with torch.no_grad():
+            self.joined.weight[:, self.joined.in_features - self.time_width :] *= QUIET
 
     def _times(self, batch: PackedBatch, like: Tensor) -> list[Tensor]:
         """What is known of times [T, features of a signal], zero for users without times."""

@@ -15,7 +15,7 @@ from segue.layers.blocks import silu_gate
 from segue.layers.dropout import Dropout, byte_mask
 from segue.layers.padded import tracing
 from segue.models.settings import ModelSettings
-from segue.models.similarity import LEAST_LENGTH, Dot, Similarity
+from segue.models.similarity import LEAST_LENGTH, Dot, Similarity, first_temperature
 
 TILE_PAIRS = 4096  # pairs of a question and an item whose gates are in memory at a time, so that they stay in the cache
 KEPT_PAIRS = 1 << 18  # pairs up to which all steps are kept for the gradient, half a gigabyte; of more pairs they are
@@ -287,7 +287,8 @@ def _gate(width: int, hidden: int, out: int, *, bias: bool) -> nn.Module:
 def make_similarity(settings: ModelSettings) -> Similarity:
     """What `model.similarity` asks for."""
     if settings.similarity != "mol":
-        return Dot(normal=settings.similarity == "cosine", learned=settings.temperature == "learned")
+        first = first_temperature(settings.item_features) if settings.temperature == "learned" else None
+        return Dot(normal=settings.similarity == "cosine", learned_from=first)
     return MixtureOfLogits(
         settings.item_features,
         query_parts=settings.mol_query_parts,

@@ -35,25 +35,35 @@ class Similarity(Protocol):
         ...
 
 
-COLDEST, FIRST = 0.01, 0.05  # temperatures that are learned: the lowest, and where they begin
+COLDEST = 0.01  # the lowest temperature that is learned
+
+
+def first_temperature(width: int) -> float:
+    """Where a temperature begins that is learned: what cosines of random vectors of so many features deviate by.
+
+    Scores are then of size one, as products begin. Colder, they are large and mean nothing, and the first epochs go
+    into making them small again.
+    """
+    return max(float(width**-0.5), 2 * COLDEST)
 
 
 class Dot(nn.Module):
     """The inner product; of vectors made `normal`, that is of length one, it is the cosine.
 
-    A loss wants cosines divided by a temperature, which may be `learned`. An answer does not: it has no say in which
+    A loss wants cosines divided by a temperature, which may be learned. An answer does not: it has no say in which
     item is the best, and a question that is kept for other uses stays of length one, whatever was learned since.
     """
 
-    def __init__(self, *, normal: bool = False, learned: bool = False) -> None:
+    def __init__(self, *, normal: bool = False, learned_from: float | None = None) -> None:
+        """`learned_from`: the temperature that learning begins with; None: none is learned."""
         super().__init__()
         self.normal = normal
-        self.heat = nn.Parameter(torch.zeros(())) if learned else None
+        self.heat = None if learned_from is None else nn.Parameter(torch.tensor(learned_from - COLDEST).log())
 
     @property
     def temperature(self) -> Tensor | None:
         """What is learned: above its floor whatever the parameter is, and with a gradient everywhere."""
-        return None if self.heat is None else COLDEST + (FIRST - COLDEST) * self.heat.exp()
+        return None if self.heat is None else COLDEST + self.heat.exp()
 
     def tempered(self, queries: Tensor) -> Tensor:
         """Questions as a loss compares them."""

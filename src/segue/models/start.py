@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from segue.layers.hstu import HSTUBlock
 from segue.layers.positions import LearnedPositions, RelativeBuckets, SinusoidalPositions
-from segue.models.inputs import KindTable, ValueTable
+from segue.models.inputs import EventInputs, KindTable, ValueTable
 from segue.models.items import ItemTable
 
 POSITION_SPREAD = 0.02  # about that of the item vectors of a catalogue of thousands: at Xavier's own, the places
@@ -16,7 +16,7 @@ SPREAD = 0.02  # of BERT, HSTU and the Transformer
 
 
 def xavier_start(model: nn.Module, generator: torch.Generator) -> None:
-    """Xavier-normal matrices and tables; small positions; biases and padding rows zero."""
+    """Xavier-normal matrices and tables; small positions and times; biases and padding rows zero."""
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.xavier_normal_(parameter, generator=generator)
@@ -29,6 +29,8 @@ def xavier_start(model: nn.Module, generator: torch.Generator) -> None:
             part.clear_padding()
         if isinstance(part, KindTable):
             part.clear_unknown()
+        if isinstance(part, EventInputs):
+            part.quieten_times()
 
 
 def recurrent_start(model: nn.Module, generator: torch.Generator) -> None:
