@@ -16,7 +16,7 @@ from segue.models.items import ItemTable
 from segue.models.settings import ModelSettings
 
 LONG = 14.7  # the logarithm of four weeks in seconds: logarithms of times are divided by it, to be of size one
-QUIET = 0.1  # what the first weights of times are, as a share of those of items
+QUIET = 0.2  # what the first weights of times are, as a share of those of items
 
 TimeSignal = Literal["absolute", "since-newest", "since-previous"]
 

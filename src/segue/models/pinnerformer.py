@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
@@ -33,7 +31,7 @@ def pinnerformer(settings: ModelSettings, items: ItemTable, generator: torch.Gen
         LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.counted_from),
         [PreNormBlock(width, settings.heads, hidden, settings.dropout) for _ in range(settings.depth)],
         norm=nn.LayerNorm(width),
-        scale=1.0 if settings.inputs == "events" else math.sqrt(width),  # events are of size one already
+        scale=1.0,
         dropout=settings.dropout,
         similarity=make_similarity(settings),
         output=make_output(settings),
