@@ -26,8 +26,6 @@ from segue.models.content import ContentTable
 from segue.models.facts import Facts, facts_of
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.objective.objective import Objective
-from segue.train.loop import fit
 from segue.train.run import CHOOSING, Recipe, choose_epoch, train_everything
 from segue.train.start import START, START_ALL, write_start
 from segue.train.state import Progress
@@ -246,19 +244,3 @@ def test_another_catalogue_is_refused(yesterday: tuple[SequenceModel, float, Pat
             now=vocabulary(["x", "y"]),
             out=tmp_path,
         )
-
-
-def test_the_score_to_beat_is_whatever_the_judge_gives_first(tmp_path: Path) -> None:
-    """By window it is no ndcg."""
-    model = build_model(RECIPE.model, N_ITEMS, generator=torch.Generator().manual_seed(0))
-    state = fit(
-        model,
-        Objective(RECIPE.objective, LOG.counts),
-        LOG.windows(RECIPE),
-        settings=RECIPE.train,
-        epochs=1,
-        judge=lambda _: {"recall@10": 0.25, "hit@10": 0.75},
-        state_file=tmp_path / CHOOSING,
-        continued=True,
-    )
-    assert (state.progress.best_score, state.progress.best_epoch) == (0.25, 0)

@@ -104,15 +104,14 @@ def fit(
     if state_file.exists():
         state.load(state_file)
     elif continued and judge:
-        scores = judge(model)
-        state.progress.history.append({"epoch": 0, **scores})
-        state.progress.best_score = _first(scores)
+        state.progress.history.append({"epoch": 0, **judge(model)})
+        state.progress.best_score = float(state.progress.history[0][SCORE])
     draw_from(model, state.generator)
     while state.progress.epoch < epochs and not (judge and exhausted(state.progress, settings.patience)):
         _epoch(state, objective, windows, settings, epochs, progress)
         with averaged(state):
             scores = judge(model) if judge else {}
-            score = _first(scores)
+            score = next(iter(scores.values()), 0.0)
             if judge is None or score > state.progress.best_score:
                 state.progress.best_epoch, state.progress.best_score = state.progress.epoch, score
                 state.keep_best()
@@ -125,11 +124,6 @@ def fit(
             parameter.copy_(best)
     model.eval()
     return state
-
-
-def _first(scores: dict[str, float]) -> float:
-    """The score that chooses; 0 where nobody judges."""
-    return next(iter(scores.values()), 0.0)
 
 
 def exhausted(progress: Progress, patience: int) -> bool:
