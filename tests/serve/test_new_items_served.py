@@ -95,6 +95,7 @@ def test_a_new_item_is_answered_searched_filtered_read_and_explained(runs: Path,
         explained = client.post("/explanations", json={"history": HISTORY, "item": "new"}).json()
         assert explained["rank"] in (1, 2) and explained["item"]["title"] == like(best)
         assert (card(client)["items"], card(client)["added"], card(client)["left_out"]) == (13, 1, 0)
+        assert (card(client)["manifest"]["items"], card(client)["manifest"]["added"]["items"]) == (13, 1)
 
 
 def test_items_outlive_a_restart_and_a_switch_and_the_newest_row_counts(runs: Path, tmp_path: Path) -> None:
