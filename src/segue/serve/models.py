@@ -128,7 +128,6 @@ def _without_places(facts: dict[str, Any]) -> dict[str, Any]:
     return {"data": {}} | told | {"recipe": Path(facts.get("recipe", "")).name}
 
 
-
 def _with_items(model: ServedModel, items: Sequence[AddedItem]) -> ServedModel:
     """A model with items that were kept already: whatever is wrong with them, it goes on without."""
     try:
