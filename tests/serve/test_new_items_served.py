@@ -104,13 +104,14 @@ def test_a_new_item_is_answered_searched_filtered_read_and_explained(runs: Path,
 
 
 def test_details_are_read_by_what_the_column_holds() -> None:
-    columns = {"id": pl.String, "count": pl.Int64, "tags": pl.List(pl.String), "vector": pl.Array(pl.Float32, 2)}
-    said: list[dict[str, Any]] = [{"tags": ["a", "b"], "vector": [1, 2]}, {"tags": "a"}, {"vector": ["a", 2.0]}, {}]
+    vector = pl.Array(pl.Float32, 2)
+    table = pl.DataFrame(schema=[("id", pl.String), ("count", pl.Int64), ("tags", pl.List(pl.String)), ("v", vector)])
+    said: list[dict[str, Any]] = [{"tags": ["a", "b"], "v": [1, 2]}, {"tags": "a"}, {"v": ["a", 2.0]}, {}]
     body = msgspec.json.encode({"items": [{"id": str(place), "details": one} for place, one in enumerate(said)]})
     items = [AddedItem(str(item.id), item.details) for item in msgspec.json.decode(body, type=NewItemsBody).listed()]
-    rows, wrong = fitted(new_rows(items, Vocabulary(pl.DataFrame(schema=columns))), pl.DataFrame(schema=columns))
+    rows, wrong = fitted(new_rows(items, Vocabulary(table)), table)
     assert rows["tags"].to_list() == [["a", "b"], ["a"], None, None]
-    assert rows["vector"].to_list() == [[1.0, 2.0], None, None, None]
+    assert rows["v"].to_list() == [[1.0, 2.0], None, None, None]
     assert [why is None for why in wrong] == [True, True, False, True]
 
 
