@@ -168,6 +168,14 @@ def test_records_are_no_value_of_another_type(dtype: pl.DataType) -> None:
     assert found == [None] and wrong[0] is not None and "'x'" in wrong[0]
 
 
+@pytest.mark.parametrize("dtype", [pl.Float64(), pl.Date(), pl.Array(pl.Float32, 1), pl.Boolean()])
+def test_an_empty_cell_says_nothing(dtype: pl.DataType) -> None:
+    found, wrong = told(dtype, pl.Series(["", "dear", None]))
+    assert found == [None] * 3
+    assert [why is None for why in wrong] == [True, False, True]
+    assert told(pl.String(), pl.Series([""])) == ([""], [None])
+
+
 def test_an_item_needs_some_content_that_the_model_reads() -> None:
     model = recommender(**CONTENT)
     refused(model, pl.DataFrame({"id": ["n1"], "title": ["zzz"]}), "'n1'", "'vector' or 'title' or 'kind'")

@@ -71,6 +71,8 @@ def fitted(table: pl.DataFrame, vocabulary: pl.DataFrame) -> tuple[pl.DataFrame,
             columns.append(pl.Series(name, [0] * table.height, dtype=dtype))
             continue
         given = table[name] if name in table.columns else pl.Series(name, [None] * table.height, dtype=dtype)
+        if given.dtype == pl.String and dtype != pl.String:  # an empty cell of a CSV file says nothing
+            given = pl.select(pl.when(given != "").then(given)).to_series()
         columns.append(_cast(given, dtype))
         lost = columns[-1].is_null() & given.is_not_null()
         reasons.append(pl.select(pl.when(lost).then(pl.lit(_expected(name, dtype)))).to_series())
