@@ -309,7 +309,8 @@ def _refuse_leak(origin: Recommender, data: Data) -> None:
     if before["kind"] != now["kind"] or before.get("valid_from", 0) > now.get("valid_from", 0):
         raise SettingsError(
             f"{origin.folder} was trained on events that {data.folder} keeps for validation and test, so its scores "
-            "would mean nothing: prepare the log with the same kind of --split as before, and no earlier moment."
+            "would mean nothing: prepare the log with the same kind of --split as before, and a later moment where it "
+            "is split at one (validation has as many events as the test, so it begins earlier when the log grows)."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.data.new_items import read_items
+from segue.data.new_items import fitted, read_items
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.index.build import build_index
@@ -138,6 +139,41 @@ def test_what_cannot_be_added_is_named_and_said_why() -> None:
     refused(model, pl.DataFrame({"id": ["n1"], "kind": ["k1"], "vector": [[1.0, 2.0]]}), "'vector'", "6 finite numbers")
     many = [f"n{number}" for number in range(9)]
     refused(model, pl.DataFrame({"id": many, "kind": ["other"] * 9}), "'n4' and 4 more")
+
+
+def told(dtype: pl.DataType | type[pl.DataType], values: pl.Series) -> tuple[list[Any], list[str | None]]:
+    """What becomes of values in a vocabulary's column of a type, and what is wrong with each."""
+    ids = [f"n{number}" for number in range(len(values))]
+    vocabulary = pl.DataFrame(schema={"id": pl.String, "count": pl.Int64, "x": dtype})
+    rows, reasons = fitted(pl.DataFrame({"id": ids, "x": values}), vocabulary)
+    return rows["x"].to_list(), reasons.to_list()
+
+
+def test_a_date_is_read_whatever_stands_beside_it() -> None:
+    said = ["foo", "2026-01-31", "2026-01-31 10:30", "2026-01-31T10:30:00.5", "2026-01-31T10:30:00+02:00", "31.1.26"]
+    at = datetime(2026, 1, 31, 10, 30, tzinfo=UTC)
+    read = [None, datetime(2026, 1, 31, tzinfo=UTC), at, at.replace(microsecond=500_000), at.replace(hour=8), None]
+    for order in (slice(None), slice(None, None, -1)):
+        found, wrong = told(pl.Datetime("us", "UTC"), pl.Series(said[order]))
+        assert found == read[order]
+        assert [why is None or "'x' is not a date in ISO 8601" not in why for why in wrong] == [
+            value is not None for value in found
+        ]
+        assert told(pl.Date(), pl.Series(["31.1.26", "2026-01-31"][order]))[0] == [None, date(2026, 1, 31)][order]
+
+
+@pytest.mark.parametrize("dtype", [pl.Float64(), pl.Date(), pl.Datetime("us"), pl.Array(pl.Float32, 1), pl.Boolean()])
+def test_records_are_no_value_of_another_type(dtype: pl.DataType) -> None:
+    found, wrong = told(dtype, pl.Series([{"y": 1}]))
+    assert found == [None] and wrong[0] is not None and "'x'" in wrong[0]
+
+
+@pytest.mark.parametrize("dtype", [pl.Float64(), pl.Date(), pl.Array(pl.Float32, 1), pl.Boolean()])
+def test_an_empty_cell_says_nothing(dtype: pl.DataType) -> None:
+    found, wrong = told(dtype, pl.Series(["", "dear", None]))
+    assert found == [None] * 3
+    assert [why is None for why in wrong] == [True, False, True]
+    assert told(pl.String(), pl.Series([""])) == ([""], [None])
 
 
 def test_an_item_needs_some_content_that_the_model_reads() -> None:

@@ -38,6 +38,7 @@ def runs_folder(cycle_run: Path, cycle_data: Path, tmp_path_factory: pytest.Temp
         shutil.copytree(cycle_run, runs / name)
         change(runs / name, seen="kept" if name == "two" else "excluded")
     shutil.copytree(cycle_data, runs / "data")
+    change(runs / "one", **{"from": {"folder": str(cycle_run), "digest": "0" * 64}})
     spoil(runs / "damaged" / WEIGHTS)
     spoil(runs / "unmeasured" / "metrics.json")
     change(runs / "old", format=0)
@@ -115,6 +116,7 @@ def test_what_is_served(runs: Path, tmp_path: Path) -> None:
     assert {"metrics", "baselines", "cases"} <= set(report)
     assert (card["manifest"]["kind"], card["manifest"]["recipe"]) == ("run", "quick.toml")
     assert "files" not in card["manifest"]
+    assert card["manifest"]["from"] == {"digest": "0" * 64}, "the run it goes on from, and not where that is"
     assert str(tmp_path.parent) not in response.text, "no path of this machine"
     assert "/tmp" not in response.text
     assert "u007" not in response.text

@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
+import polars as pl
 import pytest
 from planted_logs import title
 from running_service import serving
 from small_service import Client, asked_in_process, assert_problem, guarded, ids
 
-from segue.serve.bodies import MOST_ITEMS
+from segue.data.new_items import fitted
+from segue.data.vocabulary import Vocabulary
+from segue.serve.bodies import MOST_ITEMS, NewItemsBody
+from segue.serve.catalogue import new_rows
 from segue.serve.engine import Engine
 from segue.serve.lanes import Here
 from segue.serve.metrics import Metrics
@@ -95,6 +100,19 @@ def test_a_new_item_is_answered_searched_filtered_read_and_explained(runs: Path,
         explained = client.post("/explanations", json={"history": HISTORY, "item": "new"}).json()
         assert explained["rank"] in (1, 2) and explained["item"]["title"] == like(best)
         assert (card(client)["items"], card(client)["added"], card(client)["left_out"]) == (13, 1, 0)
+        assert (card(client)["manifest"]["items"], card(client)["manifest"]["added"]["items"]) == (13, 1)
+
+
+def test_details_are_read_by_what_the_column_holds() -> None:
+    vector = pl.Array(pl.Float32, 2)
+    table = pl.DataFrame(schema=[("id", pl.String), ("count", pl.Int64), ("tags", pl.List(pl.String)), ("v", vector)])
+    said: list[dict[str, Any]] = [{"tags": ["a", "b"], "v": [1, 2]}, {"tags": "a"}, {"v": ["a", 2.0]}, {}]
+    body = msgspec.json.encode({"items": [{"id": str(place), "details": one} for place, one in enumerate(said)]})
+    items = [AddedItem(str(item.id), item.details) for item in msgspec.json.decode(body, type=NewItemsBody).listed()]
+    rows, wrong = fitted(new_rows(items, Vocabulary(table)), table)
+    assert rows["tags"].to_list() == [["a", "b"], ["a"], None, None]
+    assert rows["v"].to_list() == [[1.0, 2.0], None, None, None]
+    assert [why is None for why in wrong] == [True, True, False, True]
 
 
 def test_items_outlive_a_restart_and_a_switch_and_the_newest_row_counts(runs: Path, tmp_path: Path) -> None:

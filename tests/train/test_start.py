@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from segue.data.batch import Batch
 from segue.data.sequences import Sequences
+from segue.data.split import split_time
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.layers.packed import tensors
@@ -189,6 +191,21 @@ def test_the_first_validation_is_that_of_the_old_model(
     assert [line["epoch"] for line in progress.history] == list(range(7))
     anew, _ = LOG.chosen(RECIPE, tmp_path / "anew")
     assert same_weights(weights_of(anew), weights_of(model)), "a new training is as it was"
+
+
+def test_the_old_model_is_judged_by_days_where_epochs_are(
+    yesterday: tuple[SequenceModel, float, Path], tmp_path: Path
+) -> None:
+    model, _, folder = yesterday
+    log = started(model, folder, tmp_path)
+    times = np.asarray(log.sequences.times)
+    moments = int(np.quantile(times, 0.6)), int(np.quantile(times, 0.8))
+    cut = split_time(log.sequences, valid_from=moments[0], test_from=moments[1])
+    by_days = msgspec.structs.replace(RECIPE.evaluate, days=1e6)
+    recipe = replace(RECIPE, evaluate=by_days, train=msgspec.structs.replace(RECIPE.train, epochs=1))
+    _, progress = gone_on(recipe, replace(log, split=cut), tmp_path)
+    assert progress.history[0]["epoch"] == 0
+    assert progress.best_score == max(line["recall@10"] for line in progress.history)
 
 
 def test_fewer_epochs_reach_the_score(yesterday: tuple[SequenceModel, float, Path], tmp_path: Path) -> None:

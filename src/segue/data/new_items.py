@@ -12,6 +12,9 @@ from segue.data.reader import id_text
 from segue.data.vectors import apart, open_vectors
 from segue.errors import InputError
 
+DATE = "%Y-%m-%d"
+WITH_OFFSET = "%+"
+
 
 def read_items(source: Any, *, item: str | None) -> tuple[pl.DataFrame, int]:
     """Every item of what `prepare` takes as `items`, with the columns `id`, perhaps `title`, and all others; and how
@@ -68,6 +71,8 @@ def fitted(table: pl.DataFrame, vocabulary: pl.DataFrame) -> tuple[pl.DataFrame,
             columns.append(pl.Series(name, [0] * table.height, dtype=dtype))
             continue
         given = table[name] if name in table.columns else pl.Series(name, [None] * table.height, dtype=dtype)
+        if given.dtype == pl.String and dtype != pl.String:  # an empty cell of a CSV file says nothing
+            given = pl.select(pl.when(given != "").then(given)).to_series()
         columns.append(_cast(given, dtype))
         lost = columns[-1].is_null() & given.is_not_null()
         reasons.append(pl.select(pl.when(lost).then(pl.lit(_expected(name, dtype)))).to_series())
@@ -76,28 +81,51 @@ def fitted(table: pl.DataFrame, vocabulary: pl.DataFrame) -> tuple[pl.DataFrame,
 
 
 def _cast(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
-    """A column as the vocabulary has it, null where a value cannot be that."""
+    """A column as the vocabulary has it, null where a value cannot be that, whatever the other values are."""
     if given.dtype == dtype:
         return given
+    try:
+        found = _converted(given, dtype)
+    except pl.exceptions.PolarsError:  # no value of the one type is one of the other
+        found = pl.Series()
+    return found if found.dtype == dtype else pl.Series(given.name, [None] * len(given), dtype=dtype)
+
+
+def _converted(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
+    text = given.dtype == pl.String
     if isinstance(dtype, pl.Array):
         return _vectors(given, dtype)
-    text = given.dtype == pl.String
     if text and dtype == pl.Boolean:
         return given.str.to_lowercase().replace_strict({"true": True, "false": False}, default=None, return_dtype=dtype)
     if text and dtype == pl.Date:
-        return given.str.to_date(strict=False)
+        return given.str.to_date(DATE, strict=False)
     if text and isinstance(dtype, pl.Datetime):
-        return given.str.to_datetime(time_unit=dtype.time_unit, time_zone=dtype.time_zone, strict=False)
-    try:
-        return given.cast(dtype, strict=False)
-    except pl.exceptions.PolarsError:  # no value of the one type is one of the other
-        return pl.Series(given.name, [None] * len(given), dtype=dtype)
+        return _moments(given, dtype)
+    return given.cast(dtype, strict=False)
+
+
+def _moments(given: pl.Series, dtype: pl.Datetime) -> pl.Series:
+    """Times in ISO 8601; one with an offset becomes UTC where the vocabulary's have no zone.
+
+    The formats are named: a guess is made for a whole column, by what comes first in it.
+    """
+    said = given.str.replace(" ", "T", literal=True)
+    unit, zone = dtype.time_unit, dtype.time_zone
+    offset = said.str.to_datetime(WITH_OFFSET, time_unit=unit, strict=False)
+    offset = offset.dt.convert_time_zone(zone) if zone else offset.dt.replace_time_zone(None)
+    plain = [
+        said.str.to_datetime(form, time_unit=unit, strict=False).dt.replace_time_zone(
+            zone, ambiguous="null", non_existent="null"
+        )
+        for form in (f"{DATE}T%H:%M:%S%.f", f"{DATE}T%H:%M", DATE)
+    ]
+    return pl.select(pl.coalesce(offset, *plain).alias(given.name)).to_series()
 
 
 def _vectors(given: pl.Series, dtype: pl.Array) -> pl.Series:
     """Lists of as many finite numbers as the vocabulary's vectors have."""
-    if not given.dtype.is_nested():
-        return pl.Series(given.name, [None] * len(given), dtype=dtype)
+    if not isinstance(given.dtype, pl.List | pl.Array):
+        return given
     lists = given.cast(pl.List(pl.Float32), strict=False)
     finite = lists.list.eval(pl.element().is_finite().fill_null(value=False)).list.all()
     sound = (lists.list.len() == dtype.size) & finite
@@ -108,4 +136,6 @@ def _vectors(given: pl.Series, dtype: pl.Array) -> pl.Series:
 def _expected(name: str, dtype: pl.DataType | DataTypeClass) -> str:
     if isinstance(dtype, pl.Array):
         return f"its {name!r} is not a list of {dtype.size} finite numbers"
+    if dtype == pl.Date or isinstance(dtype, pl.Datetime):
+        return f"its {name!r} is not a date in ISO 8601, such as 2026-01-31"
     return f"its {name!r} is not of the type {dtype}, as in the catalogue of the run"

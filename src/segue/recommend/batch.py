@@ -104,8 +104,8 @@ class LogHistories:
     def __init__(self, data: Data, recommender: Recommender) -> None:
         self.sequences = data.sequences
         numbers = recommender.vocabulary.numbers(data.vocabulary.table["id"].to_list(), unknown="zero")
-        trained = np.where(recommender.answerable[numbers], numbers, 0)
-        self.translated = np.concatenate(([0], trained))  # [data's items + 1]; 0 is unknown to the run
+        known = np.where(recommender.answerable[numbers], numbers, 0)
+        self.translated = np.concatenate(([0], known))  # [data's items + 1]; 0 is unknown to the run
         self.kinds = recommender.known.kinds.numbers(data.kinds) if recommender.known.kinds else None  # [data's kinds]
         self.has_times = data.manifest["has_time"]
 

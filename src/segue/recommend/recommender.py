@@ -321,14 +321,14 @@ class Recommender:
     def similar(self, item: str | int, k: int = 10) -> Recommendation:
         """The k items nearest to an item: the score is the cosine of their vectors."""
         Rules(k=k)  # refuses what is no number of items
-        number = self.trained_number(item, "so nothing is known to be similar to it")
+        number = self.known_number(item, "so nothing is known to be similar to it")
         index = self._directions
         asked = index.vectors[int(np.searchsorted(index.numbers, number))][None]
         items, scores = index.search(asked, k, exclude=Ragged.of_lists([[number]]))
         ranking = Ranking(items.numpy(), scores.numpy(), np.zeros(1, dtype=bool))
         return Recommendation(items=self.known.scored(ranking)[0])
 
-    def trained_number(self, item: str | int, consequence: str) -> int:
+    def known_number(self, item: str | int, consequence: str) -> int:
         """The number of an item that must be known; else it is refused, and the sentence ends with the consequence."""
         name = identifier(item)
         number = int(self.vocabulary.numbers([name], unknown="zero")[0])
@@ -362,7 +362,7 @@ class Recommender:
             self,
             read_history(history),
             self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen),
-            item=None if item is None else self.trained_number(item, "so it has no score to explain"),
+            item=None if item is None else self.known_number(item, "so it has no score to explain"),
             asked=asked,
             attention=attention,
         )

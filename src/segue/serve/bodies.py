@@ -137,7 +137,9 @@ Detail = (
     | int
     | float
     | bool
-    | Annotated[list[float], msgspec.Meta(max_length=LONGEST_VECTOR)]
+    | Annotated[
+        list[float | Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]], msgspec.Meta(max_length=LONGEST_VECTOR)
+    ]
     | None
 )
 Title = Annotated[

@@ -70,13 +70,23 @@ def new_rows(items: Sequence[AddedItem], vocabulary: Vocabulary) -> pl.DataFrame
     columns = [pl.Series("id", [item.id for item in items], dtype=pl.String)]
     for name, dtype in vocabulary.table.schema.items():
         if name not in ("id", "count") and any(name in item.row for item in items):
-            said = [item.row.get(name) for item in items]
-            if dtype.is_nested():
-                vectors = [value if isinstance(value, list) else [] if value is not None else None for value in said]
-                columns.append(pl.Series(name, vectors, dtype=pl.List(pl.Float64), strict=False))
-            else:
-                columns.append(pl.Series(name, [None if value is None else _text(value) for value in said], pl.String))
+            columns.append(_said(name, dtype, [item.row.get(name) for item in items]))
     return pl.DataFrame(columns)
+
+
+def _said(name: str, dtype: pl.DataType, values: Sequence[Any]) -> pl.Series:
+    """What JSON says of a column: texts, which are read as all new items' are, or lists where it holds lists."""
+    if dtype == pl.List(pl.String):
+        texts = [None if value is None else [_text(one) for one in _listed(value)] for value in values]
+        return pl.Series(name, texts, dtype)
+    if dtype.is_nested():
+        lists = [value if isinstance(value, list) else [] if value is not None else None for value in values]
+        return pl.Series(name, lists, pl.List(pl.Float64), strict=False)
+    return pl.Series(name, [None if value is None else _text(value) for value in values], pl.String)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _numbers_where(table: pl.DataFrame, where: tuple[tuple[str, tuple[str, ...]], ...]) -> np.ndarray:

@@ -75,6 +75,7 @@ class ServedModel:
             added=served.recommender.added,
             left_out=len(served.left_out),
             left_out_because=next(iter(served.left_out.values()), None),
+            manifest=_without_places(served.recommender.manifest),
         )
         return served
 
@@ -119,9 +120,12 @@ class ServedModel:
 
 def _without_places(facts: dict[str, Any]) -> dict[str, Any]:
     """A manifest for everyone: what was made of what, and not where on which machine."""
-    told = {key: fact for key, fact in facts.items() if key not in ("files", "data", "recipe")}
-    data = {key: fact for key, fact in facts.get("data", {}).items() if key != "folder"}
-    return told | {"data": data, "recipe": Path(facts.get("recipe", "")).name}
+    told = {
+        name: {key: part for key, part in fact.items() if key != "folder"} if isinstance(fact, dict) else fact
+        for name, fact in facts.items()
+        if name != "files"
+    }
+    return {"data": {}} | told | {"recipe": Path(facts.get("recipe", "")).name}
 
 
 def _with_items(model: ServedModel, items: Sequence[AddedItem]) -> ServedModel:

@@ -104,8 +104,9 @@ def fit(
     if state_file.exists():
         state.load(state_file)
     elif continued and judge:
-        state.progress.history.append({"epoch": 0, **judge(model)})
-        state.progress.best_score = float(state.progress.history[0][SCORE])
+        before = judge(model)
+        state.progress.history.append({"epoch": 0, **before})
+        state.progress.best_score = next(iter(before.values()))
     draw_from(model, state.generator)
     while state.progress.epoch < epochs and not (judge and exhausted(state.progress, settings.patience)):
         _epoch(state, objective, windows, settings, epochs, progress)
