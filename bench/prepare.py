@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def measured(command: list[str]) -> tuple[float, int, dict[str, Any]]:
         child = subprocess.Popen(command, stdout=answer)
         watcher = _PeakMemory(child.pid)
         watcher.start()
-        _, status, usage = os.wait4(child.pid, 0)
+        _, status = os.waitpid(child.pid, 0)
         seconds = time.perf_counter() - began
         child.returncode = os.waitstatus_to_exitcode(status)
         watcher.ended.set()
@@ -73,12 +74,15 @@ def measured(command: list[str]) -> tuple[float, int, dict[str, Any]]:
         if child.returncode:
             raise SystemExit(f"bench: {' '.join(command)} failed with exit code {child.returncode}")
         answer.seek(0)
-        # the kernel knows the child's own peak exactly; the samples add its children
-        return seconds, max(watcher.peak, usage.ru_maxrss * 1024), json.load(answer)
+        return seconds, watcher.peak, json.load(answer)
 
 
 class _PeakMemory(threading.Thread):
-    """Samples the resident memory of a process and its children until told to stop."""
+    """Samples the resident memory of a process and its children until told to stop.
+
+    The process's own peak is the kernel's (VmHWM), so that nothing between two samples is missed. What `wait4` says
+    will not do: it begins with the memory of the process that started this one.
+    """
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -91,9 +95,16 @@ class _PeakMemory(threading.Thread):
             try:
                 process = psutil.Process(self._pid)
                 family = [process, *process.children(recursive=True)]
-                self.peak = max(self.peak, sum(each.memory_info().rss for each in family))
-            except psutil.Error:
+                together = sum(each.memory_info().rss for each in family)
+                self.peak = max(self.peak, together, _own_peak(self._pid))
+            except (psutil.Error, OSError):
                 continue
+
+
+def _own_peak(pid: int) -> int:
+    """Bytes; 0 of a process that has ended."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found.group(1)) * 1024 if found else 0
 
 
 def _row(run: dict[str, Any], *, smallest: dict[str, Any]) -> dict[str, Any]:
