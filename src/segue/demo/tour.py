@@ -29,7 +29,7 @@ from segue.serve.settings import ServiceSettings
 from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay
 
 # Half of the customers have at most 45 purchases, so a shorter window than the recipe's; and epochs for three minutes.
-SETTINGS = ("model.length=100", "train.epochs=10", "train.patience=3")
+SETTINGS = ("model.length=100", "train.epochs=16", "train.patience=3")
 CUSTOMERS = 3
 SHOWN = 5  # purchases and recommendations shown of a customer
 LOT = 11  # the seed of the lot that draws the customers
