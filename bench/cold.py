@@ -22,7 +22,7 @@ from bench import section
 from bench.moments import BEAUTY, prepared
 from bench.paired import SAMPLES, averaged, mean_interval
 from bench.quality import run_folder, trained
-from bench.quality_table import Row, Training
+from bench.quality_table import Row, Training, figure
 from bench.results import written
 from bench.window import DOCUMENT, SEEDS
 from segue import api
@@ -112,15 +112,15 @@ def rows(plain: Ranked, content: Ranked, *, n_items: int) -> list[dict[str, str]
         made.append(
             {
                 "": name,
-                f"cold hit@{COLD_DEPTH}": _figure(cold),
-                "95 %": f"{_figure(low)} – {_figure(high)}",
+                f"cold hit@{COLD_DEPTH}": figure(cold),
+                "95 %": f"{figure(low)} – {figure(high)}",
                 "times chance": f"{cold / chance:.1f}",
-                f"warm hit@{COLD_DEPTH}": _figure(float(hits[~side.cold].mean())),
-                f"warm ndcg@{WARM_DEPTH}": _figure(float(gains[~side.cold].mean())),
+                f"warm hit@{COLD_DEPTH}": figure(float(hits[~side.cold].mean())),
+                f"warm ndcg@{WARM_DEPTH}": figure(float(gains[~side.cold].mean())),
             }
         )
-    chances = {f"cold hit@{COLD_DEPTH}": _figure(chance), "95 %": "–", "times chance": "1.0"}
-    made.append({"": f"chance, {COLD_DEPTH} of {n_items:,}", **chances, f"warm hit@{COLD_DEPTH}": _figure(chance)})
+    chances = {f"cold hit@{COLD_DEPTH}": figure(chance), "95 %": "–", "times chance": "1.0"}
+    made.append({"": f"chance, {COLD_DEPTH} of {n_items:,}", **chances, f"warm hit@{COLD_DEPTH}": figure(chance)})
     made[-1][f"warm ndcg@{WARM_DEPTH}"] = "–"
     return made
 
@@ -144,10 +144,6 @@ def show(table: list[dict[str, str]], loss: Loss, cases: WindowCases, seeds: Seq
     say("\n".join([notes[0], "", *section.plain(table), "", notes[1]]))
     written("cold", rows=table, notes=notes, body=loss)
     section.write_section(DOCUMENT, "cold", [notes[0], "", *section.markdown(table), "", notes[1]])
-
-
-def _figure(value: float) -> str:
-    return f"{value:.4f}".removeprefix("0")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 from bench.moments import BEAUTY, ML_1M, SHOP, CutLog, prepared
 from bench.paired import averaged, difference, difference_of_falls, mean_interval, verdict
 from bench.quality import run_folder, trained
-from bench.quality_table import Row, Training
+from bench.quality_table import Row, Training, figure
 from bench.results import written
 from bench.section import markdown, plain, write_section
 from segue import api
@@ -221,18 +221,18 @@ def arm_rows(found: dict[str, Measured], baselines: WindowEvaluation) -> list[di
         low, high = mean_interval(known.values(), known.plain[0].users)
         seeds = [one.report.metrics[RECALL] for one in known.plain]
         figures = {name: known.figure(f"{name}@{DEPTH}") for name in ("recall", "hit", "p90_coverage", "coverage")}
-        spread = f"{_figure(low)} – {_figure(high)}"
-        rows.append(_row(f"{arm.name}: {arm.what}", figures, spread, f"{_figure(min(seeds))} – {_figure(max(seeds))}"))
+        spread = f"{figure(low)} – {figure(high)}"
+        rows.append(_row(f"{arm.name}: {arm.what}", figures, spread, f"{figure(min(seeds))} – {figure(max(seeds))}"))
         rows[-1]["minutes"] = f"{known.minutes:.1f}"
     for name, metrics in baselines.report.baselines.items():
         figures = {one: metrics[f"{one}@{DEPTH}"] for one in ("recall", "hit", "p90_coverage", "coverage")}
         low, high = baselines.report.baseline_intervals[name][RECALL]
-        rows.append(_row(name, figures, f"{_figure(low)} – {_figure(high)}", "–") | {"minutes": "–"})
+        rows.append(_row(name, figures, f"{figure(low)} – {figure(high)}", "–") | {"minutes": "–"})
     return rows
 
 
 def _row(name: str, figures: dict[str, float], interval: str, seeds: str) -> dict[str, str]:
-    shown = {f"{one}@{DEPTH}": _figure(value) for one, value in figures.items()}
+    shown = {f"{one}@{DEPTH}": figure(value) for one, value in figures.items()}
     return {"": name, **shown, f"95 % of {RECALL}": interval, "seeds": seeds}
 
 
@@ -243,7 +243,7 @@ def age_rows(found: dict[str, Measured]) -> list[dict[str, str]]:
         if (known := found.get(name)) is None:
             continue
         means = {age: float(known.values(age).mean()) for age in AGES}
-        shown = {f"{age} d": _figure(mean) for age, mean in means.items()}
+        shown = {f"{age} d": figure(mean) for age, mean in means.items()}
         rows.append({RECALL + " at age": name, **shown, "lost by 14 d": f"{1 - means[14] / means[0]:.1%}"})
     return rows
 
@@ -276,10 +276,6 @@ def claimed(claim: Claim, ours: Measured, theirs: Measured) -> Difference:
     users = ours.aged[0].users
     falling, beside = ((arm.values(first), arm.values(last)) for arm in (ours, theirs))
     return difference_of_falls(falling, beside, users)
-
-
-def _figure(value: float) -> str:
-    return f"{value:.4f}".removeprefix("0")
 
 
 if __name__ == "__main__":

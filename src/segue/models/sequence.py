@@ -69,6 +69,8 @@ class SequenceModel(nn.Module):
         self.norm_tokens = norm_tokens or nn.Identity()
         self.at_question = at_question or nn.Identity()
         self.output = output or nn.Identity()
+        # Of a state: what is compared is an item's width of it, unless a network makes that of all of it.
+        self._asked_features = output.width if isinstance(output, MLPOutput) else items.width
 
     @property
     def length(self) -> int:
@@ -129,8 +131,7 @@ class SequenceModel(nn.Module):
 
     def head(self, states: Tensor) -> Tensor:
         """States [M, D] → what is compared with `item_vectors` [M, D']; a last feature of 1 meets the items' biases."""
-        features = self.output.width if isinstance(self.output, MLPOutput) else self.width
-        query = self.similarity.question(self.output(self.at_question(states)[:, :features]))
+        query = self.similarity.question(self.output(self.at_question(states)[:, : self._asked_features]))
         return query if self.items.bias is None else torch.cat((query, query.new_ones(query.shape[0], 1)), dim=1)
 
     def query(self, batch: PackedBatch) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import polars as pl
@@ -23,25 +22,13 @@ BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse among 64-
 LINE, SPACE = ord("\n"), ord(" ")
 
 
-class TextEncoder(Protocol):
-    """Turns texts into vectors; one that has nothing to say of a text gives zeros."""
-
-    # A sentence model would be the second: it knows that two words mean the same, and needs weights from outside.
-
-    @property
-    def width(self) -> int: ...
-
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """[n, F] float32."""
-        ...
-
-
 class HashedTexts(nn.Module):
     """Hashed words, pairs of words and pieces of words, as TF-IDF, in the directions along which the texts that it was
     fitted to differ most (truncated singular value decomposition, by random projection: Halko et al., Finding
     Structure with Randomness, 2011).
 
-    What it knows are buffers, so that it is saved with the model that was trained on its vectors.
+    What it knows are buffers, so that it is saved with the model that was trained on its vectors. A text of which it
+    knows nothing gets zeros. A sentence model could stand in its place with `width`, `encode` and buffers of its own.
     """
 
     terms: Tensor

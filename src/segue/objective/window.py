@@ -65,10 +65,8 @@ class NextAction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseAllAction:
-    """Every state is asked for one of the positive events in the days after it, drawn anew each time, all with equal
-    chance (PinnerFormer: Pancha and others, "PinnerFormer: Sequence Modeling for User Representation at Pinterest", KDD
-    2022)."""
+class _DaysAhead:
+    """What tasks know that ask for the events of some days."""
 
     positive: PositiveEvents
     seconds: int
@@ -82,6 +80,13 @@ class DenseAllAction:
     def extra(self) -> int:
         return self.labels
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseAllAction(_DaysAhead):
+    """Every state is asked for one of the positive events in the days after it, drawn anew each time, all with equal
+    chance (PinnerFormer: Pancha and others, "PinnerFormer: Sequence Modeling for User Representation at Pinterest", KDD
+    2022)."""
+
     def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
         ahead = positives_ahead(batch, self.positive(batch), self.seconds)
         asked = np.flatnonzero(ahead.any & (_places(batch.lengths) < self.length))
@@ -90,25 +95,13 @@ class DenseAllAction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllAction:
+class AllAction(_DaysAhead):
     """Only the newest state is asked, for all positive events in the days after it, the `labels` next at most.
 
     Where the inputs end is drawn anew each time: after any event that leaves at most `labels` events to ask for, if
     there is something to ask; else after the last where there is. So the newest window of a long history always ends
     its inputs at the same event, and a short one shows every part of it.
     """
-
-    positive: PositiveEvents
-    seconds: int
-    """How far ahead."""
-    length: int
-    """Inputs of a window at most."""
-    labels: int
-    """Events of a window after its inputs at most, and answers of a state."""
-
-    @property
-    def extra(self) -> int:
-        return self.labels
 
     def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
         ahead = positives_ahead(batch, self.positive(batch), self.seconds)
