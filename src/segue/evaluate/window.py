@@ -50,6 +50,8 @@ DAY = 86_400 * MICROSECONDS
 
 Positive = Callable[[Batch], np.ndarray]
 """Which events of a batch are targets, as a mask [T]."""
+Intervals = dict[str, tuple[float, float]]
+"""Measure → the ends of its interval."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,12 +217,9 @@ def evaluate_window(
     reading = replace(ruler, readable=known)
     aged = {age: ask(reading, "model", scorer, moment - round(age * DAY)) for age in ages}
     values = {age: user_values(cases, found, ks) for age, found in aged.items()}
-    figures, spreads, notes = {}, {}, {}
-    for name, fit in BASELINES.items() if baselines else ():
-        baseline = fit(sequences, split, n_items)
-        found = ask(ruler, name, baseline, moment)
-        theirs = user_values(cases, found, ks)
-        figures[name], spreads[name], notes[name] = _metrics(theirs, found, ks), spread(theirs), baseline.note
+    others = (
+        _baselines(partial(ask, ruler, at=moment), cases, ks, spread, sequences, split, n_items) if baselines else []
+    )
     unknown = ~known[cases.targets]
     report = WindowReport(
         moment=moment_text(moment),
@@ -235,9 +234,9 @@ def evaluate_window(
         unknown=int(unknown.sum()),
         metrics=_metrics(values[0], aged[0], ks),
         intervals=spread(values[0]),
-        baselines=figures,
-        baseline_intervals=spreads,
-        baseline_notes=notes,
+        baselines={one.name: one.metrics for one in others},
+        baseline_intervals={one.name: one.intervals for one in others},
+        baseline_notes={one.name: one.note for one in others},
         ages=[
             Age(
                 days=age,
@@ -250,6 +249,35 @@ def evaluate_window(
         ],
     )
     return WindowEvaluation(report=report, users=cases.users, values=values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Baseline:
+    """What the report says of one."""
+
+    name: str
+    metrics: dict[str, float]
+    intervals: Intervals
+    note: str
+
+
+def _baselines(
+    ask: Callable[[str, Scorer], Found],
+    cases: WindowCases,
+    ks: Sequence[int],
+    spread: Callable[[dict[str, np.ndarray]], Intervals],
+    sequences: Sequences,
+    split: Split,
+    n_items: int,
+) -> list[_Baseline]:
+    """Every baseline, asked as the model is."""
+    measured = []
+    for name, fit in BASELINES.items():
+        baseline = fit(sequences, split, n_items)
+        found = ask(name, baseline)
+        values = user_values(cases, found, ks)
+        measured.append(_Baseline(name, _metrics(values, found, ks), spread(values), baseline.note))
+    return measured
 
 
 def _ages(ages: Sequence[float]) -> list[float]:
@@ -298,9 +326,7 @@ def _metrics(values: dict[str, np.ndarray], found: Found, ks: Sequence[int]) -> 
     return figures | {f"p90_coverage@{k}": p90_coverage(found.shown[k]) for k in ks}
 
 
-def _spread(
-    values: dict[str, np.ndarray], *, users: np.ndarray, samples: int, rng: np.random.Generator
-) -> dict[str, tuple[float, float]]:
+def _spread(values: dict[str, np.ndarray], *, users: np.ndarray, samples: int, rng: np.random.Generator) -> Intervals:
     return intervals(added_up(values, users), samples=samples, rng=rng)
 
 
