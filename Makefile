@@ -13,7 +13,7 @@ TORCH := torch==2.13.0
 PYTHON ?= python3.11 python3 python3.12 python3.13 python3.14
 
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SUBJECTS := epoch prepare recommend evaluate serve durability catalogue index increment embed
+SUBJECTS := epoch prepare recommend evaluate serve durability replicas catalogue index increment embed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -39,7 +39,7 @@ check: $(VENV)/.dev  ## lint, format and types
 docs: $(VENV)/.dev  ## make pages of the API in build/api, from the docstrings
 	@$(VENV)/bin/python docs/api_pages.py build/api
 
-bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|recommend|evaluate|serve|durability|catalogue|index|increment|plan|embed|window|cold, DATA=folder with events.tsv.gz)
+bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|recommend|evaluate|serve|durability|replicas|catalogue|index|increment|plan|embed|window|cold|scale, DATA=folder with events.tsv.gz)
 	@$(VENV)/bin/python -m bench $(or $(SUBJECT),$(SUBJECTS)) $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 results: $(VENV)/.segue  ## make a row of docs/results.md (ROW=ml-1m/sasrec DATA=folder with events.tsv.gz); without ROW, list them

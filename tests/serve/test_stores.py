@@ -816,8 +816,9 @@ def test_a_commit_whose_answer_is_lost_is_not_tried_again(postgres_url: str) -> 
 def test_a_replica_that_stands_still_in_the_middle_does_not_keep_the_others_waiting(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_store, "STUCK_SECONDS", 0.3)
-    stuck, other = (postgres_store.PostgresStore(postgres_url) for _ in range(2))
+    other = postgres_store.PostgresStore(postgres_url)
+    monkeypatch.setattr(postgres_store, "STUCK_SECONDS", 1.0)
+    stuck = postgres_store.PostgresStore(postgres_url)
     inside, goes_on = threading.Event(), threading.Event()
     transaction = stuck._transaction
 

@@ -23,7 +23,7 @@ from segue.serve.store import FORMAT, Active, AddedItem, Event, FillState, Row, 
 WAIT_SECONDS = 1.5  # for a connection; less than a request waits, so that it is told why
 MOST_CONNECTIONS = 4  # of a process
 TRIES = 3
-STUCK_SECONDS = 4.0  # in the middle of a transaction; less than an event may wait for another replica's
+STUCK_SECONDS = 15.0  # in the middle of a transaction; a busy machine may well take seconds between two statements
 LOCK = 0x7365677565  # "segue": the advisory lock of whoever makes tables, fills, chooses a run or adds items
 # A lost or refused connection (it has no code), a server that stops or starts, a deadlock: nothing was kept.
 PASSING = (None, "57P01", "57P02", "57P03", "40001", "40P01")
