@@ -17,7 +17,7 @@ SUBJECTS := epoch prepare recommend evaluate serve durability replicas catalogue
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check docs bench results attention clean
+.PHONY: help setup demo test check docs bench results scale attention clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/' | expand -t 16
@@ -44,6 +44,9 @@ bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)
 
 results: $(VENV)/.segue  ## make a row of docs/results.md (ROW=ml-1m/sasrec DATA=folder with events.tsv.gz); without ROW, list them
 	@$(VENV)/bin/python -m bench.quality $(if $(ROW),--row "$(ROW)") $(if $(DATA),--data "$(DATA)") $(ARGS)
+
+scale: $(VENV)/.dev  ## put what the benches measured into docs/scale.md
+	@$(VENV)/bin/python -m bench.scale_document
 
 attention: $(VENV)/.segue  ## write docs/attention.md, with the numbers computed anew
 	@$(VENV)/bin/python -m bench.attention_document
