@@ -13,11 +13,11 @@ TORCH := torch==2.13.0
 PYTHON ?= python3.11 python3 python3.12 python3.13 python3.14
 
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-SUBJECTS := epoch prepare recommend evaluate serve durability catalogue index increment embed
+SUBJECTS := epoch prepare recommend evaluate serve durability replicas catalogue index increment embed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check docs bench results attention clean
+.PHONY: help setup demo test check docs bench results scale attention clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1	/' | expand -t 16
@@ -39,11 +39,14 @@ check: $(VENV)/.dev  ## lint, format and types
 docs: $(VENV)/.dev  ## make pages of the API in build/api, from the docstrings
 	@$(VENV)/bin/python docs/api_pages.py build/api
 
-bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|recommend|evaluate|serve|durability|catalogue|index|increment|plan|embed|window|cold, DATA=folder with events.tsv.gz)
+bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|recommend|evaluate|serve|durability|replicas|catalogue|index|increment|plan|embed|window|cold|scale, DATA=folder with events.tsv.gz)
 	@$(VENV)/bin/python -m bench $(or $(SUBJECT),$(SUBJECTS)) $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 results: $(VENV)/.segue  ## make a row of docs/results.md (ROW=ml-1m/sasrec DATA=folder with events.tsv.gz); without ROW, list them
 	@$(VENV)/bin/python -m bench.quality $(if $(ROW),--row "$(ROW)") $(if $(DATA),--data "$(DATA)") $(ARGS)
+
+scale: $(VENV)/.dev  ## put what the benches measured into docs/scale.md
+	@$(VENV)/bin/python -m bench.scale_document
 
 attention: $(VENV)/.segue  ## write docs/attention.md, with the numbers computed anew
 	@$(VENV)/bin/python -m bench.attention_document

@@ -19,6 +19,7 @@ SUBJECTS = (
     "evaluate",
     "serve",
     "durability",
+    "replicas",
     "catalogue",
     "index",
     "increment",
@@ -26,8 +27,9 @@ SUBJECTS = (
     "embed",
     "window",
     "cold",
+    "scale",
 )
-NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "cold")
+NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "replicas", "cold")
 MAY_HAVE_DATA = ("window",)
 WHERE = (
     "give DATA=folder with an events.tsv.gz of the columns user, item, ts. The figures quoted are for MovieLens-1M, "

@@ -113,7 +113,7 @@ def survive(
         service.server.kill()
         for hand in hands:
             hand.join()
-    found = [judged(posted, over_http), judged(posted, _rows(store, users))]
+    found = [judged(posted, over_http), judged(posted, stored(store, users))]
     return Outcome(
         kills=kills,
         writers=writers,
@@ -206,7 +206,7 @@ class Writer(threading.Thread):
                 events = self._next_events()
                 if not self._post(events):
                     break
-                self.acknowledged += [_posted(event) for event in events]
+                self.acknowledged += [as_kept(event) for event in events]
                 if self._chance.random() < AGAIN_SHARE:
                     self._post_again(events)
         finally:
@@ -272,7 +272,8 @@ class Writer(threading.Thread):
         return None
 
 
-def _posted(event: dict[str, Any]) -> Posted:
+def as_kept(event: dict[str, Any]) -> Posted:
+    """An event as it was sent, to be compared with what is kept."""
     return Posted(event["user"], (event["item"], event["time"] * 1_000_000, event["kind"], event["value"]))
 
 
@@ -295,7 +296,7 @@ def _histories(port: int, users: Iterable[str]) -> list[Posted]:
     return found
 
 
-def _rows(url: str, users: Sequence[str]) -> list[Posted]:
+def stored(url: str, users: Sequence[str]) -> list[Posted]:
     """Every user's history as it is in the store."""
     store = open_store(url)
     try:

@@ -39,7 +39,7 @@ def publish(subject: str, *, title: str, rows: Sequence[Mapping[str, Any]], note
         text = isinstance(rows[0][name], str)
         table.add_column(name, justify="left" if text else "right", no_wrap=text)
     for row in rows:
-        table.add_row(*(_shown(value) for value in row.values()))
+        table.add_row(*(shown(value) for value in row.values()))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)  # in a file nothing is squeezed
     console.print(table)
     for note in notes:
@@ -58,7 +58,8 @@ def written(subject: str, *, rows: Sequence[Mapping[str, Any]], notes: Sequence[
     return path
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as a table has it."""
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -86,9 +86,9 @@ def main(argv: list[str]) -> None:
         folder = Path(name)
         for copy in ("first", "second"):
             shutil.copytree(run, folder / "runs" / copy)
-        items = _item_ids(run)
+        items = item_ids(run)
         _say(f"filling a store with {chosen.users:,} users")
-        fill(folder / "events.db", items, users=chosen.users)
+        fill(str(folder / "events.db"), items, users=chosen.users)
         with served(folder, workers=chosen.workers) as server:
             phases = measure(Bench(server, items, chosen))
             around = _around(server, chosen)
@@ -121,17 +121,18 @@ def _segue(*arguments: object) -> None:
         raise InputError(f"segue {arguments[0]} failed, so there is no run to serve.")
 
 
-def _item_ids(run: Path) -> list[str]:
+def item_ids(run: Path) -> list[str]:
+    """Every item that a run knows."""
     from segue.recommend.recommender import Recommender
 
     ids: list[str] = Recommender.open(run).vocabulary.table["id"].to_list()
     return ids
 
 
-def fill(path: Path, items: Sequence[str], *, users: int) -> None:
+def fill(url: str, items: Sequence[str], *, users: int) -> None:
     """Histories drawn at random from the whole catalogue, a minute between two events."""
     chance = random.Random(1)
-    store = open_store(str(path))
+    store = open_store(url)
     try:
         together = max(EVENTS_A_COMMIT // EVENTS_A_USER, 1)
         for first in range(0, users, together):

@@ -813,6 +813,34 @@ def test_a_commit_whose_answer_is_lost_is_not_tried_again(postgres_url: str) -> 
     store.close()
 
 
+def test_a_replica_that_stands_still_in_the_middle_does_not_keep_the_others_waiting(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = postgres_store.PostgresStore(postgres_url)
+    monkeypatch.setattr(postgres_store, "STUCK_SECONDS", 1.0)
+    stuck = postgres_store.PostgresStore(postgres_url)
+    inside, goes_on = threading.Event(), threading.Event()
+    transaction = stuck._transaction
+
+    def standing_still(work: Any) -> Any:
+        return transaction(lambda link: (work(link), inside.set(), goes_on.wait(30))[0])
+
+    monkeypatch.setattr(stuck, "_transaction", standing_still)
+    event = Event("u", "a", 1, id="sent to both")
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(stuck.append, [event])
+        try:
+            assert inside.wait(30)
+            prompt = pool.submit(other.append, [event])
+            assert prompt.result(10) == [True], "the client sent it again, to another replica"
+        finally:
+            goes_on.set()
+        assert late.result(30) == [False], "it is tried again, and is there already"
+    assert items(other, "u") == ["a"]
+    stuck.close()
+    other.close()
+
+
 def test_a_server_that_would_lose_commits_is_asked_to_keep_them(postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as link:
         link.execute("ALTER ROLE CURRENT_USER SET synchronous_commit = off")

@@ -23,9 +23,11 @@ from segue.serve.store import FORMAT, Active, AddedItem, Event, FillState, Row, 
 WAIT_SECONDS = 1.5  # for a connection; less than a request waits, so that it is told why
 MOST_CONNECTIONS = 4  # of a process
 TRIES = 3
+STUCK_SECONDS = 15.0  # in the middle of a transaction; a busy machine may well take seconds between two statements
 LOCK = 0x7365677565  # "segue": the advisory lock of whoever makes tables, fills, chooses a run or adds items
 # A lost or refused connection (it has no code), a server that stops or starts, a deadlock: nothing was kept.
 PASSING = (None, "57P01", "57P02", "57P03", "40001", "40P01")
+STUCK = "25P03"  # ended by the server for standing still in a transaction: nothing was kept, at a commit either
 DEFAULTS = {
     "application_name": "segue",
     "connect_timeout": "3",
@@ -260,10 +262,10 @@ class PostgresStore:
                         answer = work(link)
                         done = True
                     return answer
-                except psycopg.OperationalError as error:
+                except (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout) as error:
                     if done and error.sqlstate in PASSING:
                         raise StoreError(self._in_doubt()) from error
-                    if isinstance(error, PoolTimeout) or error.sqlstate not in PASSING or not tries_left:
+                    if isinstance(error, PoolTimeout) or error.sqlstate not in (*PASSING, STUCK) or not tries_left:
                         raise
                 self._pool.check()  # the server was started again: every waiting connection is lost
         raise AssertionError("the last try returns or raises")
@@ -319,6 +321,11 @@ def _configure(link: Link) -> None:
     # An event is answered when it is durable, whatever the server's habit; a stronger habit stays.
     link.execute(
         "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    )
+    # Whoever brings the same event ids, or forgets a user, waits for a transaction of another replica: one that stands
+    # still in the middle of it, or whose machine is gone, must not keep the others waiting for ever.
+    link.execute(
+        "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (str(round(1000 * STUCK_SECONDS)),)
     )
 
 

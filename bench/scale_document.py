@@ -1,0 +1,38 @@
+"""What benches wrote into bench/results → the tables of docs/scale.md, each between the lines with its subject's name.
+
+    python -m bench.scale_document
+
+A subject that was not measured on this machine keeps the table that is there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.results import FOLDER, shown
+from bench.section import markdown, write_section
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "scale.md"
+SUBJECTS = ("scale", "spark", "processes", "codes", "catalogue", "embed", "batch", "replicas")
+
+
+def main() -> None:
+    for subject in SUBJECTS:
+        path = FOLDER / f"{subject}.json"
+        if path.is_file():
+            write_section(DOCUMENT, subject, section(json.loads(path.read_text(encoding="utf-8"))))
+            print(f"{DOCUMENT}: {subject}")
+
+
+def section(result: dict[str, Any]) -> list[str]:
+    """A bench's table, what its columns mean, and where and when it was measured."""
+    rows = [{name: shown(value) for name, value in row.items()} for row in result["rows"]]
+    about = result["machine"]
+    measured = f"Measured on {about['at'][:10]} with {about['cores']} cores."
+    return [*markdown(rows), "", " ".join([measured, *result["notes"]])]
+
+
+if __name__ == "__main__":
+    main()
