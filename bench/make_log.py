@@ -1,9 +1,10 @@
-"""A generated log for the `prepare` benchmark: plain CSV in random order, written as it is drawn.
+"""A generated log for the `prepare` and `scale` benchmarks: plain CSV in random order, written as it is drawn.
 
     python bench/make_log.py 1000000 log.csv
 
-500 thousand users whose activity is log-normal, 100 thousand items by Zipf's law, ids of 12 to 16 characters, seconds
-of two years, and 0.1 % of rows that cannot be used (no user, no item, no time, a word for a time, a field too many).
+500 thousand users (--users) whose activity is log-normal, 100 thousand items (--items) by Zipf's law, ids of 12 to 16
+characters, seconds of two years, and 0.1 % of rows that cannot be used (no user, no item, no time, a word for a time,
+a field too many).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def ids(count: int, prefix: bytes, rng: np.random.Generator) -> pl.Series:
     width = 16 - len(prefix)
     letters = LETTERS[rng.integers(0, len(LETTERS), (count, width))]
     numbers = np.arange(count)
-    for place in range(4):  # 36 ** 4 numbers tell them apart
+    for place in range(5):  # 36 ** 5 numbers tell them apart
         letters[:, place] = LETTERS[numbers // len(LETTERS) ** place % len(LETTERS)]
     heads = np.broadcast_to(np.frombuffer(prefix, dtype=np.uint8), (count, len(prefix)))
     whole = np.ascontiguousarray(np.hstack([heads, letters])).view("S16").ravel().astype(str)
@@ -36,20 +37,20 @@ def ids(count: int, prefix: bytes, rng: np.random.Generator) -> pl.Series:
     )["id"]
 
 
-def make_log(path: Path, *, events: int, seed: int = 1) -> None:
+def make_log(path: Path, *, events: int, users: int = USERS, items: int = ITEMS, seed: int = 1) -> None:
     """Write `events` rows under a header."""
     rng = np.random.default_rng(seed)
-    users, items = ids(USERS, b"u", rng), ids(ITEMS, b"item-", rng)
-    user_reach = np.cumsum(rng.lognormal(sigma=1.0, size=USERS))
-    item_reach = np.cumsum(1.0 / np.arange(1, ITEMS + 1))
+    user_ids, item_ids = ids(users, b"u", rng), ids(items, b"item-", rng)
+    user_reach = np.cumsum(rng.lognormal(sigma=1.0, size=users))
+    item_reach = np.cumsum(1.0 / np.arange(1, items + 1))
     with path.open("wb") as file:
         file.write(b"user_id,item_id,timestamp\n")
         for begin in range(0, events, ROWS_AT_A_TIME):
             rows = min(ROWS_AT_A_TIME, events - begin)
             frame = pl.DataFrame(
                 {
-                    "user_id": users.gather(_drawn(user_reach, rows, rng)),
-                    "item_id": items.gather(_drawn(item_reach, rows, rng)),
+                    "user_id": user_ids.gather(_drawn(user_reach, rows, rng)),
+                    "item_id": item_ids.gather(_drawn(item_reach, rows, rng)),
                     "timestamp": pl.Series(rng.integers(FIRST_SECOND, LAST_SECOND, rows)).cast(pl.String),
                 }
             )
@@ -84,6 +85,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("events", type=int)
     parser.add_argument("path", type=Path)
+    parser.add_argument("--users", type=int, default=USERS)
+    parser.add_argument("--items", type=int, default=ITEMS)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    make_log(arguments.path, events=arguments.events, seed=arguments.seed)
+    make_log(
+        arguments.path, events=arguments.events, users=arguments.users, items=arguments.items, seed=arguments.seed
+    )

@@ -21,25 +21,59 @@ CHUNK_EVENTS = 1 << 20
 STRETCH_EVENTS = 1 << 20
 
 
+ABSENT = np.uint32(2**32 - 1)  # instead of a number, where a hash is not known
+SETTLED_SHARE = 8  # new texts stand apart until there are this part of the others
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shelf:
+    """Texts in the order of their numbers, and the number of the text that has a hash."""
+
+    texts: pl.Series
+    hashes: np.ndarray  # [n] uint64, sorted
+    numbers: np.ndarray  # [n] uint32
+
+    @staticmethod
+    def empty() -> _Shelf:
+        return _Shelf(pl.Series("text", dtype=pl.String), np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint32))
+
+    def found(self, wanted: np.ndarray) -> np.ndarray:
+        """The numbers of sorted hashes, ABSENT where there is none."""
+        numbers = np.full(len(wanted), ABSENT, dtype=np.uint32)
+        places = np.searchsorted(self.hashes, wanted)
+        inside = np.flatnonzero(places < len(self.hashes))
+        there = inside[self.hashes[places[inside]] == wanted[inside]]
+        numbers[there] = self.numbers[places[there]]
+        return numbers
+
+    def joined(self, other: _Shelf) -> _Shelf:
+        """Both as one, the other's texts last."""
+        places = np.searchsorted(self.hashes, other.hashes)
+        return _Shelf(
+            pl.concat([self.texts, other.texts], rechunk=True),
+            np.insert(self.hashes, places, other.hashes),
+            np.insert(self.numbers, places, other.numbers),
+        )
+
+
 class Numbering:
     """Texts → running numbers 0, 1, 2 … in an order that means nothing; the same text has always the same number.
 
     Texts are looked up by a 64-bit hash in a sorted array, then compared; the few that share a hash with another text
     are kept in a dictionary. A hash table of the texts themselves (Arrow's, polars') takes three times as long here.
+    An array that is added to is copied, so new texts are kept apart until copying millions of others is worth it.
     """
 
     def __init__(self) -> None:
-        self._texts = pl.Series("text", dtype=pl.String)
-        self._hashes = np.zeros(0, dtype=np.uint64)  # sorted
-        self._numbers = np.zeros(0, dtype=np.uint32)  # of the text that has this hash
+        self._settled, self._recent = _Shelf.empty(), _Shelf.empty()
         self._collided: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._settled.texts) + len(self._recent.texts)
 
     def texts(self) -> pl.Series:
         """The text of every number."""
-        return self._texts
+        return pl.concat([self._settled.texts, self._recent.texts], rechunk=False)
 
     def numbers(self, texts: pl.Series) -> np.ndarray:
         """Numbers [n] uint32; unseen texts get the next ones."""
@@ -48,7 +82,7 @@ class Numbering:
         first = np.diff(hashes[order], prepend=~hashes[order[:1]]) != 0
         numbers = np.empty(len(texts), dtype=np.uint32)
         numbers[order] = self._looked_up(texts, hashes, order[first])[np.cumsum(first) - 1]
-        different = (self._texts.gather(numbers) != texts).to_numpy()
+        different = (self.texts().gather(numbers) != texts).to_numpy()
         for row in np.flatnonzero(different):
             numbers[row] = self._collided_number(texts[int(row)])
         return numbers
@@ -56,27 +90,25 @@ class Numbering:
     def _looked_up(self, texts: pl.Series, hashes: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Numbers by hash alone of rows with different hashes, in the order of these; unseen ones are added."""
         wanted = hashes[rows]
-        places = np.searchsorted(self._hashes, wanted)
-        seen = np.zeros(len(rows), dtype=bool)
-        inside = places < len(self._hashes)
-        seen[inside] = self._hashes[places[inside]] == wanted[inside]
-        numbers = np.empty(len(rows), dtype=np.uint32)
-        numbers[seen] = self._numbers[places[seen]]
-        if not seen.all():
-            numbers[~seen] = self._added(texts.gather(rows[~seen]))
-            self._hashes = np.insert(self._hashes, places[~seen], wanted[~seen])
-            self._numbers = np.insert(self._numbers, places[~seen], numbers[~seen])
+        numbers = self._settled.found(wanted)
+        others = np.flatnonzero(numbers == ABSENT)
+        numbers[others] = self._recent.found(wanted[others])
+        new = others[numbers[others] == ABSENT]
+        if len(new):
+            numbers[new] = np.arange(len(self), len(self) + len(new))
+            self._add(texts.gather(rows[new]), wanted[new], numbers[new])
         return numbers
 
-    def _added(self, texts: pl.Series) -> np.ndarray:
-        before = len(self._texts)
+    def _add(self, texts: pl.Series, hashes: np.ndarray, numbers: np.ndarray) -> None:
         alone = detached(pl.DataFrame({"text": texts}))["text"]
-        self._texts = pl.concat([self._texts, alone], rechunk=True)
-        return np.arange(before, len(self._texts), dtype=np.uint32)
+        self._recent = self._recent.joined(_Shelf(alone, hashes, numbers))
+        if len(self._recent.texts) * SETTLED_SHARE > len(self._settled.texts):
+            self._settled, self._recent = self._settled.joined(self._recent), _Shelf.empty()
 
     def _collided_number(self, text: str) -> int:
         if text not in self._collided:
-            self._collided[text] = int(self._added(pl.Series([text]))[0])
+            self._collided[text] = len(self)
+            self._add(pl.Series([text]), np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint32))
         return self._collided[text]
 
 
