@@ -89,6 +89,4 @@ if __name__ == "__main__":
     parser.add_argument("--items", type=int, default=ITEMS)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    make_log(
-        arguments.path, events=arguments.events, users=arguments.users, items=arguments.items, seed=arguments.seed
-    )
+    make_log(arguments.path, events=arguments.events, users=arguments.users, items=arguments.items, seed=arguments.seed)
