@@ -6,7 +6,7 @@ Two passes: a light one over the times alone decides their unit for the whole co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -168,14 +168,14 @@ def nobody_left(kept: int, items: int, user_counts: np.ndarray, settings: Prepar
     )
 
 
-def judged_rows(frame: pl.DataFrame, log: Log, rule: TimeRule | None) -> pl.DataFrame:
+def judged_rows(frame: pl.DataFrame, roles: Collection[Role], rule: TimeRule | None) -> pl.DataFrame:
     """A block as the rules see it: with `reason` and numbers."""
-    judged: pl.DataFrame = judge(nw.from_native(frame.lazy()), log.columns.names, rule).collect().to_native()
+    judged: pl.DataFrame = judge(nw.from_native(frame.lazy()), roles, rule).collect().to_native()
     return judged
 
 
 def _take(block: LogBlock, gathered: Gathered, log: Log, rule: TimeRule | None) -> None:
-    judged = judged_rows(block.frame, log, rule)
+    judged = judged_rows(block.frame, log.columns.names, rule)
     gathered.rejected.add_malformed(block.input.label, block.malformed)
     good = judged
     if judged["reason"].null_count() < judged.height:

@@ -257,7 +257,7 @@ def _counts(core: Core) -> dict[str, Any]:
         "rows": core.rows,
         "kept": core.kept,
         "rejected": dict(sorted(core.rejected.counts.items())),
-        "duplicates": core.duplicates,
+        "duplicates": core.events.duplicates,
         "users": len(core.users.ids),
         "items": len(core.items.ids),
         "events": int(core.users.counts.sum()),
