@@ -15,8 +15,9 @@ A part is a fixed range of the users, who are in the order of their ids; its fil
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -113,13 +114,9 @@ def embed_users(
     if done is not None:
         return done
     data.verify()  # everything is read anyway
-    partial = _taken_up(out, job)
-    writer = _Writer(partial, data, earlier, OneWorker(recommender, data) if workers is None else workers)
-    written = 0
-    with folders.explained_writing(out):
-        counts = writer.users(progress)
-        if items:
-            written = _write_items(recommender, partial / CATALOGUE)
+    with _taken_up(out, job) as partial, folders.explained_writing(out):
+        counts = _Writer(partial, data, earlier, workers or OneWorker(recommender, data)).users(progress)
+        written = _write_items(recommender, partial / CATALOGUE) if items else 0
         report = EmbedReport(
             users=data.sequences.n_users,
             rows=sum(each.rows for each in counts),
@@ -159,21 +156,46 @@ def _finished(out: Path, job: _Job) -> EmbedReport | None:
     return None
 
 
-def _taken_up(out: Path, job: _Job) -> Path:
-    """OUT.partial with what it belongs to, new or left by a run that was killed."""
+@contextmanager
+def _taken_up(out: Path, job: _Job) -> Iterator[Path]:
+    """OUT.partial with what it belongs to, new or left by a run that was killed, for this process alone."""
+    folders.refuse_existing(out, overwrite=None)  # another process may have finished it meanwhile
     partial = out.with_name(out.name + ".partial")
-    if not partial.exists():
-        with folders.complete_folder(partial) as staging:
-            folders.write_json(staging / JOB, job)
-        return partial
-    if _belonging(partial) != job:
-        raise FolderError(
-            f"{partial} holds unfinished embeddings of another run, other data or other options; remove it to begin "
-            "anew, or name another folder with --out."
-        )
-    for left in (*partial.glob(".*"), *partial.glob("*/.*")):  # what was being written when it was killed
-        left.unlink()
-    return partial
+    with folders.explained_writing(partial):
+        partial.mkdir(parents=True, exist_ok=True)
+    with _held(partial):
+        if all(path.name.startswith(".") for path in partial.iterdir()):
+            folders.write_json(partial / JOB, job)
+        if _belonging(partial) != job:
+            raise FolderError(
+                f"{partial} holds unfinished embeddings of another run, other data or other options; remove it to "
+                "begin anew, or name another folder with --out."
+            )
+        for left in (*partial.glob(".*"), *partial.glob("*/.*")):  # what was being written when it was killed
+            left.unlink()
+        yield partial
+
+
+@contextmanager
+def _held(partial: Path) -> Iterator[None]:
+    """Nobody else writes into the folder meanwhile. The system lets go of it when a process ends, however it ends."""
+    import fcntl  # not everywhere, and only needed here
+
+    with folders.explained_writing(partial):
+        handle = os.open(partial, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems lock no folders: there nobody is refused
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FolderError(
+                    f"Another `segue embed` is writing {partial}; wait for it, or name another folder with --out."
+                ) from None
+        if not partial.exists():  # it had its name until a moment ago
+            raise FolderError(f"Another `segue embed` has just finished {partial}; run the command again.")
+        yield
+    finally:
+        os.close(handle)
 
 
 def _belonging(folder: Path) -> _Job | None:

@@ -125,6 +125,7 @@ def _ask(spark: SparkSession, answered: Column, question: Arrays) -> Arrays:
 @contextmanager
 def _explained() -> Generator[None, None, None]:
     """Turn what Spark says of its executors into a sentence; a fault in a task itself stays as it is."""
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException, PythonException
 
     try:
@@ -136,7 +137,7 @@ def _explained() -> Generator[None, None, None]:
             f"Python on the Spark executors has no segue; install segue {version('segue')} there, or name the Python "
             "that has it with spark.pyspark.python."
         ) from error
-    except PySparkException as error:
+    except (PySparkException, Py4JError, OSError) as error:
         said = str(error).strip().split("\n")[0]
         raise InputError(f"Spark could not answer ({said}); look into its logs, and try again.") from error
 
