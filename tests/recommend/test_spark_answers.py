@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -81,7 +81,8 @@ def test_every_row_is_answered_as_here(
 ) -> None:
     monkeypatch.setattr(users_file, "CHUNK_ROWS", 20)
     monkeypatch.setattr(batch, "PART_ROWS", 100)
-    users, told = written(tmp_path), []
+    users = written(tmp_path)
+    told: list[int] = []
     here = recommend_users(model, users, out=tmp_path / "here", **options)
     there = recommend_users(model, users, out=tmp_path / "there", engine="spark", progress=told.append, **options)
     assert there == here
@@ -185,9 +186,10 @@ def test_bad_rows_are_refused_as_here(
     monkeypatch.setattr(users_file, "CHUNK_ROWS", 1)
     (tmp_path / "users.csv").write_text("user,time\nu001,2026-01-01\nu002,yesterday\n")
     sentences = []
-    for engine in ("local", "spark"):
+    engines: tuple[Literal["local", "spark"], ...] = ("local", "spark")
+    for engine in engines:
         with pytest.raises(InputError, match="row 3: unreadable time") as refused:
-            recommend_users(model, tmp_path / "users.csv", out=tmp_path / "out", engine=engine)  # type: ignore[arg-type]
+            recommend_users(model, tmp_path / "users.csv", out=tmp_path / "out", engine=engine)
         sentences.append(str(refused.value))
     assert sentences[0] == sentences[1]
     assert [path.name for path in tmp_path.iterdir()] == ["users.csv"]
@@ -200,7 +202,8 @@ def test_executors_without_segue(model: segue.Recommender, data: segue.Data) -> 
     class Elsewhere:
         """What an executor meets that cannot import segue: the task does not even arrive."""
 
-        def __call__(self, worker: Worker, question: Arrays) -> Arrays: ...
+        def __call__(self, worker: Worker, question: Arrays) -> Arrays:
+            raise NotImplementedError
 
         def __reduce__(self) -> tuple[Any, ...]:
             return nowhere, ()
@@ -226,4 +229,4 @@ def test_the_commands(line: CommandLine, cycle_run: Path, cycle_data: Path) -> N
 
 def test_a_builder_of_ones_own_stays_here(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="engine"):
-        embed(cycle_run, cycle_data, out=tmp_path / "out", encoder=lambda *_: None, engine="spark")  # type: ignore[arg-type,return-value]
+        embed(cycle_run, cycle_data, out=tmp_path / "out", encoder=lambda *_: None, engine="spark")  # type: ignore[arg-type]
