@@ -109,9 +109,12 @@ def demo(
 @app.command()
 def prepare(
     files: Annotated[
-        list[Path],
+        list[str],  # not Path, which takes a slash out of s3a://…
         typer.Argument(
-            help="Log files: CSV, TSV, JSON lines, Parquet; plain, gzip or zstd.", metavar="FILE...", show_default=False
+            help="Log files: CSV, TSV, JSON lines, Parquet; plain, gzip or zstd. For --engine spark also folders, "
+            "addresses such as s3a://… and the name of a table.",
+            metavar="FILE...",
+            show_default=False,
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The data folder to make.", show_default=False)],
@@ -163,6 +166,8 @@ def prepare(
         str, typer.Option("--max-rejected", help="Share of unusable rows above which nothing is written.")
     ] = "1%",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the data folder if it exists.")] = False,
+    engine: EngineOption = "local",
+    spark_remote: SparkRemote = None,
     json: Json = False,
 ) -> None:
     """Turn log files into a data folder."""
@@ -187,6 +192,8 @@ def prepare(
             drop_duplicates=drop_duplicates,
             max_rejected=max_rejected,
             overwrite=overwrite,
+            engine=engine,
+            spark_remote=spark_remote,
             progress=display,
         )
     if json:
