@@ -17,7 +17,7 @@ import pytest
 from command_line import CommandLine
 from event_logs import csv_text, digests
 
-from segue.data import spark_session, spark_writer
+from segue.data import spark_session
 from segue.data.dataset import Data
 from segue.data.prepare import prepare
 from segue.demo import planted, shop
@@ -166,22 +166,24 @@ def table_of_events(spark: SparkSession, tmp_path_factory: pytest.TempPathFactor
     spark.catalog.dropTempView("shop_events")
 
 
-def test_a_table_has_no_order_of_rows(table: tuple[str, Path], tmp_path: Path) -> None:
-    name, _ = table
+def test_a_table_has_no_order_of_rows(table: tuple[str, Path], spark: SparkSession, tmp_path: Path) -> None:
+    """It is found out while the folder is written, of which nothing stays."""
+    frame = spark.table(table[0])
     with pytest.raises(InputError, match=r"Events of the user 'u0' share their time, .* with --order"):
-        prepare(name, out=tmp_path / "data", engine="spark", max_rejected=0.1)
+        prepare(frame, out=tmp_path / "data", engine="spark", max_rejected=0.1)
+    with pytest.raises(InputError, match=r"The rows of a table have no order, .* --time, .* --order"):
+        prepare(frame.drop("time"), out=tmp_path / "data", engine="spark")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_table_by_name_with_an_order(table: tuple[str, Path], spark: SparkSession) -> None:
+def test_a_table_by_name_with_an_order_on_the_command_line(table: tuple[str, Path], line: CommandLine) -> None:
     name, path = table
-    settings: dict[str, Any] = {"order": "step", "max_rejected": 0.1}
-    here = prepare(path, **settings)
-    there = prepare(name, engine="spark", **settings)
-    again = prepare(spark.table(name), engine="spark", **settings)
-    for data in (there, again):
-        assert data.digest == here.digest and data.manifest["counts"] == here.manifest["counts"]
-    assert there.manifest["source"] == [{"table": "shop_events", "rows": 37}]
+    settings = ("--order", "step", "--max-rejected", "10%")
+    told = line.answers("prepare", name, "--out", "there", "--engine", "spark", *settings)
+    line.does("prepare", path, "--out", "here", *settings)
+    here, there = Data.open(line.folder / "here"), Data.open(line.folder / "there")
+    assert there.digest == here.digest and told["counts"] == here.manifest["counts"]
+    assert told["folder"] == "there" and told["source"] == [{"table": "shop_events", "rows": 37}]
 
 
 def sentence(source: Any, **settings: Any) -> str:
@@ -207,28 +209,6 @@ def test_what_spark_cannot_do_is_said_in_a_sentence(tmp_path: Path) -> None:
     )
     assert "A Spark session runs in this process" in sentence("x", engine="spark", spark_remote="sc://nowhere")
     assert "expected local or spark" in sentence("x", engine="flink")
-
-
-def test_the_command_line(line: CommandLine, tmp_path: Path) -> None:
-    rows = [(f"u{user}", f"i{(user + step) % 4}", START + step) for user, step in itertools.product(range(6), range(6))]
-    (tmp_path / "log.csv").write_text(csv_text(rows))
-    told = line.answers("prepare", "log.csv", "--out", "there", "--engine", "spark")
-    line.answers("prepare", "log.csv", "--out", "here")
-    assert told["folder"] == "there" and told["counts"]["events"] == 36
-    assert digests(Data.open(tmp_path / "there")) == digests(Data.open(tmp_path / "here"))
-
-
-def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [(f"u{user}", f"i{(user + step) % 4}", START + step) for user, step in itertools.product(range(6), range(6))]
-    (tmp_path / "log.csv").write_text(csv_text(rows))
-
-    def interrupted(_chunks: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(spark_writer, "_whole_users", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(tmp_path / "log.csv", out=tmp_path / "data", engine="spark")
-    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
 def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
