@@ -65,7 +65,7 @@ class Rejected:
         """Stop when the share of rejected rows is above `most`."""
         if self.total <= most * rows:
             return
-        common = self.counts.most_common(5)
+        common = sorted(self.counts.items(), key=lambda each: (-each[1], each[0]))[:5]
         reasons = "; ".join(f"{count} × {reason} ({self.examples[reason]})" for reason, count in common)
         raise InputError(
             f"{self.total} of {rows} rows ({self.total / rows:.1%}) cannot be used, more than --max-rejected "

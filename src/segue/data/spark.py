@@ -107,7 +107,8 @@ class _SparkEngine:
         self._rows = kept + rejected.total
         self.progress("reading", 1, 1)
         refuse_useless(rejected, rows=self._rows, kept=kept, look=look, settings=self.settings)
-        rejected.hold_all(self._rejected_rows(judged))
+        if rejected.total:
+            rejected.hold_all(self._rejected_rows(judged))
         good = judged.filter("reason IS NULL").drop("reason", "told", "text")
         if not timed:
             good = self._hold(_with_row_order(self.spark, good))

@@ -17,7 +17,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +109,7 @@ class SparkSource:
         return self._mapped(columns, roles, partial(_judged, roles=roles, rule=rule), _JUDGED)
 
     def _mapped(self, columns: Columns, roles: list[Role], work: _Work, schema: str) -> DataFrame:
+        columns = replace(columns, names={role: columns.names[role] for role in roles})
         frames = [
             part.frame(columns, roles).mapInArrow(
                 partial(_worked, inputs=part.inputs(columns, roles), columns=columns, roles=roles, work=work), schema

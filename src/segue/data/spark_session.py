@@ -154,13 +154,13 @@ def _launch(place: Path) -> dict[str, str]:
     (place / "log4j2.properties").write_text(_LOGGING)
     java = place / "bin" / "java"
     java.parent.mkdir()
-    java.write_text(_JAVA.format(java=shlex.quote(str(_java()))))
+    java.write_text(_JAVA.format(java=shlex.quote(str(find_java()))))
     java.chmod(0o755)
     python = os.environ.get("PYSPARK_PYTHON", sys.executable)
     return {"JAVA_HOME": str(place), "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
-def _java() -> Path:
+def find_java() -> Path:
     """A Java that is new enough."""
     found = []
     if home := os.environ.get("JAVA_HOME"):
