@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from command_line import CommandLine
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, settings
 from planted_logs import cycle_log, titled_items
 
 from bench.postgres import PostgresServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # How long an example takes depends on the machine and on what else it does: no law is broken by that.
 settings.register_profile("segue", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -119,3 +123,15 @@ def postgres_server() -> Iterator[PostgresServer]:
 def postgres_url(postgres_server: PostgresServer) -> str:
     """An empty database."""
     return postgres_server.new_database()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A real Spark session, which segue finds running; mark what uses it with `xdist_group("spark")`, so that one
+    worker alone starts it. Small: two tasks at a time, and no time spent on optimising what runs once."""
+    from segue.data.spark_session import open_session
+
+    small = "--master local[2] --conf spark.sql.shuffle.partitions=2 --conf spark.sql.codegen.wholeStage=false"
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"{small} --driver-java-options -XX:TieredStopAtLevel=1 pyspark-shell"
+    with open_session() as session:
+        yield session

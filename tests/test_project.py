@@ -40,7 +40,7 @@ DIRECTION = [
 LEVEL = {room: level for level, rooms in enumerate(DIRECTION) for room in rooms}
 NOT_YET: set[str] = set()
 WINDOW = "segue"  # the package itself, `__init__.py` and `__main__.py`: it shows what is public and nobody imports it
-PUBLIC = {"prepare", "train", "load", "evaluate", "compare", "Recommender", "Data", "Report"}
+PUBLIC = {"prepare", "train", "load", "evaluate", "compare", "embed", "add_items", "Recommender", "Data", "Report"}
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from segue.api import Data, Recommender, Report, compare, evaluate, load, prepare, train
+    from segue.api import Data, Recommender, Report, add_items, compare, embed, evaluate, load, prepare, train
 
-__all__ = ["Data", "Recommender", "Report", "compare", "evaluate", "load", "prepare", "train"]
+__all__ = ["Data", "Recommender", "Report", "add_items", "compare", "embed", "evaluate", "load", "prepare", "train"]
 
 
 def __getattr__(name: str) -> Any:

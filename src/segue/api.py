@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from segue.data.dataset import Data
-from segue.data.local import prepare
+from segue.data.prepare import prepare
+from segue.data.settings import EngineName, on_spark
 from segue.data.summary import summary_lines
 from segue.errors import InputError, SettingsError
 from segue.folders import read_manifest, verify_contents
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from segue.recommend.embed import EmbedReport
     from segue.recommend.new_items import ItemsAdded
     from segue.recommend.recommender import Recommender
+    from segue.recommend.workers import Workers
     from segue.train.loop import Step
 
 __all__ = [
@@ -383,14 +385,28 @@ def recommend_users(
     exclude: Sequence[str] | None = None,
     only: Sequence[str] | None = None,
     keep_seen: bool | None = None,
+    engine: EngineName = "local",
+    spark_remote: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Any:
-    """Answers for a file of users, from their histories in the log, as a Parquet data set."""
+    """Answers for a file of users, from their histories in the log, as a Parquet data set.
+
+    engine, spark_remote: as for `embed`.
+    """
     from segue.recommend.batch import recommend_users as answer_users
 
     log = _log_of(recommender, data)
     return answer_users(
-        recommender, log, users, out, k=k, exclude=exclude, only=only, keep_seen=keep_seen, progress=progress
+        recommender,
+        log,
+        users,
+        out,
+        k=k,
+        exclude=exclude,
+        only=only,
+        keep_seen=keep_seen,
+        progress=progress,
+        workers=_workers(engine, spark_remote, recommender, log),
     )
 
 
@@ -402,6 +418,8 @@ def embed(
     since: Path | str | None = None,
     items: bool = False,
     encoder: Builder | None = None,
+    engine: EngineName = "local",
+    spark_remote: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> EmbedReport:
     """The embedding of everyone in a log, as a Parquet data set in `out`; killed, it goes on when it is called again.
@@ -409,14 +427,33 @@ def embed(
     since: what an earlier call for the same run wrote: only users with events that it did not know are embedded.
     items: write the items' embeddings too.
     encoder: as for `load`, where `run` is a folder.
+    engine: who embeds: `local`, this process on all cores; or `spark`, the executors of a cluster, all of which must
+        see the run and the data at the same paths and have segue installed. Only this process writes; the rows are the
+        same.
+    spark_remote: the address of a Spark Connect server (sc://host:port). Without it, the session that runs in this
+        process; else what SPARK_REMOTE or spark-submit say; else a local session.
     progress: told how many users are done, and of how many.
     """
     from segue.recommend.embed import embed_users
     from segue.recommend.recommender import Recommender
 
+    if encoder is not None and engine == "spark":
+        raise SettingsError(
+            "encoder= stays in this process, so Spark's executors cannot open such a run; leave engine out."
+        )
     recommender = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
     log = data if isinstance(data, Data) else Data.open(data)
-    return embed_users(recommender, log, out, since=since, items=items, progress=progress)
+    workers = _workers(engine, spark_remote, recommender, log)
+    return embed_users(recommender, log, out, since=since, items=items, progress=progress, workers=workers)
+
+
+def _workers(engine: EngineName, remote: str | None, recommender: Recommender, data: Data) -> Workers | None:
+    """Who answers, None for this process."""
+    if not on_spark(engine, remote):
+        return None
+    from segue.recommend.spark import SparkWorkers
+
+    return SparkWorkers(recommender, data, remote=remote)
 
 
 def _log_of(recommender: Recommender, data: Data | Path | str | None) -> Data:

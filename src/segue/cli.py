@@ -6,7 +6,7 @@ import csv
 import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import msgspec
 import typer
@@ -42,6 +42,18 @@ KeepSeen = Annotated[
         "--keep-seen/--no-keep-seen",
         help="Whether items of the history may be answered.",
         show_default="as the run was measured",
+    ),
+]
+EngineOption = Annotated[
+    Literal["local", "spark"],
+    typer.Option("--engine", help="Who works: this machine, or a Spark cluster that sees the same folders."),
+]
+SparkRemote = Annotated[
+    str | None,
+    typer.Option(
+        "--spark-remote",
+        help="A Spark Connect server, as sc://host:port.",
+        show_default="SPARK_REMOTE, or a local session",
     ),
 ]
 
@@ -101,9 +113,12 @@ def demo(
 @app.command()
 def prepare(
     files: Annotated[
-        list[Path],
+        list[str],  # not Path, which takes a slash out of s3a://…
         typer.Argument(
-            help="Log files: CSV, TSV, JSON lines, Parquet; plain, gzip or zstd.", metavar="FILE...", show_default=False
+            help="Log files: CSV, TSV, JSON lines, Parquet; plain, gzip or zstd. For --engine spark also folders, "
+            "addresses such as s3a://… and the name of a table.",
+            metavar="FILE...",
+            show_default=False,
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The data folder to make.", show_default=False)],
@@ -155,6 +170,8 @@ def prepare(
         str, typer.Option("--max-rejected", help="Share of unusable rows above which nothing is written.")
     ] = "1%",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the data folder if it exists.")] = False,
+    engine: EngineOption = "local",
+    spark_remote: SparkRemote = None,
     json: Json = False,
 ) -> None:
     """Turn log files into a data folder."""
@@ -179,6 +196,8 @@ def prepare(
             drop_duplicates=drop_duplicates,
             max_rejected=max_rejected,
             overwrite=overwrite,
+            engine=engine,
+            spark_remote=spark_remote,
             progress=display,
         )
     if json:
@@ -435,6 +454,8 @@ def recommend(
         str | None,
         typer.Option("--only", help="Ids that may be an answer, as one CSV row; or @FILE.", show_default=False),
     ] = None,
+    engine: EngineOption = "local",
+    spark_remote: SparkRemote = None,
     json: Json = False,
 ) -> None:
     """The items that come next: one answer, or a batch."""
@@ -442,6 +463,8 @@ def recommend(
         raise typer.BadParameter("give exactly one of --history, --user and --users", param_hint="--history")
     if (users is None) != (out is None):
         raise typer.BadParameter("--users and --out belong together", param_hint="--out")
+    if users is None and (engine, spark_remote) != ("local", None):
+        raise typer.BadParameter("a single answer is made here; Spark is for --users", param_hint="--engine")
     from segue import api
 
     model = api.Recommender.open(run)
@@ -458,6 +481,8 @@ def recommend(
                 out=out,
                 k=k,
                 data=data,
+                engine=engine,
+                spark_remote=spark_remote,
                 progress=lambda done: display.show("answering", done, 0, f"{done:,} users"),
                 **limits,
             )
@@ -533,6 +558,8 @@ def embed(
         ),
     ] = None,
     items: Annotated[bool, typer.Option("--items", help="Write the items' embeddings too.")] = False,
+    engine: EngineOption = "local",
+    spark_remote: SparkRemote = None,
     json: Json = False,
 ) -> None:
     """A vector for everyone in a log, as Parquet; its inner product with an item's is that item's score."""
@@ -546,6 +573,8 @@ def embed(
                 out=out,
                 since=since,
                 items=items,
+                engine=engine,
+                spark_remote=spark_remote,
                 progress=lambda done, total: display.show("embedding", done, total, f"{done:,} of {total:,} users"),
             )
         except KeyboardInterrupt:

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 from event_logs import write_csv
 
-from segue.data.local import prepare
+from segue.data.prepare import prepare
 from segue.data.summary import summary_lines
 from segue.errors import InputError
 

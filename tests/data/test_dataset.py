@@ -7,7 +7,7 @@ import pytest
 from event_logs import digests, write_csv
 
 from segue.data.dataset import Data
-from segue.data.local import prepare
+from segue.data.prepare import prepare
 from segue.data.vocabulary import Vocabulary
 from segue.errors import FolderError, InputError
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from segue.data import delimited, events
 from segue.data.dataset import Data
-from segue.data.local import prepare
+from segue.data.prepare import prepare
 from segue.data.summary import summary_lines
 
 EVERYONE: dict[str, Any] = {"min_user": 1, "min_item": 1}
@@ -414,7 +414,7 @@ def test_what_was_assumed_is_told(tmp_path: Path) -> None:
 def test_without_out_the_folder_is_gone_with_the_process(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("a", "x", 1), ("a", "y", 2)])
     code = (
-        "import sys; from segue.data.local import prepare; data = prepare(sys.argv[1], min_user=1, min_item=1);"
+        "import sys; from segue.data.prepare import prepare; data = prepare(sys.argv[1], min_user=1, min_item=1);"
         "assert (data.folder / 'items.npy').exists(); print(data.folder); assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True)

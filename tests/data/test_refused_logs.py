@@ -15,7 +15,7 @@ from event_logs import histories, write_csv
 from segue import folders
 from segue.data import writer
 from segue.data.dataset import Data
-from segue.data.local import prepare
+from segue.data.prepare import prepare
 from segue.errors import FolderError, InputError, SegueError, SettingsError
 
 

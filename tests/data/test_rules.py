@@ -23,8 +23,8 @@ LOG = {
 }
 
 
-def collected(frame: nw.LazyFrame[Any]) -> nw.DataFrame[Any]:
-    return frame.collect()
+def settled(frame: nw.LazyFrame[Any]) -> nw.LazyFrame[Any]:
+    return frame.collect().lazy()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -50,6 +50,7 @@ def test_numbers_of_tables_need_no_reading(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_core(engine: str) -> None:
     events = {"user": [1, 1, 2, 2, 3, 3, 4], "item": [7, 8, 7, 8, 7, 9, 9]}
-    users, items = k_core(nw.from_native(ENGINES[engine](events)).lazy(), min_user=2, min_item=2, collect=collected)
+    core = k_core(nw.from_native(ENGINES[engine](events)).lazy(), min_user=2, min_item=2, settle=settled)
+    users, items = (survivors.collect() for survivors in core)
     assert sorted(zip(users["user"].to_list(), users["events"].to_list(), strict=True)) == [(1, 2), (2, 2)]
     assert sorted(zip(items["item"].to_list(), items["events"].to_list(), strict=True)) == [(7, 2), (8, 2)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.data.dataset import Data
-from segue.data.local import prepare
+from segue.data.prepare import prepare
 from segue.data.sequences import Sequences
 from segue.data.split import Cases, split_last, split_time, validation_start
 from segue.errors import InputError

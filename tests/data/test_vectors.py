@@ -10,7 +10,7 @@ import pytest
 from event_logs import write_csv
 
 from segue.data.dataset import Data
-from segue.data.local import prepare
+from segue.data.prepare import prepare
 from segue.data.summary import summary_lines
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError

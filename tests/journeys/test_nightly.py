@@ -19,6 +19,7 @@ from command_line import CommandLine
 from planted_logs import cycle_log
 
 import segue
+from segue.errors import FolderError
 from segue.folders import read_manifest
 from segue.recommend import embed as embed_module
 
@@ -181,6 +182,25 @@ def test_kill_9_in_the_middle(
     assert users_of(line.folder / "night")["user"].to_list() == [f"u{number:03}" for number in range(USERS)]
     for path, moment in finished.items():  # what was done was not done again
         assert (line.folder / "night" / "users" / path.name).stat().st_mtime_ns == moment
+
+
+def test_two_at_a_time_into_one_folder(
+    line: CommandLine, cycle_run: Path, cycle_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed_module, "PART_USERS", 25)
+    write, refused = embed_module._write_table, 0
+
+    def meanwhile(table: Any, path: Path) -> None:
+        nonlocal refused
+        with pytest.raises(FolderError, match=r"Another `segue embed` is writing .*night.partial; wait for it"):
+            segue.embed(cycle_run, cycle_data, out=line.folder / "night")
+        refused += 1
+        write(table, path)
+
+    monkeypatch.setattr(embed_module, "_write_table", meanwhile)
+    said = line.answers("embed", cycle_run, "--data", cycle_data, "--out", "night")
+    assert (said["rows"], said["parts"], refused) == (USERS, 3, 6)
+    assert users_of(line.folder / "night")["user"].to_list() == [f"u{number:03}" for number in range(USERS)]
 
 
 def test_what_is_refused(

@@ -70,10 +70,13 @@ class Data:
     def some_users(self, begin: int, end: int) -> tuple[pl.Series, Sequences]:
         """The ids and the events of the users begin … end - 1, in memory of their own: of a map of the whole log, all
         that was ever looked at would stay in memory."""
-        ids = _table(self.folder / "users.parquet", rows=slice(begin, end))["id"]
+        return _table(self.folder / "users.parquet", rows=slice(begin, end))["id"], self.some_events(begin, end)
+
+    def some_events(self, begin: int, end: int) -> Sequences:
+        """Their events alone, who are numbered from 0 there."""
         log = self.sequences
         first, last = int(log.offsets[begin]), int(log.offsets[end])
-        return ids, Sequences(
+        return Sequences(
             offsets=np.asarray(log.offsets[begin : end + 1]) - first,
             items=_read(log.items, first, last),
             times=_read(log.times, first, last),

@@ -6,7 +6,7 @@ Two passes: a light one over the times alone decides their unit for the whole co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,7 +67,11 @@ class Gathered:
 
 def open_log(source: Any, settings: PrepareSettings) -> Log:
     """Open the files or the table and find the columns; every file must have them."""
-    inputs = open_inputs(source, named=set(settings.named_columns().values()))
+    return known_log(open_inputs(source, named=set(settings.named_columns().values())), settings)
+
+
+def known_log(inputs: list[LogInput], settings: PrepareSettings) -> Log:
+    """Find the columns of opened inputs."""
     columns = find_columns(inputs[0], settings)
     ordered = "order" in columns.names and "time" not in columns.names
     if ordered:
@@ -80,6 +84,11 @@ def open_log(source: Any, settings: PrepareSettings) -> Log:
 
 def look_at_times(log: Log, settings: PrepareSettings, progress: Progress) -> TimeLook:
     """Decide how the times are read, over the whole column."""
+    return known_times(log, settings) or decided_times(_counted_votes(log, progress), settings)
+
+
+def known_times(log: Log, settings: PrepareSettings) -> TimeLook | None:
+    """How the times are read where no value has to be looked at for it."""
     if "time" not in log.columns.names:
         return TimeLook(None)
     if log.ordered:
@@ -90,15 +99,27 @@ def look_at_times(log: Log, settings: PrepareSettings, progress: Progress) -> Ti
         if forced is not None:
             raise SettingsError("--time-format is for times written as text or numbers; this log's are dates already.")
         return TimeLook(TimeRule(form="instant", zone=settings.time_zone if made_of == "wall clock" else None))
-    if forced is not None:
-        return TimeLook(forced)
+    return None if forced is None else TimeLook(forced)
+
+
+def decided_times(counts: Mapping[str, int], settings: PrepareSettings) -> TimeLook:
+    """How the times are read, after what all of them look like."""
+    return TimeLook(decide(counts, zone=settings.time_zone), dict(counts))
+
+
+def _counted_votes(log: Log, progress: Progress) -> Counter[str]:
     counts: Counter[str] = Counter()
     watch = _Watch(log, "looking at the times", progress)
     for block in read_blocks(log.inputs, log.columns, roles=["time"]):
-        counted = votes(nw.from_native(block.frame.lazy())).collect()
-        counts.update({name: int(counted[name][0]) for name in counted.columns})
+        counts.update(votes_of(block.frame))
         watch.tell(block)
-    return TimeLook(decide(counts, zone=settings.time_zone), dict(counts))
+    return counts
+
+
+def votes_of(frame: pl.DataFrame) -> dict[str, int]:
+    """How many times of a block look like each form."""
+    counted = votes(nw.from_native(frame.lazy())).collect()
+    return {name: int(counted[name][0]) for name in counted.columns}
 
 
 def gather(log: Log, look: TimeLook, settings: PrepareSettings, progress: Progress) -> Gathered:
@@ -111,14 +132,50 @@ def gather(log: Log, look: TimeLook, settings: PrepareSettings, progress: Progre
     for block in read_blocks(log.inputs, log.columns, roles=roles):
         _take(block, gathered, log, look.rule)
         watch.tell(block)
-    gathered.rejected.check(gathered.rows, most=settings.max_rejected, hint=mixture(look.counts))
-    if not gathered.kept:
-        raise InputError("No row of the log can be used; are --user, --item and --time the right columns?")
+    refuse_useless(gathered.rejected, rows=gathered.rows, kept=gathered.kept, look=look, settings=settings)
     return gathered
 
 
+def refuse_useless(rejected: Rejected, *, rows: int, kept: int, look: TimeLook, settings: PrepareSettings) -> None:
+    """Stop when too many rows are bad, or all."""
+    rejected.check(rows, most=settings.max_rejected, hint=mixture(look.counts))
+    if not kept:
+        raise InputError("No row of the log can be used; are --user, --item and --time the right columns?")
+
+
+def refuse_many_kinds(count: int) -> None:
+    """Stop when the kinds are too many for their numbers."""
+    if count > MOST_KINDS:
+        raise InputError(f"The --kind column holds more than {MOST_KINDS} different values; expected a few kinds.")
+
+
+def refuse_single_item(ids: pl.Series) -> None:
+    """Stop when there is nothing to choose from."""
+    if len(ids) == 1:
+        raise InputError(
+            f"Only one item is left ({ids[0]!r}), and one item cannot be ranked against anything; "
+            "give a log with more items, or lower --min-user and --min-item."
+        )
+
+
+def nobody_left(kept: int, items: int, user_counts: np.ndarray, settings: PrepareSettings) -> InputError:
+    """The sentence about a core without users. user_counts: [all users] the events of each."""
+    enough = int((user_counts >= settings.min_user).sum())
+    return InputError(
+        f"Nobody is left: of {len(user_counts)} users and {items} items with {kept} events, "
+        f"{enough} users have the {settings.min_user} events that --min-user asks for (the most active has "
+        f"{int(user_counts.max())}), and none on items with {settings.min_item} events (--min-item). Lower one or both."
+    )
+
+
+def judged_rows(frame: pl.DataFrame, roles: Collection[Role], rule: TimeRule | None) -> pl.DataFrame:
+    """A block as the rules see it: with `reason` and numbers."""
+    judged: pl.DataFrame = judge(nw.from_native(frame.lazy()), roles, rule).collect().to_native()
+    return judged
+
+
 def _take(block: LogBlock, gathered: Gathered, log: Log, rule: TimeRule | None) -> None:
-    judged = judge(nw.from_native(block.frame.lazy()), log.columns.names, rule).collect().to_native()
+    judged = judged_rows(block.frame, log.columns.names, rule)
     gathered.rejected.add_malformed(block.input.label, block.malformed)
     good = judged
     if judged["reason"].null_count() < judged.height:
@@ -135,10 +192,9 @@ def _chunk(good: pl.DataFrame, gathered: Gathered, rule: TimeRule | None) -> Chu
     kind = value = None
     if "kind" in good.columns:
         kind = gathered.kinds.numbers(good["kind"].fill_null("")).astype(np.uint16)
-        if len(gathered.kinds) > MOST_KINDS:
-            raise InputError(f"The --kind column holds more than {MOST_KINDS} different values; expected a few kinds.")
+        refuse_many_kinds(len(gathered.kinds))
     if "amount" in good.columns:
-        value = good["amount"].cast(pl.Float32).fill_null(float("nan")).to_numpy()
+        value = stored_values(good["amount"])
     return Chunk(
         user=gathered.users.numbers(good["user"]),
         item=gathered.items.numbers(good["item"]),
@@ -147,6 +203,11 @@ def _chunk(good: pl.DataFrame, gathered: Gathered, rule: TimeRule | None) -> Chu
         value=value,
         order=good["place"].to_numpy() if "place" in good.columns else None,
     )
+
+
+def stored_values(amounts: pl.Series) -> np.ndarray:
+    """Numbers as they are stored [n] float32, NaN where there is none."""
+    return amounts.cast(pl.Float32).fill_null(float("nan")).to_numpy()
 
 
 class _Watch:

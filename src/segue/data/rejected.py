@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -44,12 +45,14 @@ class Rejected:
             self.counts[reason] += count
         for reason in set(frame["reason"].unique()) - set(self.examples):
             row, _, *texts = frame.filter(pl.col("reason") == reason).row(0)
-            said = ", ".join("" if text is None else str(text) for text in texts)
-            shown = said if len(said) <= TEXT_IN_MESSAGE else said[:TEXT_IN_MESSAGE] + "…"
-            self.examples[reason] = f"{label} row {row}: {shown!r}"
+            self.examples[reason] = example(label, row, texts)
         if self._held < self.hold:
             self._held += frame.height
             self._frames.append(detached(frame).with_columns(pl.lit(label).alias("file")))
+
+    def hold_all(self, frame: pl.DataFrame) -> None:
+        """Rows with `file`, `row` and `reason` that are counted already."""
+        self._frames = [frame]
 
     def table(self) -> pl.DataFrame:
         """Every kept row: file, row, reason, the texts of its columns, or of the whole row where it has none."""
@@ -62,7 +65,7 @@ class Rejected:
         """Stop when the share of rejected rows is above `most`."""
         if self.total <= most * rows:
             return
-        common = self.counts.most_common(5)
+        common = sorted(self.counts.items(), key=lambda each: (-each[1], each[0]))[:5]
         reasons = "; ".join(f"{count} × {reason} ({self.examples[reason]})" for reason, count in common)
         raise InputError(
             f"{self.total} of {rows} rows ({self.total / rows:.1%}) cannot be used, more than --max-rejected "
@@ -79,3 +82,10 @@ class Rejected:
         if self.counts["unreadable time"] > 0.5 * rows:
             advice.append("Say how the times are written with --time-format, such as '%d/%m/%Y %H:%M'.")
         return "".join(" " + sentence for sentence in advice)
+
+
+def example(label: str, row: int | None, texts: Iterable[str | None]) -> str:
+    """A bad row for a message; the rows of some tables have no numbers."""
+    said = ", ".join("" if text is None else str(text) for text in texts)
+    shown = said if len(said) <= TEXT_IN_MESSAGE else said[:TEXT_IN_MESSAGE] + "…"
+    return f"{label}: {shown!r}" if row is None else f"{label} row {row}: {shown!r}"

@@ -10,7 +10,8 @@ import narwhals as nw
 from segue.data.settings import Role
 from segue.data.times import WHOLE, TimeRule, read_times
 
-Collect = Callable[[nw.LazyFrame[Any]], nw.DataFrame[Any]]
+Settle = Callable[[nw.LazyFrame[Any]], nw.LazyFrame[Any]]
+"""Computes a frame, so that whoever asks for it again does not."""
 
 NUMBER = r"^[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?$"
 
@@ -60,22 +61,28 @@ def _with_number(
 
 
 def k_core(
-    events: nw.LazyFrame[Any], *, min_user: int, min_item: int, collect: Collect
-) -> tuple[nw.DataFrame[Any], nw.DataFrame[Any]]:
+    events: nw.LazyFrame[Any], *, min_user: int, min_item: int, settle: Settle
+) -> tuple[nw.LazyFrame[Any], nw.LazyFrame[Any]]:
     """Users and items with enough events among each other, each with its `events`.
 
     Leaving out an item can put a user below the minimum and so on, so it is done until nothing changes. Who is out
     stays out, as counts only fall; so each count has to look at one side's survivors only.
     """
-    users = _frequent(events, "user", min_user, collect)
+    users = settle(_frequent(events, "user", min_user))
+    count = _size(users)
     while True:
-        items = _frequent(events.join(users.lazy(), on="user", how="semi"), "item", min_item, collect)
-        left = _frequent(events.join(items.lazy(), on="item", how="semi"), "user", min_user, collect)
-        if len(left) == len(users):
+        items = settle(_frequent(events.join(users, on="user", how="semi"), "item", min_item))
+        left = settle(_frequent(events.join(items, on="item", how="semi"), "user", min_user))
+        before, count = count, _size(left)
+        if count == before:
             return left, items
         users = left
 
 
-def _frequent(events: nw.LazyFrame[Any], column: str, least: int, collect: Collect) -> nw.DataFrame[Any]:
+def _frequent(events: nw.LazyFrame[Any], column: str, least: int) -> nw.LazyFrame[Any]:
     counted = events.group_by(column).agg(nw.len().alias("events")).filter(nw.col("events") >= least)
-    return collect(counted.with_columns(nw.col("events").cast(nw.Int64)))
+    return counted.with_columns(nw.col("events").cast(nw.Int64))
+
+
+def _size(frame: nw.LazyFrame[Any]) -> int:
+    return int(frame.select(nw.len()).collect().item())

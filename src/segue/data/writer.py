@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import numpy as np
 import polars as pl
 
-from segue.data.events import Chunk, EventTable, repeated, tied
+from segue.data.events import Chunk
+from segue.data.rejected import Rejected
 from segue.data.sequences import Sequences
 
 
@@ -35,6 +36,29 @@ def final_numbers(texts: pl.Series, kept: np.ndarray, counts: np.ndarray) -> Num
     return Numbers(ids=ids.gather(order), counts=counts[order], places=places)
 
 
+class SortedEvents(Protocol):
+    """The events that are left: by user, time, order; some whole users at a time, in final numbers."""
+
+    duplicates: int
+    """How many good rows of the log repeat another; known when all events were given."""
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Core:
+    """What an engine leaves of a log, ready to be written."""
+
+    users: Numbers
+    items: Numbers
+    kinds: pl.Series | None  # by their final numbers
+    valued: bool
+    rows: int
+    kept: int  # rows that were good
+    rejected: Rejected
+    events: SortedEvents
+
+
 class _Array:
     """An npy file that grows at its end; its length is known before."""
 
@@ -55,56 +79,28 @@ def _arrays(folder: Path, dtypes: dict[str, type[np.generic]], length: int) -> I
 
 
 def write_sequences(
-    folder: Path,
-    events: EventTable,
-    *,
-    users: Numbers,
-    items: Numbers,
-    kinds: np.ndarray | None,
-    timed: bool,
-    met: Callable[[Sequences], None],
-    progress: Callable[[int], None],
-) -> int:
-    """Write offsets, items, times, kinds and values; empties `events`. Gives the number of repeated events met.
-
-    kinds: [all] the final number of each running number of a kind, where the log has kinds.
-    met: shown what is written, some whole users at a time.
-    """
-    n_users, all_users = len(users.ids), len(users.places)
-    total = int(users.counts.sum())
-    events.renumber_users(users.places)
-    has_values = bool(events.chunks) and events.chunks[0].value is not None
-    dtypes: dict[str, type[np.generic]] = {"items": np.int32, "times": np.int64}
-    dtypes |= {"kinds": np.uint16} if kinds is not None else {}
-    dtypes |= {"values": np.float32} if has_values else {}
-    offsets = np.concatenate(([0], np.cumsum(users.counts))).astype(np.int64)
-    np.save(folder / "offsets.npy", offsets)
-    repeats = done = 0
-    with _arrays(folder, dtypes, total) as arrays:
-        for sorted_events in events.by_user_and_time(all_users):
-            doubtful = sorted_events.take(tied(sorted_events)) if timed else sorted_events
-            repeats += int(repeated(doubtful, timed=timed).sum())
-            kept = (sorted_events.user < n_users) & (items.places[sorted_events.item] < len(items.ids))
-            done += len(sorted_events)
-            _append(arrays, sorted_events.take(kept), items=items, kinds=kinds, met=met)
-            progress(done)
-    events.clear()
-    return repeats
-
-
-def _append(
-    arrays: dict[str, _Array],
-    events: Chunk,
-    *,
-    items: Numbers,
-    kinds: np.ndarray | None,
-    met: Callable[[Sequences], None],
+    folder: Path, core: Core, *, met: Callable[[Sequences], None], progress: Callable[[int], None]
 ) -> None:
-    numbers = (items.places[events.item] + 1).astype(np.int32)
+    """Write offsets, items, times, kinds and values. met: shown what is written, some whole users at a time."""
+    dtypes: dict[str, type[np.generic]] = {"items": np.int32, "times": np.int64}
+    dtypes |= {"kinds": np.uint16} if core.kinds is not None else {}
+    dtypes |= {"values": np.float32} if core.valued else {}
+    offsets = np.concatenate(([0], np.cumsum(core.users.counts))).astype(np.int64)
+    np.save(folder / "offsets.npy", offsets)
+    done = 0
+    with _arrays(folder, dtypes, int(offsets[-1])) as arrays:
+        for events in core.events:
+            _append(arrays, events, met=met)
+            done += len(events)
+            progress(done)
+
+
+def _append(arrays: dict[str, _Array], events: Chunk, *, met: Callable[[Sequences], None]) -> None:
+    numbers = events.item.astype(np.int32)
     arrays["items"].append(numbers)
     arrays["times"].append(events.time)
-    if kinds is not None and events.kind is not None:
-        arrays["kinds"].append(kinds[events.kind])
+    if events.kind is not None:
+        arrays["kinds"].append(events.kind)
     if events.value is not None:
         arrays["values"].append(events.value)
     starts = np.flatnonzero(np.diff(events.user, prepend=~events.user[:1]))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,15 @@ import numpy as np
 import polars as pl
 
 from segue import folders
-from segue.data.batch import MICROSECONDS, Batch, cut_by_budget, ragged_rows
 from segue.data.dataset import Data
-from segue.data.sequences import Sequences
 from segue.errors import FolderError, InputError
 from segue.recommend.answers import Ranking
 from segue.recommend.history import Entry
 from segue.recommend.recommender import Recommender
+from segue.recommend.rules import Rules
 from segue.recommend.users_file import Asked, read_users
+from segue.recommend.workers import Arrays, OneWorker, Worker, Workers
 
-MOST_EVENTS = 2_000_000  # of histories in memory at a time
 PART_ROWS = 1_000_000  # a file's rows
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -51,29 +51,49 @@ def recommend_users(
     only: Iterable[Any] | None = None,
     keep_seen: bool | None = None,
     progress: Callable[[int], None] | None = None,
+    workers: Workers | None = None,
 ) -> BatchReport:
     """Answer every row of a users file; `out` becomes a Parquet data set, complete or not at all.
 
     A row has a user and perhaps a time: only events before it are used then, else all of them. Columns written:
     user, time (where asked), rank (1 is the best), item, title, score, fallback. `progress` is told the rows done.
+    `workers`: who answers, with the same run and data; without them, this process.
     """
     rules = recommender.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
     data.verify()  # everything is read anyway
-    source = LogHistories(data, recommender)
+    workers = OneWorker(recommender, data) if workers is None else workers
     asked, unknown, fallback = 0, 0, 0
     with folders.complete_folder(Path(out)) as staging:
         writer = _Parts(staging)
-        for chunk in read_users(Path(users), data):
-            for rows, histories in source.of(chunk):
-                ranking = recommender.rank(histories, [rules] * len(rows))
-                writer.add(_answers(recommender, chunk, rows, ranking))
-                fallback += int(ranking.fallback.sum())
-                asked += len(rows)
+        questions = ((chunk, _question(chunk)) for chunk in read_users(Path(users), data))
+        with closing(workers.answers(partial(rank_users, rules=rules), questions)) as answers:
+            for chunk, answer in answers:
+                writer.add(_answers(recommender, chunk, Ranking(**answer)))
+                fallback += int(answer["fallback"].sum())
+                unknown += int((chunk.numbers < 0).sum())
+                asked += len(chunk.numbers)
                 if progress is not None:
                     progress(asked)
-            unknown += int((chunk.numbers < 0).sum())
         writer.finish()
     return BatchReport(users=asked, unknown_users=unknown, fallback=fallback, rows=writer.rows, files=writer.files)
+
+
+def _question(asked: Asked) -> Arrays:
+    """What of some rows of a users file decides their answers."""
+    return {"users": asked.numbers} | ({} if asked.moments is None else {"moments": asked.moments})
+
+
+def rank_users(worker: Worker, asked: Arrays, *, rules: Rules) -> Arrays:
+    """A question → the ranking of its users [n], field by field."""
+    rankings = [
+        worker.recommender.rank(histories, [rules] * len(rows))
+        for rows, histories in worker.histories.of(asked["users"], asked.get("moments"))
+    ]
+    return {
+        "items": np.concatenate([ranking.items for ranking in rankings]),
+        "scores": np.concatenate([ranking.scores for ranking in rankings]),
+        "fallback": np.concatenate([ranking.fallback for ranking in rankings]),
+    }
 
 
 def user_history(data: Data, user: str) -> list[Entry]:
@@ -98,67 +118,13 @@ def user_history(data: Data, user: str) -> list[Entry]:
     ]
 
 
-class LogHistories:
-    """Users' events in a data folder, in the numbers of a run, which may have been trained on other data."""
-
-    def __init__(self, data: Data, recommender: Recommender) -> None:
-        self.sequences = data.sequences
-        numbers = recommender.vocabulary.numbers(data.vocabulary.table["id"].to_list(), unknown="zero")
-        known = np.where(recommender.answerable[numbers], numbers, 0)
-        self.translated = np.concatenate(([0], known))  # [data's items + 1]; 0 is unknown to the run
-        self.kinds = recommender.known.kinds.numbers(data.kinds) if recommender.known.kinds else None  # [data's kinds]
-        self.has_times = data.manifest["has_time"]
-
-    def within(self, sequences: Sequences) -> LogHistories:
-        """The same over some of the users, numbered as they are there."""
-        some = copy.copy(self)
-        some.sequences = sequences
-        return some
-
-    def of(self, asked: Asked) -> Iterator[tuple[np.ndarray, Batch]]:
-        """(rows of the chunk, their histories of known items), a bounded number of events at a time."""
-        offsets = self.sequences.offsets
-        known = asked.numbers >= 0
-        starts, lengths = np.zeros((2, len(known)), dtype=np.int64)
-        starts[known] = offsets[asked.numbers[known]]
-        lengths[known] = offsets[asked.numbers[known] + 1] - starts[known]
-        for rows in cut_by_budget(lengths, MOST_EVENTS):
-            moments = None if asked.moments is None else asked.moments[rows]
-            yield rows, self._gathered(starts[rows], lengths[rows], moments)
-
-    def _gathered(self, starts: np.ndarray, lengths: np.ndarray, moments: np.ndarray | None) -> Batch:
-        rows = ragged_rows(starts, lengths)
-        owners = np.repeat(np.arange(len(starts)), lengths)
-        items = self.translated[self.sequences.items[rows]]
-        kept = items > 0
-        if moments is not None:
-            kept &= self.sequences.times[rows] < moments[owners]
-        rows, values = rows[kept], self.sequences.values
-        times = self.sequences.times[rows] // MICROSECONDS
-        return Batch(
-            items=items[kept],
-            times=times if self.has_times else np.zeros_like(times),  # an order is no time
-            lengths=np.bincount(owners[kept], minlength=len(starts)),
-            asked=None if moments is None else moments // MICROSECONDS,
-            kinds=self._kinds(rows),
-            values=None if values is None else values[rows],
-        )
-
-    def _kinds(self, rows: np.ndarray) -> np.ndarray | None:
-        """In the numbers of the run; None where it, or the log, tells none apart."""
-        if self.kinds is None or self.sequences.kinds is None:
-            return None
-        kinds: np.ndarray = self.kinds[self.sequences.kinds[rows]]
-        return kinds
-
-
-def _answers(recommender: Recommender, asked: Asked, rows: np.ndarray, ranking: Ranking) -> pl.DataFrame:
+def _answers(recommender: Recommender, asked: Asked, ranking: Ranking) -> pl.DataFrame:
     """A ranking as rows of the data set."""
     row, place = np.nonzero(ranking.items)
     numbers = ranking.items[row, place]
-    columns: dict[str, Any] = {"user": asked.users.gather(rows[row])}
+    columns: dict[str, Any] = {"user": asked.users.gather(row)}
     if asked.moments is not None:
-        columns["time"] = pl.Series(asked.moments[rows[row]], dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))
+        columns["time"] = pl.Series(asked.moments[row], dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))
     return pl.DataFrame(
         columns
         | {

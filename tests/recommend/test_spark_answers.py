@@ -1,0 +1,232 @@
+"""Batch answers and embeddings by the executors of a real Spark session: the same rows as by this process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from command_line import CommandLine
+from planted_logs import cycle_log
+from polars.testing import assert_frame_equal
+
+import segue
+from segue.api import embed, recommend_users
+from segue.errors import FolderError, InputError, SettingsError
+from segue.recommend import batch, users_file
+from segue.recommend import embed as embed_module
+from segue.recommend.spark import SparkWorkers
+from segue.recommend.workers import Arrays, Worker
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
+
+FIRST = 1_600_000_000  # when the cycle log begins
+USERS = [f"u{number:03}" for number in range(60)]
+
+
+@pytest.fixture(name="model", scope="module")
+def opened_run(cycle_run: Path) -> segue.Recommender:
+    return segue.Recommender.open(cycle_run)
+
+
+@pytest.fixture(name="data", scope="module")
+def opened_data(cycle_data: Path) -> segue.Data:
+    return segue.Data.open(cycle_data)
+
+
+@pytest.fixture(name="grown", scope="module")
+def grown_data(tmp_path_factory: pytest.TempPathFactory) -> segue.Data:
+    """The cycle log and one user more; u007 went on."""
+    folder = tmp_path_factory.mktemp("grown")
+    more = [f"n1,i0{step},{FIRST + step}" for step in range(5)] + [f"u007,i01,{2 * FIRST}"]
+    (folder / "log.csv").write_text(cycle_log() + "\n".join(more) + "\n")
+    return segue.prepare(folder / "log.csv", out=folder / "data")
+
+
+def moments(folder: Path) -> Path:
+    """Users and moments as CSV: some of nobody, some of before anything happened."""
+    rows = [
+        f"{user},{FIRST + 3600 * (place % 20)}" for place, user in enumerate([*USERS, "ghost", "", "☕"] * 2) if user
+    ]
+    (folder / "moments.csv").write_text("\n".join(["user,time", *rows]) + "\n", encoding="utf-8")
+    return folder / "moments.csv"
+
+
+def plain(folder: Path) -> Path:
+    """Users alone, as Parquet."""
+    pl.DataFrame({"user_id": ["nobody", *reversed(USERS)]}).write_parquet(folder / "plain.parquet")
+    return folder / "plain.parquet"
+
+
+def assert_same_files(one: Path, other: Path) -> None:
+    """The same tables in files of the same names."""
+    names = sorted(str(path.relative_to(one)) for path in one.rglob("*.parquet"))
+    assert names == sorted(str(path.relative_to(other)) for path in other.rglob("*.parquet"))
+    assert len(names) > 1
+    for name in names:
+        assert_frame_equal(pl.read_parquet(one / name), pl.read_parquet(other / name), check_exact=False, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [(moments, {"k": 3}), (plain, {"k": 9, "keep_seen": True, "exclude": ["i02"], "only": ["i01", "i02", "i05"]})],
+)
+def test_every_row_is_answered_as_here(
+    model: segue.Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Any, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(users_file, "CHUNK_ROWS", 20)
+    monkeypatch.setattr(batch, "PART_ROWS", 100)
+    users = written(tmp_path)
+    told: list[int] = []
+    here = recommend_users(model, users, out=tmp_path / "here", **options)
+    there = recommend_users(model, users, out=tmp_path / "there", engine="spark", progress=told.append, **options)
+    assert there == here
+    assert here.unknown_users > 0
+    assert told == [*range(20, here.users, 20), here.users]
+    assert_same_files(tmp_path / "here", tmp_path / "there")
+
+
+def test_a_process_opens_the_run_once(model: segue.Recommender, data: segue.Data) -> None:
+    def told(worker: Worker, question: Arrays) -> Arrays:
+        from segue.recommend import spark
+
+        facts = (os.getpid(), spark._worker.cache_info().misses, torch.get_num_threads(), len(worker.data.users))
+        return {"facts": np.array([*question["number"], *facts])}
+
+    asked = [(number, {"number": np.array([number])}) for number in range(12)]
+    answers = list(SparkWorkers(model, data).answers(told, asked))
+    facts = np.array([answer["facts"] for _, answer in answers])
+    assert [number for number, _ in answers] == facts[:, 0].tolist() == list(range(12))
+    opened = {(process, times) for process, times in facts[:, 1:3].tolist()}
+    processes = {process for process, _ in opened}
+    assert os.getpid() not in processes
+    assert len(opened) == len(processes) < 12  # none opened anything between two questions
+    assert set(facts[:, 3].tolist()) == {1}  # spark.task.cpus
+    assert set(facts[:, 4].tolist()) == {60}
+
+
+def test_a_kill_in_the_middle_loses_and_doubles_nothing(
+    model: segue.Recommender, data: segue.Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embed_module, "PART_USERS", 13)
+    whole = embed(model, data, out=tmp_path / "whole", items=True)
+    write, left = embed_module._write_table, 7
+
+    def killed(table: Any, path: Path) -> None:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        write(table, path)
+
+    monkeypatch.setattr(embed_module, "_write_table", killed)
+    with pytest.raises(KeyboardInterrupt):
+        embed(model, data, out=tmp_path / "night", items=True, engine="spark")
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "night.partial" / "users").iterdir()}
+    assert 1 <= len(done) < whole.parts == 5
+    left = 99
+    told: list[tuple[int, int]] = []
+    report = embed(
+        model,
+        data,
+        out=tmp_path / "night",
+        items=True,
+        engine="spark",
+        progress=lambda *counts: told.append(counts),
+    )
+    assert report == whole
+    assert told == [(min(13 * part, 60), 60) for part in range(len(done) + 1, 6)]
+    assert_same_files(tmp_path / "whole", tmp_path / "night")
+    for path, moment in done.items():  # what was done was not done again
+        assert (tmp_path / "night" / "users" / path.name).stat().st_mtime_ns == moment
+    # The executors' folder is what an earlier one of this process would be.
+    again = embed(model, data, out=tmp_path / "again", since=tmp_path / "night")
+    assert (again.rows, again.unchanged) == (0, 60)
+
+
+def test_only_new_events_since(
+    model: segue.Recommender, data: segue.Data, grown: segue.Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embed(model, data, out=tmp_path / "first")
+    monkeypatch.setattr(embed_module, "PART_USERS", 31)
+    here = embed(model, grown, out=tmp_path / "here", since=tmp_path / "first")
+    there = embed(model, grown, out=tmp_path / "there", since=tmp_path / "first", engine="spark")
+    assert there == here
+    assert (there.rows, there.unchanged) == (2, 59)
+    assert_same_files(tmp_path / "here", tmp_path / "there")
+
+
+def test_executors_must_see_the_same_folders(
+    model: segue.Recommender, data: segue.Data, grown: segue.Data, tmp_path: Path
+) -> None:
+    assert model.folder is not None
+    shutil.copytree(model.folder, tmp_path / "run")
+    shutil.copytree(data.folder, tmp_path / "data")
+    moved, replaced = segue.Recommender.open(tmp_path / "run"), segue.Data.open(tmp_path / "data")
+    users = plain(tmp_path)
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    with pytest.raises(FolderError, match=r"executor on .*run does not exist.*Every executor must see the run"):
+        recommend_users(moved, users, out=tmp_path / "out", data=data, engine="spark")
+    replaced.verify = lambda: None  # type: ignore[method-assign]  # as if it were another machine's
+    shutil.rmtree(tmp_path / "data")
+    shutil.copytree(grown.folder, tmp_path / "data")
+    with pytest.raises(FolderError, match=r"executor on .*data has not what it has here; share the same folders"):
+        recommend_users(model, users, out=tmp_path / "out", data=replaced, engine="spark")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "elsewhere", "plain.parquet"]
+
+
+def test_bad_rows_are_refused_as_here(
+    model: segue.Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(users_file, "CHUNK_ROWS", 1)
+    (tmp_path / "users.csv").write_text("user,time\nu001,2026-01-01\nu002,yesterday\n")
+    sentences = []
+    engines: tuple[Literal["local", "spark"], ...] = ("local", "spark")
+    for engine in engines:
+        with pytest.raises(InputError, match="row 3: unreadable time") as refused:
+            recommend_users(model, tmp_path / "users.csv", out=tmp_path / "out", engine=engine)
+        sentences.append(str(refused.value))
+    assert sentences[0] == sentences[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["users.csv"]
+
+
+def test_executors_without_segue(model: segue.Recommender, data: segue.Data) -> None:
+    def nowhere() -> None:
+        raise ModuleNotFoundError("No module named 'segue'")
+
+    class Elsewhere:
+        """What an executor meets that cannot import segue: the task does not even arrive."""
+
+        def __call__(self, worker: Worker, question: Arrays) -> Arrays:
+            raise NotImplementedError
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return nowhere, ()
+
+    with pytest.raises(InputError, match=r"on the Spark executors has no segue; install segue \d"):
+        list(SparkWorkers(model, data).answers(Elsewhere(), [(0, {})]))
+
+
+def test_the_commands(line: CommandLine, cycle_run: Path, cycle_data: Path) -> None:
+    users = moments(line.folder)
+    recommend = ("recommend", cycle_run, "--users", users, "-k", "2")
+    said = line.answers(*recommend, "--out", "there", "--engine", "spark")
+    assert said == {**line.answers(*recommend, "--out", "here"), "folder": "there"}
+    night = ("embed", cycle_run, "--data", cycle_data)
+    said = line.answers(*night, "--out", "night", "--engine", "spark")
+    assert said == {**line.answers(*night, "--out", "other"), "folder": "night"}
+    assert said["rows"] == 60
+    single = ("recommend", cycle_run, "--history", "i01", "--engine", "spark")
+    line.refuses(*single, says=("Spark is for --users",), code=2)
+    line.refuses(*night, "--out", "more", "--spark-remote", "sc://x", says=("--spark-remote is for --engine spark",))
+    line.refuses(*night, "--out", "more", "--engine", "flink", says=("'flink'",), code=2)
+
+
+def test_a_builder_of_ones_own_stays_here(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="engine"):
+        embed(cycle_run, cycle_data, out=tmp_path / "out", encoder=lambda *_: None, engine="spark")  # type: ignore[arg-type]
