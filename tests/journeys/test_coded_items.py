@@ -40,7 +40,7 @@ def test_it_answers_as_its_scores_say(run: Path) -> None:
     report = segue.evaluate(opened)
     assert report.metrics["hit@10"] > 0.9 and report.metrics["ndcg@10"] > report.baselines["popularity"]["ndcg@10"]
     answer = opened.recommend(ids[:4], k=3)
-    assert [item.id for item in answer.items][0] == ids[4], "what comes next in the cycle"
+    assert answer.items[0].id == ids[4], "what comes next in the cycle"
     alike = opened.similar(ids[0], k=len(ids))
     assert len(alike.items) == len(ids) - 1 and all(-1.001 < item.score < 1.001 for item in alike.items)
 
