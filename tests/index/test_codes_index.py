@@ -56,7 +56,8 @@ def test_the_best_are_those_of_every_score(
     allowed, banned = rng.random(n_items + 1) < 0.8, rng.integers(1, n_items + 1, rng.integers(0, n_items + 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codes_module, "CHUNK", chunk)
-        patch.setattr(codes_module, "LOOKING_BEST", 4)
+        patch.setattr(codes_module, "GOOD", 8)
+        patch.setattr(codes_module, "BEST", 4)
         index = CodeIndex.build(centroids, torch.from_numpy(codes), candidates=allowed, normal=normal)
         items, scores = index.search(query[None], k, exclude=Ragged.of_lists([banned]))
     allowed[np.r_[0, banned]] = False

@@ -4,7 +4,7 @@ cannot be among the best are left before all of theirs are added up."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,38 +12,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from segue.data.batch import ragged_rows
 from segue.errors import SettingsError
 from segue.index.exact import Pairs, allowed_rows, best_columns, finite, finite_items, read_file, reading, write_file
 from segue.index.search import Ragged
 from segue.models.similarity import LEAST_LENGTH
 
-CHUNK = 1 << 18  # items looked at together: what is known of them so far stays in the cache
-SAMPLE = 4096  # of a chunk's items, by which it is guessed which look best
-LOOKING_BEST = 1024  # items of which the first border is made, at least
-FEW = 1 / 16  # share of items from which down it is faster to go on with them alone
+CHUNK = 1 << 18  # items looked at together where nothing says which: what is known of them stays in the cache
+GOOD, BEST = 8192, 1024  # items that are good by one pair, and the best of them by two, which give the first border
+FEW = 1 / 4  # share of items from which down it is faster to go on with them alone
 ROUNDING = 4e-6  # of the largest sum that there can be: what the order of adding may change
-
-Columns = slice | np.ndarray
-"""Some items of an index, by their places in it, ascending."""
 
 
 class CodeIndex:
     """The codes of the items that may be answered, in the order of their numbers, and the vectors that codes stand for.
 
-    Codes are taken in pairs, so that a score takes half as many steps. Of every item only the two pairs are added that
-    tell items apart best; where the most that the others could add leaves an item below the k-th best found so far, it
-    is dropped. That is the idea of Petrov, Macdonald and Tonellotto, "Efficient Recommendation with Millions of Items
-    by Dynamic Pruning of Sub-Item Embeddings", SIGIR 2025; their lists of the items of each code want compiled code.
+    Codes are taken in pairs, so that a score takes half as many steps, and for each value of a pair there is a list of
+    the items that have it. A question begins with the pair that tells items apart best. Where the most that the other
+    pairs could add leaves a list below the k-th best found so far, none of its items is looked at; the others go on
+    from pair to pair, fewer each time. After Petrov, Macdonald and Tonellotto, "Efficient Recommendation with Millions
+    of Items by Dynamic Pruning of Sub-Item Embeddings", SIGIR 2025.
     """
 
     def __init__(
-        self, centroids: Tensor, pairs: Tensor, numbers: np.ndarray, *, n_items: int, lengths: Tensor | None
+        self, centroids: Tensor, pairs: np.ndarray, numbers: np.ndarray, *, n_items: int, normal: bool
     ) -> None:
         self.centroids = centroids  # [parts, values, d] float32
-        self.pairs = pairs  # [pairs, n] int32: two codes of an item as one, first · values + second
+        self.pairs = pairs  # [pairs, n] uint16: two codes of an item as one, first · values + second
         self.numbers = numbers  # [n] int64, ascending: the items of these columns
-        self.lengths = lengths  # [n] float32: of the items' vectors, where scores are divided by them
+        self.lengths = _lengths(centroids, pairs) if normal else None  # [n] float32: what scores are divided by
         self._n_items = n_items
+        self._lists = [_Lists(pair, centroids.shape[1] ** 2) for pair in pairs]
 
     @staticmethod
     def build(
@@ -59,8 +58,7 @@ class CodeIndex:
         allowed[0] = False
         numbers, centroids = np.flatnonzero(allowed).astype(np.int64), finite_items(centroids)
         pairs = _paired(codes.cpu().numpy(), numbers, centroids.shape[1])
-        lengths = _lengths(centroids, pairs) if normal else None
-        return CodeIndex(centroids, pairs, numbers, n_items=len(codes) - 1, lengths=lengths)
+        return CodeIndex(centroids, pairs, numbers, n_items=len(codes) - 1, normal=normal)
 
     @property
     def n_items(self) -> int:
@@ -85,88 +83,101 @@ class CodeIndex:
             scores[row, : len(columns)] = found
         return items, scores
 
-    def codes(self, columns: Columns = slice(None)) -> Tensor:
-        """The codes of these columns [c, parts] uint8."""
+    @property
+    def codes(self) -> np.ndarray:
+        """The items' codes [n, parts] uint8."""
         parts, values = self.centroids.shape[:2]
-        both = self.pairs[:, columns]
-        apart = torch.stack((both.div(values, rounding_mode="floor"), both % values), dim=1).flatten(0, 1)
-        if parts % 2:  # the last part stands alone
-            apart = torch.cat((apart[: parts - 1], both[-1:]))
-        return apart.T.to(torch.uint8).contiguous()
+        codes = np.empty((len(self.numbers), parts), dtype=np.uint8)
+        for pair, both in enumerate(self.pairs):
+            alone = 2 * pair + 1 == parts
+            codes[:, 2 * pair] = both if alone else both // values
+            if not alone:
+                codes[:, 2 * pair + 1] = both % values
+        return codes
 
     def _best(
         self, question: _Question, k: int, allowed: np.ndarray | None, banned: np.ndarray | None
     ) -> tuple[np.ndarray, Tensor]:
-        """The k best columns and their scores, chunk by chunk; each chunk knows the k-th best of those before it."""
-        columns, scores, border = np.zeros(0, dtype=np.int64), torch.zeros(0), -math.inf
-        for some in self._chunks(allowed):
-            sums = question.first_sums(self._pairs(some, question.order[:2]))
-            if border == -math.inf:
-                border = self._first_border(question, some, sums, k, banned)
-            here = self._survivors(question, some, sums, border, banned)
+        """The k best columns and their scores, of those that are `allowed`, ascending, or of all."""
+        columns, scores = np.zeros(0, dtype=np.int64), torch.zeros(0)
+        border = self._first_border(question, k, banned) if allowed is None else -math.inf
+        for some, sums in self._begun(question, allowed, border):
+            here = _without(np.sort(self._narrowed(question, some, sums, border)), banned)
             columns = np.concatenate((columns, here))
             scores = torch.cat((scores, self._scores(question, here)))
             # Earlier columns stand first, so that of equal scores those of lower numbers are taken.
             order, best = best_columns(scores[None], k)
             columns, scores = columns[order[0].numpy()], best[0]
-            border = float(scores[-1]) if len(columns) == k else -math.inf
+            border = float(scores[-1]) if len(columns) == k else border
         return columns, scores
 
-    def _chunks(self, allowed: np.ndarray | None) -> Iterator[Columns]:
+    def _first_border(self, question: _Question, k: int, banned: np.ndarray | None) -> float:
+        """A score that k items reach: that of the k-th best where the first two pairs add most; -inf where there are
+        too few."""
+        lists, best = self._lists[question.order[0]], max(BEST, 4 * k)
+        columns = _without(lists.items(question.highest(max(GOOD, 4 * best), lists.sizes)), banned)
+        if len(columns) > best:
+            columns = columns[np.argpartition(self._sums(question, columns, question.order[:2]), -best)[-best:]]
+        return -math.inf if len(columns) < k else float(torch.topk(self._scores(question, columns), k).values[-1])
+
+    def _begun(
+        self, question: _Question, allowed: np.ndarray | None, border: float
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Columns, and what the first pair adds to each: those that its lists leave, or where these would leave many
+        or say nothing, all, a chunk at a time."""
+        first = question.order[0]
+        lists, table = self._lists[first], question.tables[first]
+        if allowed is None and border > -math.inf:
+            high = np.flatnonzero(table >= self._least_needed(question, border))
+            if lists.sizes[high].sum() < FEW * len(self.numbers):
+                yield lists.items(high), np.repeat(table[high], lists.sizes[high])
+                return
         count = len(self.numbers) if allowed is None else len(allowed)
         for begin in range(0, count, CHUNK):
-            some = slice(begin, min(begin + CHUNK, count))
-            yield some if allowed is None else allowed[some]
+            end = min(begin + CHUNK, count)
+            some = np.arange(begin, end) if allowed is None else allowed[begin:end]
+            yield some, self._sums(question, some, [first])
 
-    def _first_border(
-        self, question: _Question, some: Columns, sums: np.ndarray, k: int, banned: np.ndarray | None
-    ) -> float:
-        """A score that k items reach: that of the k-th best among those whose first sums are the highest; -inf where
-        they are too few."""
-        step = -(-len(sums) // SAMPLE)
-        sample = sums[::step]
-        place = max(0, len(sample) - 1 - max(LOOKING_BEST, 4 * k) // step)
-        high = np.flatnonzero(sums >= np.partition(sample, place)[place])
-        scores = self._scores(question, _without(_of(some, high), banned))
-        return -math.inf if len(scores) < k else float(torch.topk(scores, k).values[-1])
-
-    def _survivors(
-        self, question: _Question, some: Columns, sums: np.ndarray, border: float, banned: np.ndarray | None
-    ) -> np.ndarray:
-        """The columns whose scores may reach the border, ascending."""
+    def _narrowed(self, question: _Question, columns: np.ndarray, sums: np.ndarray, border: float) -> np.ndarray:
+        """The columns whose scores may reach the border, given what the first pair adds."""
         if border == -math.inf:
-            return _without(_of(some, np.arange(len(sums))), banned)
-        least = border - ROUNDING * abs(border)
-        high = sums >= self._needed(question, some, least, added=2)
-        for added, pair in enumerate(question.order[2:-1], 3):
-            if np.count_nonzero(high) < FEW * len(high):
-                kept = np.flatnonzero(high)
-                some, sums = _of(some, kept), sums[kept]
-            sums += question.tables[pair].index_select(0, *self._pairs(some, [pair])).numpy()
-            high = sums >= self._needed(question, some, least, added=added)
-        return _without(_of(some, np.flatnonzero(high)), banned)
+            return columns
+        for added, pair in enumerate(question.order[1:], 1):
+            kept = np.flatnonzero(sums >= self._needed(question, columns, border, added=added))
+            if len(kept) < len(columns):
+                columns, sums = columns.take(kept), sums.take(kept)
+            sums += self._sums(question, columns, [pair])
+        return columns[sums >= self._needed(question, columns, border, added=len(question.order))]
 
-    def _needed(self, question: _Question, some: Columns, least: float, *, added: int) -> float | np.ndarray:
-        """What a sum of so many pairs must be for a score of `least`, if the others add the most they can."""
-        rest = question.rest(added)
+    def _needed(
+        self, question: _Question, columns: np.ndarray, border: float, *, added: int
+    ) -> np.float32 | np.ndarray:
+        """What the sum of so many pairs must be for a score at the border, if the others add the most they can."""
+        least = border - ROUNDING * abs(border)
         if self.lengths is None:
-            return np.float32(least - rest)
-        needed: np.ndarray = self.lengths[some].numpy() * np.float32(least) - np.float32(rest)
+            return np.float32(least - question.rest(added))
+        needed: np.ndarray = np.float32(least) * self.lengths[columns] - np.float32(question.rest(added))
         return needed
+
+    def _least_needed(self, question: _Question, border: float) -> np.float32:
+        """The same for the first pair of any item."""
+        least = border - ROUNDING * abs(border)
+        if self.lengths is not None:
+            least *= float(self.lengths.min() if least > 0 else self.lengths.max())
+        return np.float32(least - question.rest(1))
 
     def _scores(self, question: _Question, columns: np.ndarray) -> Tensor:
         """Always summed in one order, so that equal codes have equal scores."""
-        found = torch.zeros(len(columns))
-        for table, places in zip(question.tables, self._pairs(columns, range(len(self.pairs))), strict=True):
-            found += table.index_select(0, places)
-        return found if self.lengths is None else found / self.lengths[columns]
+        found = self._sums(question, columns, range(len(self.pairs)))
+        return torch.from_numpy(found if self.lengths is None else found / self.lengths[columns])
 
-    def _pairs(self, some: Columns, which: range | list[int]) -> list[Tensor]:
-        """These pairs of some columns, each [c]."""
-        if isinstance(some, slice):
-            return [self.pairs[pair, some] for pair in which]
-        places = torch.from_numpy(some)
-        return [self.pairs[pair].index_select(0, places) for pair in which]
+    def _sums(self, question: _Question, columns: np.ndarray, pairs: Sequence[int]) -> np.ndarray:
+        """What these pairs of some columns add up to [c]."""
+        first, *others = pairs
+        found: np.ndarray = question.tables[first].take(self.pairs[first].take(columns))
+        for pair in others:
+            found += question.tables[pair].take(self.pairs[pair].take(columns))
+        return found
 
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> CodeIndex:  # noqa: ARG002
         """Refused; see `ItemIndex.with_items`."""
@@ -174,7 +185,11 @@ class CodeIndex:
 
     def save(self, path: Path) -> None:
         """Write what codes stand for, the items' codes and their numbers to one safetensors file."""
-        arrays = {"centroids": self.centroids, "codes": self.codes(), "numbers": torch.from_numpy(self.numbers)}
+        arrays = {
+            "centroids": self.centroids,
+            "codes": torch.from_numpy(self.codes),
+            "numbers": torch.from_numpy(self.numbers),
+        }
         write_file(path, arrays, _Facts(n_items=self.n_items, normal=self.lengths is not None))
 
     @staticmethod
@@ -184,8 +199,7 @@ class CodeIndex:
             arrays, facts = read_file(path, _Facts)
             centroids, codes, numbers = arrays["centroids"], arrays["codes"].numpy(), arrays["numbers"].numpy()
             pairs = _paired(codes, np.arange(len(codes)), centroids.shape[1])
-            lengths = _lengths(centroids, pairs) if facts.normal else None
-            return CodeIndex(centroids, pairs, numbers, n_items=facts.n_items, lengths=lengths)
+            return CodeIndex(centroids, pairs, numbers, n_items=facts.n_items, normal=facts.normal)
 
 
 class _Facts(msgspec.Struct, tag_field="kind", tag="codes", forbid_unknown_fields=True):
@@ -195,59 +209,79 @@ class _Facts(msgspec.Struct, tag_field="kind", tag="codes", forbid_unknown_field
     normal: bool
 
 
+class _Lists:
+    """The items that have each value of a pair."""
+
+    def __init__(self, pair: np.ndarray, values: int) -> None:
+        self._order = np.argsort(pair, kind="stable").astype(np.int32)  # value after value
+        self.sizes = np.bincount(pair, minlength=values)
+        self._begins = np.cumsum(self.sizes) - self.sizes
+
+    def items(self, values: np.ndarray) -> np.ndarray:
+        """The columns of these values, one after the other."""
+        rows = ragged_rows(self._begins[values], self.sizes[values])
+        columns: np.ndarray = self._order[rows].astype(np.int64)
+        return columns
+
+
 class _Question:
     """A question's products with all that a pair of codes may stand for."""
 
     def __init__(self, centroids: Tensor, asked: Tensor) -> None:
-        products = (centroids @ asked.view(len(centroids), -1, 1))[:, :, 0]  # [parts, values]
-        self.tables = _pair_tables(products)
+        self._products = (centroids @ asked.view(len(centroids), -1, 1))[:, :, 0].numpy()  # [parts, values]
+        self.tables = _pair_tables(self._products)
         self._most = [float(table.max()) for table in self.tables]
         apart = [most - float(table.mean()) for most, table in zip(self._most, self.tables, strict=True)]
         self.order = sorted(range(len(apart)), key=lambda pair: -apart[pair])
         """Pairs, those first that tell items apart best."""
-        self._rounding = ROUNDING * float(products.abs().amax(1).sum())
-
-    def first_sums(self, places: list[Tensor]) -> np.ndarray:
-        """What the first pairs, of which these are some items' [c], add up to."""
-        found = self.tables[self.order[0]].index_select(0, places[0])
-        if len(places) > 1:
-            found += self.tables[self.order[1]].index_select(0, places[1])
-        sums: np.ndarray = found.numpy()
-        return sums
+        self._rounding = ROUNDING * float(np.abs(self._products).max(axis=1).sum())
 
     def rest(self, added: int) -> float:
         """The most that is still to come after so many pairs, and what rounding may hide."""
         return sum(self._most[pair] for pair in self.order[added:]) + self._rounding
 
+    def highest(self, wanted: int, sizes: np.ndarray) -> np.ndarray:
+        """Values of the first pair that add most, so many that `wanted` items have them, or all. `sizes`: how many
+        items have each value."""
+        first = 2 * self.order[0]
+        ranked = np.argsort(-self._products[first : first + 2], axis=1)
+        count = values = ranked.shape[1]
+        side = math.ceil(math.sqrt(wanted / max(1, sizes.sum()) * values ** len(ranked))) if len(ranked) > 1 else wanted
+        while True:
+            count = min(side, values)
+            found = ranked[0, :count]
+            if len(ranked) > 1:
+                found = (found[:, None] * values + ranked[1, :count]).ravel()
+            if count == values or sizes[found].sum() >= wanted:
+                return found
+            side *= 2
 
-def _pair_tables(table: Tensor) -> list[Tensor]:
+
+def _pair_tables(table: np.ndarray) -> list[np.ndarray]:
     """Numbers of each part's values [parts, values] → their sums for all pairs of values of two parts, each flat."""
-    return [(two[0][:, None] + two[1]).flatten() if len(two) == 2 else two[0].contiguous() for two in table.split(2)]
+    return [
+        (table[part][:, None] + table[part + 1]).ravel() if part + 1 < len(table) else table[part]
+        for part in range(0, len(table), 2)
+    ]
 
 
-def _paired(codes: np.ndarray, rows: np.ndarray, values: int) -> Tensor:
-    """The codes [V, parts] of these rows, two by two [pairs, n] int32; of an odd number the last stands alone."""
-    pairs = np.empty((-(-codes.shape[1] // 2), len(rows)), dtype=np.int32)
+def _paired(codes: np.ndarray, rows: np.ndarray, values: int) -> np.ndarray:
+    """The codes [V, parts] of these rows, two by two [pairs, n] uint16; of an odd number the last stands alone."""
+    pairs = np.empty((-(-codes.shape[1] // 2), len(rows)), dtype=np.uint16)
     for pair, row in enumerate(pairs):
         row[:] = codes[rows, 2 * pair]
         if 2 * pair + 1 < codes.shape[1]:
-            row *= values
+            row *= np.uint16(values)
             row += codes[rows, 2 * pair + 1]
-    return torch.from_numpy(pairs)
+    return pairs
 
 
-def _lengths(centroids: Tensor, pairs: Tensor) -> Tensor:
+def _lengths(centroids: Tensor, pairs: np.ndarray) -> np.ndarray:
     """The lengths of items' vectors [n]: squares add up part by part."""
-    squares = torch.zeros(pairs.shape[1])
-    for table, places in zip(_pair_tables(centroids.square().sum(2)), pairs, strict=True):
-        squares += table.index_select(0, places)
-    return squares.sqrt_().clamp_(min=LEAST_LENGTH)
-
-
-def _of(some: Columns, places: np.ndarray) -> np.ndarray:
-    """The columns at these places among some."""
-    columns: np.ndarray = places + some.start if isinstance(some, slice) else some[places]
-    return columns
+    squares = np.zeros(pairs.shape[1], dtype=np.float32)
+    for table, pair in zip(_pair_tables(centroids.square().sum(2).numpy()), pairs, strict=True):
+        squares += table[pair]
+    return np.maximum(np.sqrt(squares), np.float32(LEAST_LENGTH))
 
 
 def _without(columns: np.ndarray, banned: np.ndarray | None) -> np.ndarray:
