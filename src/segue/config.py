@@ -73,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 "model.temperature = 'learned' takes the place of objective.temperature, got "
                 f"{self.objective.temperature}: leave that at 1, or model.temperature at 'fixed'."
             )
-        refuse_misfit(self.index.kind, similarity=self.model.similarity)
+        refuse_misfit(self.index.kind, similarity=self.model.similarity, items=self.model.items)
 
     def _check_continuation(self) -> None:
         builder, task = self.model.builder, self.objective.task

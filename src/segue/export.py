@@ -78,7 +78,7 @@ def export_onnx(
         begin(2)
         made, difference = _checked(model, staging)
         size = staging.stat().st_size
-    exact = recommender.manifest.get("index", {}).get("kind", "exact") == "exact"
+    exact = recommender.manifest.get("index", {}).get("kind", "exact") in ("exact", "codes")
     return Export(
         file=str(path),
         bytes=size,

@@ -9,7 +9,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -39,8 +39,10 @@ from segue.evaluate.settings import SeenRule, seen_rule
 from segue.evaluate.trained import training_counts
 from segue.evaluate.window import WindowEvaluation, evaluate_window
 from segue.index.build import build_index, index_facts, sample_questions
+from segue.models.assign import assigned_codes, shared_codes
 from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model, saved_texts
+from segue.models.codes import CodeTable
 from segue.models.content import ContentTable
 from segue.models.facts import facts_of, refuse_silence
 from segue.models.sequence import SequenceModel
@@ -54,7 +56,9 @@ from segue.train.start import START, START_ALL, write_start
 from segue.train.state import Progress, read_progress
 
 SETTINGS, BELONGING = "settings.toml", "data.json"
-KEPT = (CHOOSING, START, START_ALL)
+CODES, CODES_ALL = "codes.npy", "codes-all.npy"
+"""The items' codes, found once, in the training part; and in every event, where a model is trained on them."""
+KEPT = (CHOOSING, START, START_ALL, CODES, CODES_ALL)
 """Of RUN.partial, what the run keeps, so that it can be taken up again."""
 ALL_NOTE = (
     "The model served was trained on every event; this report is that of the run that chose its {epochs} epochs, "
@@ -90,7 +94,8 @@ def make_run(
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
     start = job.start(START)
     texts = saved_texts(start) if start is not None and job.settings.model.texts else None
-    facts = facts_of(job.settings.model, data.vocabulary, data.kinds, texts)
+    codes = job.codes(CODES, data, split.train_end)
+    facts = facts_of(job.settings.model, data.vocabulary, data.kinds, texts, codes)
     model, chosen = choose_epoch(
         job.recipe,
         sequences,
@@ -105,6 +110,8 @@ def make_run(
     note = ALL_NOTE.format(epochs=chosen.best_epoch) if all_events else None
     evaluation = measure(model, data, job.settings, note=note, progress=measured)
     if all_events:
+        if codes is not None:
+            facts = replace(facts, codes=job.codes(CODES_ALL, data, np.asarray(sequences.offsets)[1:]))
         model, counts = train_everything(
             job.recipe,
             sequences,
@@ -225,6 +232,21 @@ class _Job:
         path = self.partial / name
         return path if path.exists() else None
 
+    def codes(self, name: str, data: Data, ends: np.ndarray) -> np.ndarray | None:
+        """The items' codes by what users had before `ends`, of the file with this name, or found and kept there: where
+        training is taken up, on whatever machine, they must be the same."""
+        path = self.partial / name
+        if not path.exists():
+            sequences, settings = data.sequences, self.settings
+            seed, n_items = settings.train.seed, len(data.vocabulary)
+            found = assigned_codes(settings.model, sequences, ends, n_items, seed=seed)
+            if found is None:
+                return None
+            with folders.complete_file(path, option="--out") as staging, staging.open("wb") as file:
+                np.save(file, found)
+        codes: np.ndarray = np.load(path, allow_pickle=False)
+        return codes
+
 
 def _partial(run: Path) -> Path:
     return run.with_name(run.name + ".partial")
@@ -261,7 +283,7 @@ def _begun(
     with folders.complete_folder(partial) as staging:
         if from_run is not None:
             name = str(recipe or from_run.manifest["recipe"])
-            origin = _write_start(from_run, data, settings, encoder, staging)
+            origin = _write_start(from_run, data, _Job(settings, name, staging, encoder))
         (staging / SETTINGS).write_text(settings_toml(settings))
         folders.write_json(staging / BELONGING, _Belonging(recipe=name, digest=data.digest, origin=origin))
     return _Job(settings, name, partial, encoder, origin)
@@ -275,11 +297,13 @@ def _continued(origin: Recommender, recipe: str | Path | None) -> dict[str, Any]
     return {**_tables(origin), **(read_recipe(recipe) if recipe else {})}
 
 
-def _write_start(origin: Recommender, data: Data, settings: Settings, encoder: Builder | None, staging: Path) -> Origin:
+def _write_start(origin: Recommender, data: Data, job: _Job) -> Origin:
     """The weights of a run, carried over to the items of `data`, into RUN.partial."""
     assert origin.folder is not None
+    settings = job.settings
     refuse_another_model(settings_of(origin), settings, whose=str(origin.folder))
     _refuse_leak(origin, data)
+    codes = job.codes(CODES, data, data.split.train_end)
     everything = bool(origin.manifest["all"])
     if everything:
         folders.verify_contents(origin.folder, origin.manifest, "run", names=(CHOOSING,))
@@ -287,11 +311,11 @@ def _write_start(origin: Recommender, data: Data, settings: Settings, encoder: B
         origin.model,
         origin.folder,
         everything=everything,
-        recipe=_Job(settings, "", staging, encoder).recipe,
-        facts=facts_of(settings.model, data.vocabulary, data.kinds, _texts_of(origin.model)),
+        recipe=job.recipe,
+        facts=facts_of(settings.model, data.vocabulary, data.kinds, _texts_of(origin.model), codes),
         before=origin.vocabulary,
         now=data.vocabulary,
-        out=staging,
+        out=job.partial,
     )
     return Origin(folder=str(origin.folder.absolute()), digest=run_digest(origin))
 
@@ -421,7 +445,15 @@ def _write_run(
             if (job.partial / name).exists():
                 shutil.copyfile(job.partial / name, staging / name)
         facts = _facts(job, data, chosen, seen=seen, all_events=all_events)
-        folders.write_manifest(staging, "run", {**facts, "index": index_facts(index, questions)})
+        facts |= {"index": index_facts(index, questions), **_code_facts(model, counts)}
+        folders.write_manifest(staging, "run", facts)
+
+
+def _code_facts(model: SequenceModel, counts: np.ndarray) -> dict[str, Any]:
+    """How many items cannot be told apart, where they are known by their codes."""
+    if not isinstance(model.items, CodeTable):
+        return {}
+    return {"codes": {"shared": shared_codes(model.items.codes.numpy(), np.flatnonzero(counts[1:]) + 1)}}
 
 
 def _facts(job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, all_events: bool) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def test_without_faiss_auto_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_a_kind_that_does_not_fit_is_refused(kind: Kind, similarity: str) -> None:
     with pytest.raises(SettingsError, match=rf"index\.kind = '{kind}' .* model\.similarity = '{similarity}'"):
-        refuse_misfit(kind, similarity=similarity)
+        refuse_misfit(kind, similarity=similarity, items="ids")
     with pytest.raises(SettingsError, match=rf"index\.kind = '{kind}'"):
         built(kind, similarity)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from segue.errors import FolderError
 from segue.index import approximate
 from segue.index.approximate import ApproximateIndex
+from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex
 from segue.index.mol import Cut, MolIndex
 from segue.index.search import ItemIndex, Ragged, recall
@@ -53,6 +54,17 @@ def mol_index(cut: Cut | None) -> Callable[[np.ndarray, np.ndarray | None], Item
     return build
 
 
+def code_index(vectors: np.ndarray, candidates: np.ndarray | None) -> ItemIndex:
+    """A part for each feature, whose values are all that there are."""
+    values = [np.unique(column) for column in vectors.T]
+    centroids = np.zeros((len(values), max(map(len, values)), 1), dtype=np.float32)
+    for part, own in zip(centroids, values, strict=True):
+        part[: len(own), 0] = own
+    codes = [np.searchsorted(own, column) for own, column in zip(values, vectors.T, strict=True)]
+    coded = torch.from_numpy(np.stack(codes, axis=1).astype(np.uint8))
+    return CodeIndex.build(torch.from_numpy(centroids), coded, candidates=candidates)
+
+
 KINDS = {
     "exact": Kind(
         lambda vectors, candidates: ExactIndex.build(
@@ -61,10 +73,12 @@ KINDS = {
     ),
     "approximate": Kind(approximate_index(1.0)),
     "approximate, one list": Kind(approximate_index(0.001)),
+    "codes": Kind(code_index),
     "mol": Kind(mol_index(None), one_gate),
     "mol, two-stage": Kind(mol_index(Cut(averaged=9)), one_gate),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+growing_kind = pytest.mark.parametrize("kind", [KINDS[name] for name in KINDS if name != "codes"])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -113,7 +127,7 @@ def whole(case: Case) -> Case:
     return Case(case.vectors, case.queries, 10**6, case.candidates, case.exclude, case.only, case.only_each)
 
 
-@every_kind
+@growing_kind
 @settings(max_examples=30, deadline=None)
 @given(case=cases(), share=st.floats(0, 1), seed=st.integers(0, 2**32))
 def test_an_index_with_items_keeps_the_contract_and_the_one_before_stays(

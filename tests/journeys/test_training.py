@@ -234,8 +234,9 @@ NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "in-batch": ("sasrec-sampled", (*FEW_NEGATIVES, "objective.sampler=in-batch")),
     "mixed": ("bert4rec", (*FEW_NEGATIVES, "objective.loss=gbce", "objective.sampler=mixed")),
     "lambdarank": ("sasrec-rss", ("objective.loss=lambdarank",)),
+    "codes": ("sasrec-sampled", (*FEW_NEGATIVES, "model.items=codes", "model.code_parts=4")),
 }
-"""Every recipe, and every way to draw negatives."""
+"""Every recipe, every way to draw negatives, and codes, which are found in the log."""
 
 
 def test_no_leak_is_tried_with_every_recipe() -> None:

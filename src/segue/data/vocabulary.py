@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PADDING = 0
 MOST_CHUNKS = 32  # of a table that grows: to copy it each time takes longer than to read it in pieces
+LEAST_HASHED = 2_000_000  # items from which on ids are found by their hashes: in a dictionary they take 150 bytes each
 
 
 class Names(Protocol):
@@ -42,13 +43,24 @@ class Vocabulary:
     def __len__(self) -> int:
         return self.table.height
 
+    @property
+    def _many(self) -> bool:
+        return len(self) >= LEAST_HASHED
+
+    @cached_property
+    def _hashed(self) -> _HashedIds:
+        return _HashedIds(self.table["id"])
+
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {identifier: number for number, identifier in enumerate(self.table["id"].to_list(), start=1)}
 
     def numbers(self, ids: Sequence[str], *, unknown: Literal["error", "zero"]) -> np.ndarray:
         """Numbers of ids [n] int64; an unknown id is an error (a bug in training) or 0 (normal when serving)."""
-        found = np.fromiter(map(self._numbers.get, ids, itertools.repeat(PADDING)), dtype=np.int64, count=len(ids))
+        if self._many:
+            found = self._hashed.numbers(ids)
+        else:
+            found = np.fromiter(map(self._numbers.get, ids, itertools.repeat(PADDING)), dtype=np.int64, count=len(ids))
         if unknown == "error" and not found.all():
             missing = ids[int(np.flatnonzero(found == PADDING)[0])]
             raise InputError(f"The item {missing!r} is not in the catalogue of {len(self)} items.")
@@ -56,11 +68,17 @@ class Vocabulary:
 
     def ids(self, numbers: np.ndarray) -> list[str]:
         """Ids of item numbers, each in 1..n."""
+        if self._many:
+            return self.table["id"].gather(np.asarray(numbers, dtype=np.int64) - 1).to_list()
         ids = self._ids
         return [ids[number] for number in np.asarray(numbers).tolist()]
 
     def titles(self, numbers: np.ndarray) -> list[str | None]:
         """Titles of item numbers, None where the catalogue has none."""
+        if self._many:
+            named = "title" in self.table.columns
+            places = np.asarray(numbers, dtype=np.int64) - 1
+            return self.table["title"].gather(places).to_list() if named else [None] * len(places)
         titles = self._titles
         return [titles[number] for number in np.asarray(numbers).tolist()]
 
@@ -90,6 +108,8 @@ class Vocabulary:
         elif table.n_chunks() > MOST_CHUNKS:
             table = table.rechunk()
         extended = Vocabulary(table)
+        if extended._many:
+            return extended
         new = [name for name, number in zip(ids, known.tolist(), strict=True) if not number]
         # The copy of a table of numbers is a hundred times faster than to make it again of a large catalogue.
         extended._numbers = self._numbers | dict(zip(new, range(len(self) + 1, len(extended) + 1), strict=True))
@@ -149,3 +169,28 @@ class Vocabulary:
     @cached_property
     def _titles(self) -> list[str | None]:
         return [None, *(self.table["title"] if "title" in self.table.columns else [None] * len(self))]
+
+
+class _HashedIds:
+    """Ids of many items → numbers, by twelve bytes an item: hashes in order, and whose they are."""
+
+    def __init__(self, ids: pl.Series) -> None:
+        self._ids = ids
+        self._seed = 0
+        while True:
+            hashes = ids.hash(self._seed).to_numpy()
+            order = np.argsort(hashes)
+            self._hashes, self._places = hashes[order], order.astype(np.int32)
+            if not (self._hashes[1:] == self._hashes[:-1]).any():  # else two ids have one hash: another seed
+                return
+            self._seed += 1
+
+    def numbers(self, ids: Sequence[str]) -> np.ndarray:
+        """[n] int64, 0 where an id is unknown."""
+        import polars as pl
+
+        asked = pl.Series(list(ids), dtype=pl.String)
+        places = np.searchsorted(self._hashes, asked.hash(self._seed).to_numpy())
+        rows = self._places[np.minimum(places, len(self._places) - 1)].astype(np.int64)
+        same = (self._ids.gather(rows) == asked).to_numpy()
+        return np.where(same, rows + 1, PADDING)

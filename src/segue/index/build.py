@@ -16,20 +16,23 @@ from segue.data.batch import case_batches, newest
 from segue.data.sequences import Sequences
 from segue.data.split import Cases
 from segue.errors import FolderError
+from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex, read_header, reading
 from segue.index.mol import Cut, MolIndex
 from segue.index.search import RECALL_AT, ItemIndex, Recall, recall
 from segue.index.settings import IndexSettings, faiss_installed, refuse_misfit
 from segue.layers.packed import tensors
+from segue.models.codes import CodeTable
 from segue.models.mol import MixtureOfLogits
 from segue.models.sequence import SequenceModel
+from segue.models.similarity import Dot
 
 LEAST_APPROXIMATE = 70_000  # items from which on a question of one thread is answered at least twice as fast
 LEAST_TWO_STAGE = 2 * Cut().averaged  # items of which the first stage leaves out at least half
 SAMPLE, TOKENS = 400, 16384  # questions that say what an approximation finds, and events encoded at a time
 SAMPLE_OF_ALL = 50  # questions to a mixture of logits: scoring all items takes long there
 
-Chosen = Literal["exact", "approximate", "two-stage"]
+Chosen = Literal["exact", "approximate", "two-stage", "codes"]
 Questions = Callable[[], Tensor | None]
 """Gives questions [N, Q] like those that will be asked, or None where there are none to draw."""
 
@@ -43,10 +46,15 @@ def build_index(
 ) -> ItemIndex:
     """An index of the items that may be answered, `candidates` [V + 1] bool. `questions`: what an approximation is
     fitted to and measured on, where one is made."""
+    mixture = model.similarity.mixture if isinstance(model.similarity, MixtureOfLogits) else None
+    coded = isinstance(model.items, CodeTable)
+    kind = _chosen(settings, int(np.count_nonzero(candidates[1:])), mixed=mixture is not None, coded=coded)
     with _evaluated(model):
+        if kind == "codes":
+            assert isinstance(model.items, CodeTable) and isinstance(model.similarity, Dot)
+            table, normal = model.items, model.similarity.normal
+            return CodeIndex.build(table.centroids, table.codes, candidates=candidates, normal=normal)
         vectors = model.item_vectors()
-        mixture = model.similarity.mixture if isinstance(model.similarity, MixtureOfLogits) else None
-        kind = _chosen(settings, int(np.count_nonzero(candidates[1:])), mixed=mixture is not None)
         index: ItemIndex
         if mixture is not None:
             index = MolIndex.build(mixture, vectors, candidates=candidates, cut=Cut() if kind == "two-stage" else None)
@@ -60,12 +68,14 @@ def build_index(
     return index
 
 
-def _chosen(settings: IndexSettings, items: int, *, mixed: bool) -> Chosen:
-    refuse_misfit(settings.kind, similarity="mol" if mixed else "dot")
+def _chosen(settings: IndexSettings, items: int, *, mixed: bool, coded: bool) -> Chosen:
+    refuse_misfit(settings.kind, similarity="mol" if mixed else "dot", items="codes" if coded else "ids")
     if settings.kind != "auto":
         return settings.kind
     if mixed:
         return "two-stage" if items >= LEAST_TWO_STAGE else "exact"
+    if coded:
+        return "codes"
     return "approximate" if items >= LEAST_APPROXIMATE and faiss_installed() else "exact"
 
 
@@ -99,6 +109,8 @@ def index_facts(index: ItemIndex, questions: Questions) -> dict[str, Any]:
     """What a run's manifest says of its index: its kind, and what it finds if it does not look at everything."""
     if isinstance(index, ExactIndex):
         return {"kind": "exact"}
+    if isinstance(index, CodeIndex):
+        return {"kind": "codes"}
     if isinstance(index, MolIndex) and index.cut is None:
         return {"kind": "exact"}
     if isinstance(index, MolIndex):
@@ -126,6 +138,8 @@ def load_index(path: Path) -> ItemIndex:
         return ExactIndex.load(path)
     if kind == "mol":
         return MolIndex.load(path)
+    if kind == "codes":
+        return CodeIndex.load(path)
     if kind != "approximate":
         raise FolderError(f"{path} holds an index of a kind {kind!r} that is not known here; was segue newer there?")
     if not faiss_installed():

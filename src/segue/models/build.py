@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 
 from segue.errors import SettingsError
+from segue.models.assign import code_values
 from segue.models.bert4rec import bert4rec
 from segue.models.caser import caser
+from segue.models.codes import CodeTable
 from segue.models.content import ContentTable
 from segue.models.esasrec import esasrec
 from segue.models.facts import NO_FACTS, Facts
@@ -57,7 +59,8 @@ def build_model(
     The caller's global random state is left as it was.
     """
     assert (facts.categories is not None) == bool(settings.category)
-    assert (facts.content is not None) == (settings.items != "ids")
+    assert (facts.content is not None) == settings.has_content
+    assert (facts.codes is not None) == (settings.items == "codes")
     refuse_other_builder(settings, encoder, whose="The model")
     with torch.random.fork_rng(devices=[]):
         items = make_items(settings, n_items, facts)
@@ -75,11 +78,11 @@ def build_model(
 
 
 def make_items(settings: ModelSettings, n_items: int, facts: Facts) -> ItemTable:
-    """A vector for each item, for each category where the facts have them, or of the items' content.
+    """A vector for each item, for each category where the facts have them, or of the items' content or codes.
 
     Models that look both ways have a mask and, as BERT4Rec does, a bias for each item. Not so where scores are no
-    inner products of a bias's kind: of a cosine or a mixture; nor where items share their vector or have content,
-    for what was never trained on would have none.
+    inner products of a bias's kind: of a cosine or a mixture; nor where items share their vector or its parts or have
+    content, for what was never trained on would have none.
     """
     mask = settings.builder in BIDIRECTIONAL
     if facts.content is not None:
@@ -87,6 +90,10 @@ def make_items(settings: ModelSettings, n_items: int, facts: Facts) -> ItemTable
         ids, hidden = settings.items == "ids+vectors", settings.content_hidden
         dropped = settings.id_dropout if ids else 0.0
         return ContentTable(facts, settings.item_features, hidden=hidden, ids=ids, id_dropout=dropped, mask=mask)
+    if facts.codes is not None:
+        assert len(facts.codes) == n_items + 1
+        values = code_values(settings, n_items)
+        return CodeTable(facts.codes, settings.item_features, values=values, tied=settings.tied, mask=mask)
     if facts.categories is not None:
         assert len(facts.categories) == n_items + 1
         return CategoryTable(facts.categories, settings.item_features, tied=settings.tied, mask=mask)

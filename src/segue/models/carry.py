@@ -11,6 +11,7 @@ from torch import Tensor
 
 from segue.data.vocabulary import PADDING, Vocabulary
 from segue.errors import InputError
+from segue.models.codes import CodeTable
 from segue.models.content import ContentTable
 from segue.models.inputs import KindTable
 from segue.models.items import CategoryTable
@@ -25,9 +26,9 @@ def carry_over(
 ) -> None:
     """Give `new`, a model just built of the same settings, all that `old` has learned.
 
-    Rows of items go by id, of categories and kinds by name; those that `old` has not stay as a new model's are. What
-    the catalogue says of items, `new` has from its own. `before` and `now` are the vocabularies of the two, `category`
-    the column that items share their vectors by, where they do.
+    Rows of items, or their codes, go by id, of categories and kinds by name; those that `old` has not stay as a new
+    model's are. What the catalogue says of items, `new` has from its own. `before` and `now` are the vocabularies of
+    the two, `category` the column that items share their vectors by, where they do.
     """
     _refuse_misfit(old, new)
     rows, learned = _rows(old, new, before=before, now=now, category=category), old.state_dict()
@@ -75,13 +76,17 @@ def _rows(
     if isinstance(new.items, CategoryTable):
         assert isinstance(old.items, CategoryTable)
         own = _places(_names(old.items.categories, before, category), _names(new.items.categories, now, category))
-    tables = {id(table): own for table in new.items.learned}
+    if isinstance(new.items, CodeTable):  # what is learned is the codes', of which new items have some as all others
+        tables = {id(new.items.codes): items}
+    else:
+        tables = {id(table): own for table in new.items.learned}
     if new.items.bias is not None:
         tables[id(new.items.bias)] = items
     for part in new.modules():
         if isinstance(part, KindTable):
             tables[id(part.table)] = _kind_places(old.kinds, new.kinds)
-    return {name: tables[id(tensor)] for name, tensor in new.named_parameters() if id(tensor) in tables}
+    named = (*new.named_parameters(), *new.named_buffers())
+    return {name: tables[id(tensor)] for name, tensor in named if id(tensor) in tables}
 
 
 def _places(old: pl.Series, new: pl.Series) -> np.ndarray:

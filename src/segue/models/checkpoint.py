@@ -80,7 +80,8 @@ def _facts(description: ModelDescription, weights: dict[str, Tensor]) -> Facts:
     settings = description.settings
     return Facts(
         categories=weights["items.categories"].numpy() if settings.category else None,
-        content=weights["items.content"].numpy() if settings.items != "ids" else None,
+        content=weights["items.content"].numpy() if settings.has_content else None,
+        codes=weights["items.codes"].numpy() if settings.items == "codes" else None,
         kinds=description.kinds,
         texts=_texts(weights) if settings.texts else None,
     )

@@ -19,6 +19,7 @@ class Facts:
 
     categories: np.ndarray | None = None  # [V + 1] int64: the number 1 … C of each item's category
     content: np.ndarray | None = None  # [V + 1, F] float32: what the catalogue says of each item; row 0 is zero
+    codes: np.ndarray | None = None  # [V + 1, parts] uint8: as `assigned_codes` gives them
     kinds: tuple[str, ...] = ()
     """Names of the kinds of events, by number."""
     texts: HashedTexts | None = None
@@ -30,12 +31,17 @@ NO_FACTS = Facts()
 
 
 def facts_of(
-    settings: ModelSettings, vocabulary: Vocabulary, kinds: Sequence[str] = (), texts: HashedTexts | None = None
+    settings: ModelSettings,
+    vocabulary: Vocabulary,
+    kinds: Sequence[str] = (),
+    texts: HashedTexts | None = None,
+    codes: np.ndarray | None = None,
 ) -> Facts:
     """The facts that a model of these settings needs; `kinds` as the data has them. `texts`: what makes vectors of
-    words, where a model has been trained on its vectors; else it is fitted to the vocabulary's words."""
-    if settings.items == "ids":
-        return Facts(categories=vocabulary.categories(settings.category), kinds=tuple(kinds))
+    words, where a model has been trained on its vectors; else it is fitted to the vocabulary's words. `codes`: the
+    items', where the settings ask for them: they are found in the log, not in the catalogue."""
+    if not settings.has_content:
+        return Facts(categories=vocabulary.categories(settings.category), kinds=tuple(kinds), codes=codes)
     if settings.texts and texts is None:
         texts = HashedTexts.fitted(vocabulary.texts(settings.texts), settings.text_width)
     return Facts(content=content_of(settings, vocabulary, texts), kinds=tuple(kinds), texts=texts)
@@ -56,7 +62,7 @@ def refuse_silence(settings: ModelSettings, vocabulary: Vocabulary) -> None:
     vocabulary.categories(settings.category)
     said = bool(settings.vectors) and bool(vocabulary.vectors(settings.vectors).any())
     said |= bool(settings.texts) and any(vocabulary.texts(settings.texts))
-    if settings.items != "ids" and not said:
+    if settings.has_content and not said:
         named = ", ".join(name for name in (*settings.texts, settings.vectors) if name)
         raise InputError(
             f"The catalogue says nothing of any item in {named}: give what model.texts or model.vectors name with "

@@ -17,10 +17,11 @@ from segue.layers.dropout import Dropout
 from segue.layers.one_token import Continuable, Timed
 from segue.layers.packed import PackedBatch
 from segue.layers.positions import Positions
+from segue.models.codes import CodeTable
 from segue.models.inputs import Inputs
 from segue.models.items import ItemTable
 from segue.models.outputs import MLPOutput
-from segue.models.similarity import Similarity
+from segue.models.similarity import Dot, Similarity
 
 
 class SequenceModel(nn.Module):
@@ -175,6 +176,8 @@ class SequenceModel(nn.Module):
 
     def score_all(self, queries: Tensor) -> Tensor:
         """Scores of every item [B, V + 1]; column 0 is padding and means nothing."""
+        if isinstance(self.items, CodeTable) and isinstance(self.similarity, Dot):
+            return self.items.score(queries, normal=self.similarity.normal)
         return self.similarity.score(queries, self.item_vectors())
 
     def attention(self, batch: PackedBatch) -> Tensor | None:

@@ -90,9 +90,17 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Filters of caser over a feature of all events that it sees."""
     category: str = ""
     """A column of the catalogue: items with the same value share a vector. Empty: each item has its own."""
-    items: Literal["ids", "vectors", "ids+vectors"] = "ids"
+    items: Literal["ids", "vectors", "ids+vectors", "codes"] = "ids"
     """What an item's vector is made of: learned for its id; made of its content, what the catalogue says of it, by a
-    small network, so that an item nobody has touched is known as well; or the sum of both."""
+    small network, so that an item nobody has touched is known as well; or the sum of both. Or of codes: parts that many
+    items share, for catalogues whose vectors do not fit into memory."""
+    code_parts: int = 8
+    """Parts of an item's vector, for items = 'codes': a byte each is all that is kept of an item."""
+    code_values: int = 256
+    """Vectors that a part may be, at most 256; no more than there are items."""
+    codes: Literal["svd", "random"] = "svd"
+    """Which items share a part: those that the same users had in training, found by a singular value decomposition; or
+    any."""
     vectors: str = ""
     """Content: a column of the catalogue that holds vectors."""
     texts: tuple[str, ...] = ()
@@ -165,6 +173,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return "newest" if self.positions == "newest" else "oldest"
 
     @property
+    def has_content(self) -> bool:
+        """Whether an item's vector is made of what the catalogue says of it."""
+        return self.items in ("vectors", "ids+vectors")
+
+    @property
     def item_features(self) -> int:
         """Features of an item's vector."""
         return self.item_width or self.width
@@ -198,6 +211,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise SettingsError(f"model.entropy_bonus must be at least 0, got {self.entropy_bonus}.")
         self._check_widths()
         self._check_content()
+        self._check_codes()
         self._check_positions()
         self._check_values()
         self._check_mixture()
@@ -222,21 +236,32 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         ):
             if not sound:
                 raise SettingsError(f"model.{name} must be {range_}, got {getattr(self, name)}.")
-        if self.items == "ids":
+        if self.category and self.items != "ids":
+            raise SettingsError(
+                f"model.category needs model.items = 'ids', got {self.items!r}: leave one of the two out; a category "
+                "may also be one of model.texts."
+            )
+        if not self.has_content:
             return
         if not self.vectors and not self.texts:
             raise SettingsError(
                 f"model.items = {self.items!r} needs content: name a column of the catalogue with model.vectors, or "
                 'columns of words, as in model.texts = ["title"].'
             )
-        if self.category:
-            raise SettingsError(
-                f"model.category needs model.items = 'ids', got {self.items!r}: leave one of the two out; a category "
-                "may also be one of model.texts."
-            )
         if not self.tied:
             raise SettingsError(
                 f"model.tied must be true where model.items = {self.items!r}: content is the same on both ways."
+            )
+
+    def _check_codes(self) -> None:
+        if self.code_parts < 1:
+            raise SettingsError(f"model.code_parts must be at least 1, got {self.code_parts}.")
+        if not 2 <= self.code_values <= 256:
+            raise SettingsError(f"model.code_values must be at least 2 and at most 256, got {self.code_values}.")
+        if self.items == "codes" and self.item_features % self.code_parts:
+            raise SettingsError(
+                f"model.code_parts must share an item's features evenly, got {self.code_parts} parts of "
+                f"{self.item_features}; change model.code_parts or model.width."
             )
 
     def _check_positions(self) -> None:
@@ -313,10 +338,13 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ("times", self.inputs == "events", "only inputs = 'events' have times"),
             ("item_width", self.inputs == "events" and self.output == "mlp", "items have a token's width"),
             ("temperature", self.similarity == "cosine", "it is a cosine's"),
-            ("vectors", self.items != "ids", "items = 'ids' has no content"),
-            ("texts", self.items != "ids", "items = 'ids' has no content"),
+            ("vectors", self.has_content, f"items = {self.items!r} has no content"),
+            ("texts", self.has_content, f"items = {self.items!r} has no content"),
             ("text_width", bool(self.texts), "it belongs to model.texts"),
-            ("content_hidden", self.items != "ids", "items = 'ids' has no content"),
+            ("content_hidden", self.has_content, f"items = {self.items!r} has no content"),
+            ("code_parts", self.items == "codes", "it belongs to items = 'codes'"),
+            ("code_values", self.items == "codes", "it belongs to items = 'codes'"),
+            ("codes", self.items == "codes", "it belongs to items = 'codes'"),
             ("id_dropout", self.items == "ids+vectors", "it belongs to items = 'ids+vectors'"),
         ):
             # What a builder from outside makes of its settings is not known here.

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from segue.models.decomposition import right_directions
+
 PIECES = (3, 4, 5)  # letters of a piece of a word; a word's ends count as letters
 MOST_TERMS = 1 << 15  # words and pieces that are known, those of most texts: 16 MB at 128 features
 MOST_FITTED = 100_000  # texts that say which terms there are, and which go together
 AT_A_TIME = 20_000  # texts turned into vectors at a time
-SPARE, TURNS = 16, 4  # features beyond those wanted, and turns of the power iteration, in the decomposition
-LEAST_SIZE = 1e-4  # of the largest singular value: directions of smaller ones are noise
 SEED = 7
 BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse among 64-bit numbers
 LINE, SPACE = ord("\n"), ord(" ")
@@ -24,8 +24,7 @@ LINE, SPACE = ord("\n"), ord(" ")
 
 class HashedTexts(nn.Module):
     """Hashed words, pairs of words and pieces of words, as TF-IDF, in the directions along which the texts that it was
-    fitted to differ most (truncated singular value decomposition, by random projection: Halko et al., Finding
-    Structure with Randomness, 2011).
+    fitted to differ most.
 
     What it knows are buffers, so that it is saved with the model that was trained on its vectors. A text of which it
     knows nothing gets zeros. A sentence model could stand in its place with `width`, `encode` and buffers of its own.
@@ -179,20 +178,6 @@ def _counted(owners: np.ndarray, terms: np.ndarray) -> _Found:
 
 
 def _directions(matrix: _Sparse, width: int) -> Tensor:
-    """The right singular vectors of the largest singular values [N, width]; zeros where the rank is smaller."""
-    texts, terms = matrix.shape
-    wanted = min(width, texts, terms)
-    directions = torch.zeros(terms, width)
-    if not wanted:
-        return directions
-    turned = matrix.turned
-    some = min(wanted + SPARE, texts, terms)
-    start = torch.randn(terms, some, generator=torch.Generator().manual_seed(SEED))
-    basis = torch.linalg.qr(matrix.times(start)).Q
-    for _ in range(TURNS):
-        basis = torch.linalg.qr(turned.times(basis)).Q
-        basis = torch.linalg.qr(matrix.times(basis)).Q
-    left, sizes, _ = torch.linalg.svd(turned.times(basis), full_matrices=False)
-    rank = min(wanted, int((sizes > LEAST_SIZE * sizes[0]).sum()))
-    directions[:, :rank] = left[:, :rank]
-    return directions
+    """The directions along which texts differ most [N, width]."""
+    first = torch.Generator().manual_seed(SEED)
+    return right_directions(matrix.times, matrix.turned.times, matrix.shape, width, generator=first)

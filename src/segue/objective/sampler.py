@@ -37,16 +37,20 @@ class UniformSampler:
     """Every item alike; with `candidates`, item numbers, every one of these, and others never."""
 
     def __init__(self, n_items: int, candidates: Tensor | None = None) -> None:
-        self._candidates = torch.arange(1, n_items + 1) if candidates is None else candidates
-        self._log_q = torch.full((n_items + 1,), -torch.inf)
-        self._log_q[self._candidates] = -float(np.log(len(self._candidates)))
+        self._candidates = candidates
+        self._count = n_items if candidates is None else len(candidates)
+        self._drawn = torch.ones(n_items + 1, dtype=torch.bool)  # a byte an item, which may be very many
+        self._drawn[0] = False
+        if candidates is not None:
+            self._drawn.zero_()[candidates] = True
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
-        items = self._candidates[torch.randint(len(self._candidates), (count,), generator=generator)]
+        places = torch.randint(self._count, (count,), generator=generator)
+        items = places + 1 if self._candidates is None else self._candidates[places]
         return Negatives(items, self.log_q(items, present))
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # the batch changes nothing
-        return self._log_q[items]
+        return torch.where(self._drawn[items], -float(np.log(self._count)), -torch.inf)
 
 
 class PopularitySampler:

@@ -18,11 +18,13 @@ from segue.data.batch import MICROSECONDS, Batch, newest, take
 from segue.data.vocabulary import Vocabulary
 from segue.errors import FolderError, InputError
 from segue.index.build import load_index
+from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex
 from segue.index.search import ItemIndex, Ragged
 from segue.layers.packed import tensors
 from segue.models.build import Builder
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, read_description, save_model
+from segue.models.codes import CodeTable
 from segue.models.mol import MixtureOfLogits
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -323,7 +325,10 @@ class Recommender:
         Rules(k=k)  # refuses what is no number of items
         number = self.known_number(item, "so nothing is known to be similar to it")
         index = self._directions
-        asked = index.vectors[int(np.searchsorted(index.numbers, number))][None]
+        if isinstance(index, CodeIndex):
+            asked = directions(self.model, np.array([number]))
+        else:
+            asked = index.vectors[int(np.searchsorted(index.numbers, number))][None]
         items, scores = index.search(asked, k, exclude=Ragged.of_lists([[number]]))
         ranking = Ranking(items.numpy(), scores.numpy(), np.zeros(1, dtype=bool))
         return Recommendation(items=self.known.scored(ranking)[0])
@@ -407,8 +412,11 @@ class Recommender:
         return found.numpy(), values.numpy()
 
     @cached_property
-    def _directions(self) -> ExactIndex:
+    def _directions(self) -> ExactIndex | CodeIndex:
         """An index of item vectors of length one."""
+        items = self.model.items
+        if isinstance(items, CodeTable):
+            return CodeIndex.build(items.centroids, items.codes, candidates=self.answerable, normal=True)
         return ExactIndex.build(directions(self.model), candidates=self.answerable)
 
 

@@ -145,12 +145,14 @@ def _fit(
     if start is not None:
         fill_model(model, start)
     model = model.to(device_of(recipe.train))
-    content = recipe.model.items != "ids"
-    objective = Objective(recipe.objective, counts, facts.kinds, length=model.length, only_trained=content)
+    # What an item shares with others, its content or parts of its codes, would be pushed away with it.
+    shared = recipe.model.items != "ids"
+    objective = Objective(recipe.objective, counts, facts.kinds, length=model.length, only_trained=shared)
     stride = max(1, round(recipe.train.stride * model.length)) if recipe.train.stride else None
     windows = training_windows(sequences, ends, length=model.length + objective.extra, stride=stride)
     # Where every item is looked at, every row is used.
-    model.items.sparse_gradients = objective.sampler is not None and len(counts) > LEAST_ROWS
+    rows = max(map(len, model.items.learned), default=0)
+    model.items.sparse_gradients = objective.sampler is not None and rows > LEAST_ROWS
     with threads(recipe.train.threads):
         state = fit(
             model,

@@ -19,6 +19,7 @@ from segue.errors import FolderError, SettingsError, TrainingError
 from segue.evaluate.settings import SeenRule, seen_rule
 from segue.evaluate.trained import training_counts
 from segue.folders import explained_writing
+from segue.models.assign import assigned_codes
 from segue.models.facts import facts_of
 from segue.train.loop import SCORE, Step
 from segue.train.run import CHOOSING, Recipe, choose_epoch
@@ -163,13 +164,18 @@ class _Trainer:
                 seen=self.seen,
                 folder=folder,
                 progress=watch,
-                facts=facts_of(settings.model, self.data.vocabulary, self.data.kinds),
+                facts=facts_of(settings.model, self.data.vocabulary, self.data.kinds, codes=self._codes(settings)),
             )
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
             raise TrainingError("There was not enough memory for these settings.") from error
         return chosen.best_score
+
+    def _codes(self, settings: Settings) -> np.ndarray | None:
+        """The items', where the settings ask for them."""
+        ends, n_items = self.data.split.train_end, len(self.data.vocabulary)
+        return assigned_codes(settings.model, self.data.sequences, ends, n_items, seed=settings.train.seed)
 
 
 def _next_trial(study: optuna.Study, job: Search) -> optuna.Trial:

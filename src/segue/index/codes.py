@@ -1,0 +1,291 @@
+"""Items known by codes → best items, exactly: a score is a sum of a few numbers out of small tables, and items that
+cannot be among the best are left before all of theirs are added up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from segue.data.batch import ragged_rows
+from segue.errors import SettingsError
+from segue.index.exact import Pairs, allowed_rows, best_columns, finite, finite_items, read_file, reading, write_file
+from segue.index.search import Ragged
+from segue.models.similarity import LEAST_LENGTH
+
+CHUNK = 1 << 18  # items looked at together where nothing says which: what is known of them stays in the cache
+GOOD, BEST = 8192, 1024  # items that are good by one pair, and the best of them by two, which give the first border
+FEW = 1 / 4  # share of items from which down it is faster to go on with them alone
+ROUNDING = 4e-6  # of the largest sum that there can be: what the order of adding may change
+
+
+class CodeIndex:
+    """The codes of the items that may be answered, in the order of their numbers, and the vectors that codes stand for.
+
+    Codes are taken in pairs, so that a score takes half as many steps, and for each value of a pair there is a list of
+    the items that have it. A question begins with the pair that tells items apart best. Where the most that the other
+    pairs could add leaves a list below the k-th best found so far, none of its items is looked at; the others go on
+    from pair to pair, fewer each time. After Petrov, Macdonald and Tonellotto, "Efficient Recommendation with Millions
+    of Items by Dynamic Pruning of Sub-Item Embeddings", SIGIR 2025.
+    """
+
+    def __init__(
+        self, centroids: Tensor, pairs: np.ndarray, numbers: np.ndarray, *, n_items: int, normal: bool
+    ) -> None:
+        self.centroids = centroids  # [parts, values, d] float32
+        self.pairs = pairs  # [pairs, n] uint16: two codes of an item as one, first · values + second
+        self.numbers = numbers  # [n] int64, ascending: the items of these columns
+        self.lengths = _lengths(centroids, pairs) if normal else None  # [n] float32: what scores are divided by
+        self._n_items = n_items
+        self._lists = [_Lists(pair, centroids.shape[1] ** 2) for pair in pairs]
+
+    @staticmethod
+    def build(
+        centroids: Tensor, codes: Tensor, *, candidates: np.ndarray | None = None, normal: bool = False
+    ) -> CodeIndex:
+        """From the vectors that parts may be [parts, values, d] and the codes of all items [V + 1, parts] uint8; row 0
+        is padding and never an answer.
+
+        `candidates` [V + 1] bool: items that may be answered. `normal`: items count as if their length were one.
+        """
+        assert candidates is None or len(candidates) == len(codes)
+        allowed = np.ones(len(codes), dtype=bool) if candidates is None else np.array(candidates, dtype=bool)
+        allowed[0] = False
+        numbers, centroids = np.flatnonzero(allowed).astype(np.int64), finite_items(centroids)
+        pairs = _paired(codes.cpu().numpy(), numbers, centroids.shape[1])
+        return CodeIndex(centroids, pairs, numbers, n_items=len(codes) - 1, normal=normal)
+
+    @property
+    def n_items(self) -> int:
+        return self._n_items
+
+    def search(
+        self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: np.ndarray | Ragged | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See `ItemIndex.search`."""
+        assert k >= 1
+        queries = finite(queries)
+        pool = allowed_rows(self.numbers, only)
+        width = min(k, len(self.numbers) if pool is None else len(pool))
+        items = torch.zeros(len(queries), width, dtype=torch.int64)
+        scores = torch.full((len(queries), width), -torch.inf)
+        for row in range(len(queries) if width else 0):
+            one = slice(row, row + 1)
+            allowed = np.unique(Pairs.of(only.rows(one), self.numbers).columns) if isinstance(only, Ragged) else pool
+            banned = None if exclude is None else Pairs.of(exclude.rows(one), self.numbers).columns
+            columns, found = self._best(_Question(self.centroids, queries[row]), width, allowed, banned)
+            items[row, : len(columns)] = torch.from_numpy(self.numbers[columns])
+            scores[row, : len(columns)] = found
+        return items, scores
+
+    @property
+    def codes(self) -> np.ndarray:
+        """The items' codes [n, parts] uint8."""
+        parts, values = self.centroids.shape[:2]
+        codes = np.empty((len(self.numbers), parts), dtype=np.uint8)
+        for pair, both in enumerate(self.pairs):
+            alone = 2 * pair + 1 == parts
+            codes[:, 2 * pair] = both if alone else both // values
+            if not alone:
+                codes[:, 2 * pair + 1] = both % values
+        return codes
+
+    def _best(
+        self, question: _Question, k: int, allowed: np.ndarray | None, banned: np.ndarray | None
+    ) -> tuple[np.ndarray, Tensor]:
+        """The k best columns and their scores, of those that are `allowed`, ascending, or of all."""
+        columns, scores = np.zeros(0, dtype=np.int64), torch.zeros(0)
+        border = self._first_border(question, k, banned) if allowed is None else -math.inf
+        for some, sums in self._begun(question, allowed, border):
+            here = _without(np.sort(self._narrowed(question, some, sums, border)), banned)
+            columns = np.concatenate((columns, here))
+            scores = torch.cat((scores, self._scores(question, here)))
+            # Earlier columns stand first, so that of equal scores those of lower numbers are taken.
+            order, best = best_columns(scores[None], k)
+            columns, scores = columns[order[0].numpy()], best[0]
+            border = float(scores[-1]) if len(columns) == k else border
+        return columns, scores
+
+    def _first_border(self, question: _Question, k: int, banned: np.ndarray | None) -> float:
+        """A score that k items reach: that of the k-th best where the first two pairs add most; -inf where there are
+        too few."""
+        lists, best = self._lists[question.order[0]], max(BEST, 4 * k)
+        columns = _without(lists.items(question.highest(max(GOOD, 4 * best), lists.sizes)), banned)
+        if len(columns) > best:
+            columns = columns[np.argpartition(self._sums(question, columns, question.order[:2]), -best)[-best:]]
+        return -math.inf if len(columns) < k else float(torch.topk(self._scores(question, columns), k).values[-1])
+
+    def _begun(
+        self, question: _Question, allowed: np.ndarray | None, border: float
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Columns, and what the first pair adds to each: those that its lists leave, or where these would leave many
+        or say nothing, all, a chunk at a time."""
+        first = question.order[0]
+        lists, table = self._lists[first], question.tables[first]
+        if allowed is None and border > -math.inf:
+            high = np.flatnonzero(table >= self._least_needed(question, border))
+            if lists.sizes[high].sum() < FEW * len(self.numbers):
+                yield lists.items(high), np.repeat(table[high], lists.sizes[high])
+                return
+        count = len(self.numbers) if allowed is None else len(allowed)
+        for begin in range(0, count, CHUNK):
+            end = min(begin + CHUNK, count)
+            some = np.arange(begin, end) if allowed is None else allowed[begin:end]
+            yield some, self._sums(question, some, [first])
+
+    def _narrowed(self, question: _Question, columns: np.ndarray, sums: np.ndarray, border: float) -> np.ndarray:
+        """The columns whose scores may reach the border, given what the first pair adds."""
+        if border == -math.inf:
+            return columns
+        for added, pair in enumerate(question.order[1:], 1):
+            kept = np.flatnonzero(sums >= self._needed(question, columns, border, added=added))
+            if len(kept) < len(columns):
+                columns, sums = columns.take(kept), sums.take(kept)
+            sums += self._sums(question, columns, [pair])
+        return columns[sums >= self._needed(question, columns, border, added=len(question.order))]
+
+    def _needed(
+        self, question: _Question, columns: np.ndarray, border: float, *, added: int
+    ) -> np.float32 | np.ndarray:
+        """What the sum of so many pairs must be for a score at the border, if the others add the most they can."""
+        least = border - ROUNDING * abs(border)
+        if self.lengths is None:
+            return np.float32(least - question.rest(added))
+        needed: np.ndarray = np.float32(least) * self.lengths[columns] - np.float32(question.rest(added))
+        return needed
+
+    def _least_needed(self, question: _Question, border: float) -> np.float32:
+        """The same for the first pair of any item."""
+        least = border - ROUNDING * abs(border)
+        if self.lengths is not None:
+            least *= float(self.lengths.min() if least > 0 else self.lengths.max())
+        return np.float32(least - question.rest(1))
+
+    def _scores(self, question: _Question, columns: np.ndarray) -> Tensor:
+        """Always summed in one order, so that equal codes have equal scores."""
+        found = self._sums(question, columns, range(len(self.pairs)))
+        return torch.from_numpy(found if self.lengths is None else found / self.lengths[columns])
+
+    def _sums(self, question: _Question, columns: np.ndarray, pairs: Sequence[int]) -> np.ndarray:
+        """What these pairs of some columns add up to [c]."""
+        first, *others = pairs
+        found: np.ndarray = question.tables[first].take(self.pairs[first].take(columns))
+        for pair in others:
+            found += question.tables[pair].take(self.pairs[pair].take(columns))
+        return found
+
+    def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> CodeIndex:  # noqa: ARG002
+        """Refused; see `ItemIndex.with_items`."""
+        raise SettingsError("No item can be added to an index of codes, as these come from the log: train again.")
+
+    def save(self, path: Path) -> None:
+        """Write what codes stand for, the items' codes and their numbers to one safetensors file."""
+        arrays = {
+            "centroids": self.centroids,
+            "codes": torch.from_numpy(self.codes),
+            "numbers": torch.from_numpy(self.numbers),
+        }
+        write_file(path, arrays, _Facts(n_items=self.n_items, normal=self.lengths is not None))
+
+    @staticmethod
+    def load(path: Path) -> CodeIndex:
+        """Read what `save` wrote."""
+        with reading(path):
+            arrays, facts = read_file(path, _Facts)
+            centroids, codes, numbers = arrays["centroids"], arrays["codes"].numpy(), arrays["numbers"].numpy()
+            pairs = _paired(codes, np.arange(len(codes)), centroids.shape[1])
+            return CodeIndex(centroids, pairs, numbers, n_items=facts.n_items, normal=facts.normal)
+
+
+class _Facts(msgspec.Struct, tag_field="kind", tag="codes", forbid_unknown_fields=True):
+    """What the file's header says."""
+
+    n_items: int
+    normal: bool
+
+
+class _Lists:
+    """The items that have each value of a pair."""
+
+    def __init__(self, pair: np.ndarray, values: int) -> None:
+        self._order = np.argsort(pair, kind="stable").astype(np.int32)  # value after value
+        self.sizes = np.bincount(pair, minlength=values)
+        self._begins = np.cumsum(self.sizes) - self.sizes
+
+    def items(self, values: np.ndarray) -> np.ndarray:
+        """The columns of these values, one after the other."""
+        rows = ragged_rows(self._begins[values], self.sizes[values])
+        columns: np.ndarray = self._order[rows].astype(np.int64)
+        return columns
+
+
+class _Question:
+    """A question's products with all that a pair of codes may stand for."""
+
+    def __init__(self, centroids: Tensor, asked: Tensor) -> None:
+        self._products = (centroids @ asked.view(len(centroids), -1, 1))[:, :, 0].numpy()  # [parts, values]
+        self.tables = _pair_tables(self._products)
+        self._most = [float(table.max()) for table in self.tables]
+        apart = [most - float(table.mean()) for most, table in zip(self._most, self.tables, strict=True)]
+        self.order = sorted(range(len(apart)), key=lambda pair: -apart[pair])
+        """Pairs, those first that tell items apart best."""
+        self._rounding = ROUNDING * float(np.abs(self._products).max(axis=1).sum())
+
+    def rest(self, added: int) -> float:
+        """The most that is still to come after so many pairs, and what rounding may hide."""
+        return sum(self._most[pair] for pair in self.order[added:]) + self._rounding
+
+    def highest(self, wanted: int, sizes: np.ndarray) -> np.ndarray:
+        """Values of the first pair that add most, so many that `wanted` items have them, or all. `sizes`: how many
+        items have each value."""
+        first = 2 * self.order[0]
+        ranked = np.argsort(-self._products[first : first + 2], axis=1)
+        count = values = ranked.shape[1]
+        side = math.ceil(math.sqrt(wanted / max(1, sizes.sum()) * values ** len(ranked))) if len(ranked) > 1 else wanted
+        while True:
+            count = min(side, values)
+            found = ranked[0, :count]
+            if len(ranked) > 1:
+                found = (found[:, None] * values + ranked[1, :count]).ravel()
+            if count == values or sizes[found].sum() >= wanted:
+                return found
+            side *= 2
+
+
+def _pair_tables(table: np.ndarray) -> list[np.ndarray]:
+    """Numbers of each part's values [parts, values] → their sums for all pairs of values of two parts, each flat."""
+    return [
+        (table[part][:, None] + table[part + 1]).ravel() if part + 1 < len(table) else table[part]
+        for part in range(0, len(table), 2)
+    ]
+
+
+def _paired(codes: np.ndarray, rows: np.ndarray, values: int) -> np.ndarray:
+    """The codes [V, parts] of these rows, two by two [pairs, n] uint16; of an odd number the last stands alone."""
+    pairs = np.empty((-(-codes.shape[1] // 2), len(rows)), dtype=np.uint16)
+    for pair, row in enumerate(pairs):
+        row[:] = codes[rows, 2 * pair]
+        if 2 * pair + 1 < codes.shape[1]:
+            row *= np.uint16(values)
+            row += codes[rows, 2 * pair + 1]
+    return pairs
+
+
+def _lengths(centroids: Tensor, pairs: np.ndarray) -> np.ndarray:
+    """The lengths of items' vectors [n]: squares add up part by part."""
+    squares = np.zeros(pairs.shape[1], dtype=np.float32)
+    for table, pair in zip(_pair_tables(centroids.square().sum(2).numpy()), pairs, strict=True):
+        squares += table[pair]
+    return np.maximum(np.sqrt(squares), np.float32(LEAST_LENGTH))
+
+
+def _without(columns: np.ndarray, banned: np.ndarray | None) -> np.ndarray:
+    if banned is None or not len(banned):
+        return columns
+    kept: np.ndarray = columns[~np.isin(columns, banned)]
+    return kept

@@ -1,0 +1,149 @@
+"""Answers by codes: exactly those of every item's score, ties included, however much is left out on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from segue.errors import SettingsError
+from segue.index import codes as codes_module
+from segue.index.build import build_index, index_facts, load_index
+from segue.index.codes import CodeIndex
+from segue.index.exact import ExactIndex
+from segue.index.search import Ragged
+from segue.index.settings import IndexSettings, Kind, refuse_misfit
+from segue.models.build import build_model
+from segue.models.facts import Facts
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+
+
+def scores_of(centroids: Tensor, codes: np.ndarray, query: Tensor, *, normal: bool) -> list[float]:
+    """By vectors written out, in float64."""
+    vectors = centroids.double()[torch.arange(codes.shape[1]), torch.from_numpy(codes).long()].flatten(1)
+    if normal:
+        vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-6)
+    found: list[float] = (vectors @ query.double()).tolist()
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    parts=st.integers(1, 7),
+    values=st.integers(2, 9),
+    n_items=st.integers(1, 300),
+    k=st.integers(1, 40),
+    chunk=st.sampled_from([16, 100, 1 << 18]),
+    normal=st.booleans(),
+    whole=st.booleans(),
+)
+def test_the_best_are_those_of_every_score(
+    seed: int, parts: int, values: int, n_items: int, k: int, chunk: int, normal: bool, whole: bool
+) -> None:
+    """`whole`: small whole numbers, so that ties abound. Items with the same codes always tie."""
+    rng = np.random.default_rng(seed)
+    shape = (parts, values, 2)
+    drawn = rng.integers(-2, 3, shape) if whole else rng.normal(0, rng.uniform(0, 3, (parts, 1, 1)), shape)
+    centroids, codes = torch.from_numpy(drawn).float(), rng.integers(0, values, (n_items + 1, parts)).astype(np.uint8)
+    query = torch.from_numpy(rng.integers(-2, 3, parts * 2) if whole else rng.normal(0, 1, parts * 2)).float()
+    allowed, banned = rng.random(n_items + 1) < 0.8, rng.integers(1, n_items + 1, rng.integers(0, n_items + 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codes_module, "CHUNK", chunk)
+        patch.setattr(codes_module, "GOOD", 8)
+        patch.setattr(codes_module, "BEST", 4)
+        index = CodeIndex.build(centroids, torch.from_numpy(codes), candidates=allowed, normal=normal)
+        items, scores = index.search(query[None], k, exclude=Ragged.of_lists([banned]))
+    allowed[np.r_[0, banned]] = False
+    true = scores_of(centroids, codes, query, normal=normal)
+    best = sorted(np.flatnonzero(allowed).tolist(), key=lambda number: (-true[number], number))[:k]
+    found = [(item, score) for item, score in zip(items[0].tolist(), scores[0].tolist(), strict=True) if item]
+    assert len(found) == len(best) and all(allowed[item] for item, _ in found)
+    np.testing.assert_allclose([score for _, score in found], [true[item] for item in best], atol=2e-5)
+    np.testing.assert_allclose([score for _, score in found], [true[item] for item, _ in found], atol=2e-5)
+    assert found == sorted(found, key=lambda pair: (-pair[1], pair[0])), "of equal scores the lower number first"
+    if whole and not normal:
+        assert [item for item, _ in found] == best, "and of many the lowest"
+
+
+def test_of_many_items_with_the_same_codes_the_lowest_numbers_are_answered() -> None:
+    centroids, codes = torch.randn(4, 3, 2), np.zeros((5_001, 4), dtype=np.uint8)
+    codes[::7, 1] = 1
+    index, query = CodeIndex.build(centroids, torch.from_numpy(codes)), torch.randn(1, 8)
+    (items, _), two = index.search(query, 20), scores_of(centroids, codes[:2], query[0], normal=False)
+    first = np.arange(7, 5_001, 7) if scores_of(centroids, codes[7:8], query[0], normal=False)[0] > two[1] else None
+    expected = first if first is not None else np.flatnonzero(np.arange(5_001) % 7)
+    assert items[0].tolist() == expected[:20].tolist()
+
+
+def test_most_items_are_left_out_before_all_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is what it is for."""
+    rng, asked = np.random.default_rng(0), []
+    scores = CodeIndex._scores
+
+    def counted(self: CodeIndex, question: codes_module._Question, columns: np.ndarray) -> Tensor:
+        asked.append(len(columns))
+        return scores(self, question, columns)
+
+    monkeypatch.setattr(CodeIndex, "_scores", counted)
+    centroids = torch.from_numpy(rng.normal(0, 1, (8, 256, 4))).float()
+    codes = torch.from_numpy(rng.integers(0, 256, (50_001, 8)).astype(np.uint8))
+    CodeIndex.build(centroids, codes).search(torch.from_numpy(rng.normal(0, 1, (1, 32))).float(), 10)
+    assert sum(asked) < 5_000
+
+
+# --- which index a model gets, and its file --------------------------------------------------------------------------
+
+N_ITEMS = 60
+
+
+def model_of(similarity: str = "dot") -> SequenceModel:
+    shape = ModelSettings(width=12, depth=1, length=10, similarity=similarity, items="codes", code_parts=3)  # type: ignore[arg-type]
+    codes = np.random.default_rng(0).integers(0, N_ITEMS, (N_ITEMS + 1, 3)).astype(np.uint8)
+    return build_model(shape, N_ITEMS, generator=torch.Generator().manual_seed(1), facts=Facts(codes=codes))
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_a_model_with_codes_gets_it_and_it_answers_as_every_vector_does(similarity: str, tmp_path: Path) -> None:
+    model, candidates = model_of(similarity), np.arange(N_ITEMS + 1) % 5 > 0
+    index = build_index(model, candidates, IndexSettings())
+    assert isinstance(index, CodeIndex) and index_facts(index, lambda: None) == {"kind": "codes"}
+    assert isinstance(build_index(model, candidates, IndexSettings(kind="codes")), CodeIndex)
+    exact = build_index(model, candidates, IndexSettings(kind="exact"))
+    assert isinstance(exact, ExactIndex)
+    with torch.no_grad():
+        queries = model.head(torch.randn(6, 12, generator=torch.Generator().manual_seed(2)))
+        everything = model.score_all(queries)
+    (items, scores), (_, others) = index.search(queries, 8), exact.search(queries, 8)
+    torch.testing.assert_close(scores, others, atol=1e-6, rtol=0)
+    torch.testing.assert_close(scores, everything.gather(1, items), atol=1e-6, rtol=0)
+    index.save(tmp_path / "index.safetensors")
+    loaded = load_index(tmp_path / "index.safetensors")
+    assert isinstance(loaded, CodeIndex) and loaded.n_items == N_ITEMS
+    assert all(torch.equal(one, other) for one, other in zip(loaded.search(queries, 8), (items, scores), strict=True))
+    loaded.save(tmp_path / "again.safetensors")
+    files = [(tmp_path / f"{name}.safetensors").read_bytes() for name in ("index", "again")]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(("items", "similarity"), [("ids", "dot"), ("codes", "mol"), ("vectors", "cosine")])
+def test_what_has_no_sums_over_codes_is_refused(items: str, similarity: str) -> None:
+    with pytest.raises(SettingsError, match=r"index\.kind = 'codes' looks up sums over items' codes"):
+        refuse_misfit("codes", similarity=similarity, items=items)
+
+
+@pytest.mark.parametrize("kind", ["auto", "exact"])
+def test_mixtures_of_logits_over_codes_are_looked_up_as_mixtures(kind: Kind) -> None:
+    assert not isinstance(build_index(model_of("mol"), np.arange(N_ITEMS + 1) > 0, IndexSettings(kind=kind)), CodeIndex)
+
+
+def test_no_item_can_be_added() -> None:
+    index = build_index(model_of(), np.arange(N_ITEMS + 1) > 0, IndexSettings())
+    with pytest.raises(SettingsError, match="No item can be added to an index of codes"):
+        index.with_items(torch.zeros(1, 12), np.array([N_ITEMS + 1]), n_items=N_ITEMS + 1)

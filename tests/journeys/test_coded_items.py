@@ -1,0 +1,91 @@
+"""A run whose items are codes: trained, taken up, gone on from, asked, explained and exported like any other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import CommandLine
+from planted_logs import cycle_log
+
+import segue
+from segue.index.codes import CodeIndex
+from segue.models.checkpoint import load_model
+from segue.models.codes import CodeTable
+from segue.slim import SlimRecommender
+
+CODED = ("model.items=codes", "model.code_parts=4", "model.code_values=8", "train.epochs=12", "train.patience=12")
+
+
+@pytest.fixture(name="run", scope="module")
+def coded_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("coded") / "run"
+    segue.train(cycle_data, out=out, recipe=quick_recipe, overrides=[*CODED, "evaluate.seen=keep"])
+    return out
+
+
+def codes_of(run: Path) -> np.ndarray:
+    items = load_model(run).items
+    assert isinstance(items, CodeTable)
+    return items.codes.numpy()
+
+
+def test_it_answers_as_its_scores_say(run: Path) -> None:
+    opened = segue.load(run)
+    assert isinstance(opened, segue.Recommender) and isinstance(opened.index, CodeIndex)
+    assert opened.manifest["index"] == {"kind": "codes"} and opened.manifest["codes"]["shared"] >= 0
+    ids = opened.vocabulary.table["id"].to_list()
+    report = segue.evaluate(opened)
+    assert report.metrics["hit@10"] > 0.9 and report.metrics["ndcg@10"] > report.baselines["popularity"]["ndcg@10"]
+    answer = opened.recommend(ids[:4], k=3)
+    assert answer.items[0].id == ids[4], "what comes next in the cycle"
+    alike = opened.similar(ids[0], k=len(ids))
+    assert len(alike.items) == len(ids) - 1 and all(-1.001 < item.score < 1.001 for item in alike.items)
+
+
+def test_it_is_explained_and_exported(run: Path, line: CommandLine) -> None:
+    opened = segue.load(run)
+    assert isinstance(opened, segue.Recommender)
+    history = opened.vocabulary.table["id"].to_list()[:3]
+    assert line.answers("explain", run, "--history", ",".join(history))["contributions"]
+    exported = line.answers("export", run, "--onnx", "model.onnx")
+    assert exported["note"] is None, "what codes answer is exact"
+    slim = SlimRecommender.open(line.folder / "model.onnx")
+    answers = [(item.id, round(item.score, 3)) for item in slim.recommend(history, k=5).items]
+    assert answers == [(item.id, round(item.score, 3)) for item in opened.recommend(history, k=5).items]
+
+
+def test_no_item_can_be_added(run: Path, line: CommandLine) -> None:
+    (line.folder / "new.csv").write_text("item,title\nnew,New\n")
+    line.refuses("add-items", run, "new.csv", "--out", "more", says=("ids alone",))
+
+
+def test_taken_up_it_has_the_codes_it_began_with(
+    cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine a decomposition may round differently: it is not made again."""
+    few = [*CODED[:3], "train.epochs=1"]
+    segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=few, all_events=True)
+    first = codes_of(tmp_path / "run")
+    kept = [np.load(tmp_path / "run" / name) for name in ("codes.npy", "codes-all.npy")]
+    assert np.array_equal(first, kept[1])
+    monkeypatch.setattr("segue.runs.assigned_codes", lambda *_, **__: pytest.fail("codes are found once"))
+    segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=["train.epochs=2"], all_events=True)
+    assert np.array_equal(codes_of(tmp_path / "run"), first)
+
+
+def test_the_next_day_items_keep_their_codes(run: Path, tmp_path: Path) -> None:
+    more = [f"u{user:03},a-new-one,{1_700_000_000 + step}" for user in range(9) for step in range(2)]
+    (tmp_path / "log.csv").write_text("\n".join([*cycle_log().splitlines(), *more]) + "\n")
+    data = segue.prepare(tmp_path / "log.csv", out=tmp_path / "data")
+    segue.train(data, out=tmp_path / "today", from_run=run, overrides=["train.epochs=1"])
+    opened = segue.load(run)
+    assert isinstance(opened, segue.Recommender)
+    before = opened.vocabulary.table["id"].to_list()
+    rows = data.vocabulary.numbers(before, unknown="error")
+    assert len(data.vocabulary) == len(before) + 1
+    assert np.array_equal(codes_of(tmp_path / "today")[rows], codes_of(run)[1:])
+    lines = (tmp_path / "today" / "history.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["epoch"] == 0 and json.loads(lines[0])["hit@10"] > 0.8, "what was learned is there"

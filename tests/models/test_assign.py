@@ -1,0 +1,140 @@
+"""Codes of items: by numpy's own decomposition, shared out evenly, and of nothing but the training part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.data.sequences import Sequences
+from segue.data.split import split_last
+from segue.models import assign, decomposition
+from segue.models.assign import assigned_codes, even_bins, shared_codes
+from segue.models.decomposition import right_directions
+from segue.models.settings import ModelSettings
+
+N_ITEMS = 40
+
+
+def settings_of(**changed: Any) -> ModelSettings:
+    return ModelSettings(**({"width": 8, "items": "codes", "code_parts": 4, "code_values": 8} | changed))
+
+
+def log_of(items: list[list[int]]) -> Sequences:
+    lengths = [len(user) for user in items]
+    return Sequences(
+        offsets=np.r_[0, np.cumsum(lengths)],
+        items=np.concatenate(items).astype(np.int32),
+        times=np.arange(sum(lengths)),
+    )
+
+
+def random_log(users: int = 90, *, n_items: int = N_ITEMS, seed: int = 0) -> Sequences:
+    """Items of one half go together, mostly, popular ones more often; some come twice."""
+    rng = np.random.default_rng(seed)
+    chances = 1 / np.arange(1, n_items // 2 + 1)
+    places = rng.choice(n_items // 2, (users, 9), p=chances / chances.sum())
+    halves = (np.arange(users)[:, None] + (rng.random((users, 9)) < 0.2)) % 2
+    return log_of((places * 2 + halves + 1).tolist())
+
+
+def found(log: Sequences, **changed: Any) -> np.ndarray:
+    codes = assigned_codes(settings_of(**changed), log, split_last(log).train_end, N_ITEMS, seed=1)
+    assert codes is not None and codes.shape == (N_ITEMS + 1, 4) and codes.dtype == np.uint8
+    return codes
+
+
+def test_other_tables_have_no_codes() -> None:
+    log = random_log()
+    assert assigned_codes(ModelSettings(), log, split_last(log).train_end, N_ITEMS, seed=1) is None
+
+
+@pytest.mark.parametrize("events", [1, 50, 10**6], ids=["a user at a time", "some", "all"])
+def test_items_stand_in_the_order_of_numpys_own_decomposition(events: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign, "EVENTS", events)
+    log = random_log()
+    had = np.zeros((90, N_ITEMS + 1))
+    for user, end in enumerate(split_last(log).train_end):
+        had[user, log.items[9 * user : end]] = 1
+    trained = np.flatnonzero(had.any(0))
+    directions = np.linalg.svd(had)[2][:4].T[trained]
+    expected = np.stack([even_bins(direction, 8) for direction in directions.T], 1)
+    turned = np.stack([even_bins(-direction, 8) for direction in directions.T], 1)
+    codes = found(log)[trained].astype(int)
+    for part in range(4):  # a direction may point either way, and what is nearly equal may be changed by the noise
+        apart = [np.abs(codes[:, part] - way[:, part]) for way in (expected, turned)]
+        least = min(apart, key=lambda differences: int(differences.sum()))
+        assert least.max() <= 1 and (least > 0).mean() < 0.15
+
+
+@given(st.integers(1, 700), st.integers(2, 256), st.integers(0, 2**32))
+def test_bins_have_as_many_items_each_up_to_one(n: int, values: int, seed: int) -> None:
+    feature = np.random.default_rng(seed).normal(size=n)
+    bins = even_bins(feature, values)
+    sizes = np.bincount(bins, minlength=values)
+    assert sizes.max() - sizes.min() <= 1 and len(sizes) == values
+    assert (np.diff(bins[np.argsort(feature)].astype(int)) >= 0).all()
+
+
+@pytest.mark.parametrize("way", ["svd", "random"])
+def test_what_is_held_out_changes_no_code(way: str) -> None:
+    """Whatever the last two items of a user are, in any order among the users."""
+    log, rng = random_log(), np.random.default_rng(5)
+    other = log.items.copy()
+    for back in (1, 2):
+        places = log.offsets[1:] - back
+        other[places] = rng.permutation(other[places])
+    assert (other != log.items).any()
+    changed = Sequences(offsets=log.offsets, items=other, times=log.times)
+    assert np.array_equal(found(log, codes=way), found(changed, codes=way))
+
+
+def test_only_items_that_were_met_take_values() -> None:
+    """So that those of the others are not wasted on what is never answered."""
+    log = log_of([[1, 2, 3, 4, 39, 40], [4, 3, 2, 1, 39, 40]])
+    codes = found(log, code_values=4)
+    assert all(sorted(codes[1:5, part].tolist()) == [0, 1, 2, 3] for part in range(4))
+    assert not codes[5:].any()
+
+
+def test_the_same_seed_gives_the_same_codes_and_another_others() -> None:
+    log = random_log()
+    for way in ("svd", "random"):
+        assert np.array_equal(found(log, codes=way), found(log, codes=way))
+    other = assigned_codes(settings_of(codes="random"), log, split_last(log).train_end, N_ITEMS, seed=2)
+    assert not np.array_equal(found(log, codes="random"), other)
+
+
+def test_fewer_items_than_values() -> None:
+    log = log_of([[1, 2, 3, 1, 2], [3, 2, 1, 3, 1]])
+    codes = assigned_codes(settings_of(code_values=256), log, split_last(log).train_end, 3, seed=1)
+    assert codes is not None and codes.max() == 2
+
+
+def test_items_that_cannot_be_told_apart_are_counted() -> None:
+    codes = np.array([[1, 1], [1, 1], [2, 1], [1, 1], [3, 3], [1, 1]], dtype=np.uint8)
+    assert shared_codes(codes, np.array([1, 2, 3, 4])) == 2
+    assert shared_codes(codes, np.array([1, 2, 4])) == 0
+    assert shared_codes(codes, np.arange(1, 6)) == 3
+
+
+def test_a_tall_matrix_has_the_same_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done by products, in place, is what the libraries' own decompositions do."""
+    matrix = torch.randn(60, 50, generator=torch.Generator().manual_seed(2)) * torch.linspace(1, 0.01, 50) ** 2
+    matrix[:, 7] = 0
+
+    def directions() -> torch.Tensor:
+        generator = torch.Generator().manual_seed(3)
+        return right_directions(lambda x: matrix @ x, lambda x: matrix.T @ x, (60, 50), 6, generator=generator)
+
+    plain = directions()
+    monkeypatch.setattr(decomposition, "TALL", 1)
+    monkeypatch.setattr(decomposition, "AT_A_TIME", 16)
+    tall = directions()
+    torch.testing.assert_close((plain * tall).sum(0).abs(), torch.ones(6), atol=1e-4, rtol=0)
+    right = torch.linalg.svd(matrix).Vh[:6].T
+    torch.testing.assert_close((right * tall).sum(0).abs(), torch.ones(6), atol=1e-4, rtol=0)
