@@ -207,6 +207,11 @@ def make_run_on(
     measured: Callable[[str, int, int], None] | None,
 ) -> Recommender:
     """`make_run` on several processes of this machine."""
+    if encoder is not None and "<" in builder_name(encoder):
+        raise SettingsError(
+            f"encoder is {builder_name(encoder)}, which other processes cannot import: with processes above 1 give a "
+            "function that stands in a module by itself."
+        )
     run = out if out is not None else _temporary_run()
     call = _Call(data, run, recipe, tuple(overrides), encoder, from_run, resume, all_events)
 

@@ -8,6 +8,7 @@ dies it stops the others and starts all anew, and they go on from the last saved
 from __future__ import annotations
 
 import _thread
+import atexit
 import logging
 import os
 import signal
@@ -48,13 +49,16 @@ def started_again() -> bool:
 
 @contextmanager
 def joined() -> Iterator[Team]:
-    """The processes that this one was started with: gloo between CPUs, NCCL between GPUs. The machine's cores are
-    shared out among its processes, unless OMP_NUM_THREADS says otherwise."""
+    """The processes that this one was started with: gloo between CPUs, NCCL between GPUs. They find each other once and
+    stay in touch to their end. The machine's cores are shared out among its processes, unless OMP_NUM_THREADS says
+    otherwise."""
     if not launched():
         yield ALONE
         return
-    kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    distributed.init_process_group(kinds, timeout=PATIENCE)
+    if not distributed.is_initialized():
+        kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(kinds, timeout=PATIENCE)
+        atexit.register(_part)
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
@@ -62,6 +66,10 @@ def joined() -> Iterator[Team]:
         yield Team(distributed.get_rank(), distributed.get_world_size())
     finally:
         torch.set_num_threads(before)
+
+
+def _part() -> None:
+    if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
@@ -69,7 +77,9 @@ Work = Callable[[Any, Callable[[bytes], None]], None]
 """What each process does: with its arguments, and a way to tell the caller something."""
 
 
-def on_processes(count: int, work: Work, arguments: Any, *, heard: Callable[[bytes], None]) -> None:
+def on_processes(
+    count: int, work: Work, arguments: Any, *, heard: Callable[[bytes], None], restarts: int = RESTARTS
+) -> None:
     """Let so many processes on this machine do `work`, a function of a module, and wait for them. `heard` is called, in
     a thread, with what they tell. What one of them refuses with a sentence is refused here; where processes die too
     often, that is said. Ctrl-C and SIGTERM end all of them."""
@@ -89,7 +99,7 @@ def on_processes(count: int, work: Work, arguments: Any, *, heard: Callable[[byt
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
-        max_restarts=RESTARTS,
+        max_restarts=restarts,
     )
     with _quiet_launcher(), _own_signals(), _Listener(heard) as listener:
         try:
@@ -97,7 +107,7 @@ def on_processes(count: int, work: Work, arguments: Any, *, heard: Callable[[byt
         except SignalException as caught:
             ended: BaseException | signal.Signals = listener.trouble or caught.sigval
         except ChildFailedError as failure:
-            ended = TrainingError(f"The processes died {RESTARTS + 1} times, at last with: {_first_words(failure)}.")
+            ended = TrainingError(f"The processes died {restarts + 1} times, at last with: {_first_words(failure)}.")
         else:
             refusal = next((one for one in refusals.values() if one is not None), None)
             if refusal is None:
@@ -122,6 +132,8 @@ def _member(work: Work, arguments: Any, address: str) -> SegueError | None:
             work(arguments, words.sendall)
         except SegueError as error:
             return error
+        finally:
+            _part()
     return None
 
 
@@ -188,7 +200,7 @@ def _own_signals() -> Iterator[None]:
 @contextmanager
 def _quiet_launcher() -> Iterator[None]:
     """Of a process that dies the launcher writes tracebacks of its own; one sentence of ours says it."""
-    known = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith(LAUNCHER)]
+    known = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith(LAUNCHERS)]
     levels = [logger.level for logger in known]
     for logger in known:
         logger.setLevel(logging.CRITICAL)
@@ -199,10 +211,11 @@ def _quiet_launcher() -> Iterator[None]:
             logger.setLevel(level)
 
 
-LAUNCHER = "torch.distributed.elastic"
+LAUNCHERS = ("torch.distributed.elastic", "torch.multiprocessing")
 
 
 def _first_words(failure: Any) -> str:
     """What the process died of that died first."""
     _, first = failure.get_first_failure()
-    return str(first.message).strip().splitlines()[-1].rstrip(".")
+    message = first.message["message"] if isinstance(first.message, dict) else first.message
+    return str(message).strip().splitlines()[0].rstrip(".")
