@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from uuid import uuid4
 
 import torch
@@ -28,6 +28,9 @@ from torch import distributed
 
 from segue.errors import SegueError, SettingsError, TrainingError
 from segue.layers.team import ALONE, Team
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
 
 RESTARTS = 3  # as torch's launcher has it
 PATIENCE = timedelta(hours=6)  # of processes that wait while the first one builds an index; a death is noticed at once
@@ -85,29 +88,23 @@ def on_processes(
     often, that is said. Ctrl-C and SIGTERM end all of them."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
     if launched():
         raise SettingsError(
             "torchrun has started this process as one of several and says how many there are: leave --processes out."
         )
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=restarts,
-    )
     with _quiet_launcher(), _own_signals(), _Listener(heard) as listener:
+        launch = elastic_launch(_this_machine(count, restarts, listener.folder / "logs"), _member)
         try:
-            refusals = elastic_launch(config, _member)(work, arguments, str(listener.address))
+            refusals = launch(work, arguments, str(listener.address))
         except SignalException as caught:
             ended: BaseException | signal.Signals = listener.trouble or caught.sigval
         except ChildFailedError as failure:
-            ended = TrainingError(f"The processes died {restarts + 1} times, at last with: {_first_words(failure)}.")
+            ended = TrainingError(
+                f"The processes died {restarts + 1} times, at last with: {_first_words(failure)}. What was learned "
+                "before is kept: go on with --resume."
+            )
         else:
             refusal = next((one for one in refusals.values() if one is not None), None)
             if refusal is None:
@@ -119,6 +116,23 @@ def on_processes(
         signal.raise_signal(ended)  # now with the handler that was there before
         raise TrainingError(f"Training was ended by {ended.name}.")
     raise ended
+
+
+def _this_machine(count: int, restarts: int, logs: Path) -> LaunchConfig:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=restarts,
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
+    )
 
 
 def _member(work: Work, arguments: Any, address: str) -> SegueError | None:
@@ -148,8 +162,9 @@ class _Listener:
         self.trouble: BaseException | None = None
         """What `heard` raised, which ends everything."""
         self._heard = heard
-        self._folder = tempfile.TemporaryDirectory(prefix="segue-")
-        self.address = Path(self._folder.name) / "words"
+        self._made = tempfile.TemporaryDirectory(prefix="segue-processes-")
+        self.folder = Path(self._made.name)
+        self.address = self.folder / "words"
         self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ear.bind(str(self.address))
         self._over = threading.Event()
@@ -165,7 +180,7 @@ class _Listener:
             last.sendto(b"", str(self.address))
         self._thread.join()
         self._ear.close()
-        self._folder.cleanup()
+        self._made.cleanup()
 
     def _listen(self) -> None:
         while (word := self._ear.recv(LONGEST_WORD)) or not self._over.is_set():
