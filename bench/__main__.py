@@ -27,10 +27,11 @@ SUBJECTS = (
     "embed",
     "window",
     "cold",
+    "processes",
     "codes",
     "scale",
 )
-NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "replicas", "cold")
+NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "replicas", "cold", "processes")
 MAY_HAVE_DATA = ("window", "codes")
 WHERE = (
     "give DATA=folder with an events.tsv.gz of the columns user, item, ts. The figures quoted are for MovieLens-1M, "

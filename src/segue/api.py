@@ -16,7 +16,7 @@ from segue.data.dataset import Data
 from segue.data.prepare import prepare
 from segue.data.settings import EngineName, on_spark
 from segue.data.summary import summary_lines
-from segue.errors import InputError, SettingsError
+from segue.errors import FolderError, InputError, SettingsError
 from segue.folders import read_manifest, verify_contents
 from segue.recommend.answers import BEAM, UNTIMED
 
@@ -86,6 +86,7 @@ def train(
     from_run: Recommender | Path | str | None = None,
     resume: bool = False,
     all_events: bool = False,
+    processes: int = 1,
     progress: Callable[[Step], None] | None = None,
     measured: Measured | None = None,
 ) -> Recommender:
@@ -98,11 +99,30 @@ def train(
         trained, and its weights, those of items by their ids. It need not be there any more when this one is resumed.
     resume: go on with training that was interrupted, or with a finished run that is given more epochs.
     all_events: once validation has chosen the epochs, train that many on every event, for serving.
-    progress, measured: told how training and how measuring is getting on.
+    processes: of this machine, that share every batch; where one dies, all go on from the last epoch. Each of them
+        imports the script that calls this, which needs `if __name__ == "__main__":` for that. Under `torchrun` leave it
+        out: there every process calls this.
+    progress, measured: told how training and how measuring is getting on; by another thread where there are processes.
     """
     from segue.recommend.recommender import Recommender
-    from segue.runs import make_run
+    from segue.runs import make_run, make_run_on
 
+    if processes < 1:
+        raise SettingsError(f"processes must be at least 1, got {processes}.")
+    if processes > 1:
+        return make_run_on(
+            processes,
+            data.folder if isinstance(data, Data) else Path(data),
+            out=None if out is None else Path(out),
+            recipe=recipe,
+            overrides=overrides,
+            encoder=encoder,
+            from_run=_folder_of(from_run),
+            resume=resume,
+            all_events=all_events,
+            progress=progress,
+            measured=measured,
+        )
     origin = Recommender.open(from_run, encoder=encoder) if isinstance(from_run, Path | str) else from_run
     return make_run(
         data if isinstance(data, Data) else Data.open(Path(data)),
@@ -116,6 +136,15 @@ def train(
         progress=progress,
         measured=measured,
     )
+
+
+def _folder_of(run: Recommender | Path | str | None) -> Path | None:
+    """What a process can open for itself."""
+    if run is None or isinstance(run, Path | str):
+        return None if run is None else Path(run)
+    if run.folder is None:
+        raise FolderError("from_run was not opened from a run folder, so other processes cannot open it; load one.")
+    return run.folder
 
 
 def load(folder: Path | str, *, encoder: Builder | None = None) -> Recommender | Data:

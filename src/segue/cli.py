@@ -227,6 +227,9 @@ def train(
     all_events: Annotated[
         bool, typer.Option("--all", help="Once the epochs are chosen, train on every event, for serving.")
     ] = False,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Processes of this machine, which share every batch.")
+    ] = 1,
     json: Json = False,
 ) -> None:
     """Train a model on a data folder and measure it."""
@@ -242,6 +245,7 @@ def train(
                 from_run=from_run,
                 resume=resume,
                 all_events=all_events,
+                processes=processes,
                 progress=display,
                 measured=measured,
             )

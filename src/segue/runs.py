@@ -39,6 +39,7 @@ from segue.evaluate.settings import SeenRule, seen_rule
 from segue.evaluate.trained import training_counts
 from segue.evaluate.window import WindowEvaluation, evaluate_window
 from segue.index.build import build_index, index_facts, sample_questions
+from segue.layers.team import ALONE, Team
 from segue.models.assign import assigned_codes, shared_codes
 from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model, saved_texts
@@ -51,6 +52,7 @@ from segue.objective.positive import PositiveEvents
 from segue.recommend.embed import run_digest
 from segue.recommend.recommender import Recommender
 from segue.train.loop import Step
+from segue.train.processes import joined, on_processes, started_again
 from segue.train.run import CHOOSING, Recipe, choose_epoch, finished, train_everything
 from segue.train.start import START, START_ALL, write_start
 from segue.train.state import Progress, read_progress
@@ -79,22 +81,73 @@ def make_run(
     progress: Callable[[Step], None] | None,
     measured: Callable[[str, int, int], None] | None,
 ) -> Recommender:
-    """See `segue.api.train`."""
-    data.verify()
-    run = out if out is not None else _temporary_run()
+    """See `segue.api.train`. Where torch's launcher started this process as one of several, the others have to call it
+    too: they share the work, and the first of them writes and tells how it is getting on."""
+    with joined() as team:
+        if team.rank > 0:
+            progress = measured = None
+        team.by_first(data.verify)
+        run = team.by_first(lambda: out if out is not None else _temporary_run())
+        job = team.by_first(
+            lambda: _job(run, data, recipe, overrides, encoder, from_run, resume, everything=all_events)
+        )
+        if job is not None:
+            _do(
+                replace(job, encoder=encoder),
+                run,
+                data,
+                team,
+                all_events=all_events,
+                progress=progress,
+                measured=measured,
+            )
+    return Recommender.open(run, encoder=encoder)
+
+
+def _job(
+    run: Path,
+    data: Data,
+    recipe: str | Path | None,
+    overrides: Sequence[str],
+    encoder: Builder | None,
+    from_run: Recommender | None,
+    resume: bool,  # noqa: FBT001
+    *,
+    everything: bool,
+) -> _Job | None:
+    """What is to be done, without the encoder, which others may have to be told without. None: a process died when all
+    was done."""
     if resume and from_run is not None:
         raise SettingsError("--resume goes on with what is begun, and knows where it came from: leave --from out.")
+    if started_again() and not resume:
+        resume = _partial(run).exists()
+        if run.exists() and not resume:
+            return None
     job = (
-        _taken_up(run, data, recipe, overrides, encoder, everything=all_events)
+        _taken_up(run, data, recipe, overrides, encoder, everything=everything)
         if resume
         else _begun(run, data, recipe, overrides, encoder, from_run)
     )
+    return replace(job, encoder=None)
+
+
+def _do(
+    job: _Job,
+    run: Path,
+    data: Data,
+    team: Team,
+    *,
+    all_events: bool,
+    progress: Callable[[Step], None] | None,
+    measured: Callable[[str, int, int], None] | None,
+) -> None:
+    """Train, measure, write."""
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
     start = job.start(START)
     texts = saved_texts(start) if start is not None and job.settings.model.texts else None
-    codes = job.codes(CODES, data, split.train_end)
+    codes = team.by_first(lambda: job.codes(CODES, data, split.train_end))
     facts = facts_of(job.settings.model, data.vocabulary, data.kinds, texts, codes)
     model, chosen = choose_epoch(
         job.recipe,
@@ -106,12 +159,14 @@ def make_run(
         progress=progress,
         facts=facts,
         start=start,
+        team=team,
     )
     note = ALL_NOTE.format(epochs=chosen.best_epoch) if all_events else None
-    evaluation = measure(model, data, job.settings, note=note, progress=measured)
+    evaluation = measure(model, data, job.settings, note=note, progress=measured, team=team)
     if all_events:
         if codes is not None:
-            facts = replace(facts, codes=job.codes(CODES_ALL, data, np.asarray(sequences.offsets)[1:]))
+            ends = np.asarray(sequences.offsets)[1:]
+            facts = replace(facts, codes=team.by_first(lambda: job.codes(CODES_ALL, data, ends)))
         model, counts = train_everything(
             job.recipe,
             sequences,
@@ -121,10 +176,84 @@ def make_run(
             progress=progress,
             facts=facts,
             start=job.start(START_ALL) or start,
+            team=team,
         )
-    _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, all_events=all_events)
-    shutil.rmtree(job.partial)
+
+    def write() -> None:
+        _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, all_events=all_events, team=team)
+        shutil.rmtree(job.partial)
+
+    team.by_first(write)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What `make_run` is called with in each of several processes."""
+
+    data: Path
+    out: Path
+    recipe: str | Path | None
+    overrides: tuple[str, ...]
+    encoder: Builder | None
+    from_run: Path | None
+    resume: bool
+    all_events: bool
+
+
+def make_run_on(
+    processes: int,
+    data: Path,
+    *,
+    out: Path | None,
+    recipe: str | Path | None,
+    overrides: Sequence[str],
+    encoder: Builder | None,
+    from_run: Path | None,
+    resume: bool,
+    all_events: bool,
+    progress: Callable[[Step], None] | None,
+    measured: Callable[[str, int, int], None] | None,
+) -> Recommender:
+    """`make_run` on several processes of this machine."""
+    if encoder is not None and "<" in builder_name(encoder):
+        raise SettingsError(
+            f"encoder is {builder_name(encoder)}, which other processes cannot import: with processes above 1 give a "
+            "function that stands in a module by itself."
+        )
+    run = out if out is not None else _temporary_run()
+    call = _Call(data, run, recipe, tuple(overrides), encoder, from_run, resume, all_events)
+
+    def heard(word: bytes) -> None:
+        step, measuring = msgspec.msgpack.decode(word, type=_Word)
+        if step is not None and progress is not None:
+            progress(step)
+        if measuring is not None and measured is not None:
+            measured(*measuring)
+
+    on_processes(processes, _as_one_of_several, call, heard=heard)
     return Recommender.open(run, encoder=encoder)
+
+
+_Word = tuple[Step | None, tuple[str, int, int] | None]
+"""How training, or measuring, is getting on."""
+
+
+def _as_one_of_several(call: _Call, tell: Callable[[bytes], None]) -> None:
+    def say(step: Step | None, measuring: tuple[str, int, int] | None) -> None:
+        tell(msgspec.msgpack.encode((step, measuring)))
+
+    make_run(
+        Data.open(call.data),
+        out=call.out,
+        recipe=call.recipe,
+        overrides=call.overrides,
+        encoder=call.encoder,
+        from_run=None if call.from_run is None else Recommender.open(call.from_run, encoder=call.encoder),
+        resume=call.resume,
+        all_events=call.all_events,
+        progress=lambda step: say(step, None),
+        measured=lambda name, done, total: say(None, (name, done, total)),
+    )
 
 
 def measure(
@@ -134,6 +263,7 @@ def measure(
     *,
     note: str | None,
     progress: Callable[[str, int, int], None] | None,
+    team: Team = ALONE,
 ) -> Evaluation:
     """The model and the baselines on the test part."""
     return evaluate(
@@ -147,6 +277,7 @@ def measure(
         target_time=model.target_time,
         note=note,
         progress=progress,
+        team=team,
     )
 
 
@@ -427,6 +558,7 @@ def _write_run(
     *,
     seen: SeenRule,
     all_events: bool,
+    team: Team,
 ) -> None:
     """Everything needed to answer any history; no user ids, no histories."""
     with folders.complete_folder(run, overwrite=job.replaces or None) as staging:
@@ -444,7 +576,7 @@ def _write_run(
         for name in KEPT:
             if (job.partial / name).exists():
                 shutil.copyfile(job.partial / name, staging / name)
-        facts = _facts(job, data, chosen, seen=seen, all_events=all_events)
+        facts = _facts(job, data, chosen, seen=seen, all_events=all_events, processes=team.size)
         facts |= {"index": index_facts(index, questions), **_code_facts(model, counts)}
         folders.write_manifest(staging, "run", facts)
 
@@ -456,7 +588,9 @@ def _code_facts(model: SequenceModel, counts: np.ndarray) -> dict[str, Any]:
     return {"codes": {"shared": shared_codes(model.items.codes.numpy(), np.flatnonzero(counts[1:]) + 1)}}
 
 
-def _facts(job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, all_events: bool) -> dict[str, Any]:
+def _facts(
+    job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, all_events: bool, processes: int
+) -> dict[str, Any]:
     return {
         "segue": version("segue"),
         "torch": str(torch.__version__),
@@ -475,6 +609,7 @@ def _facts(job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, all_event
             "epochs": chosen.epoch,
             "best_epoch": chosen.best_epoch,
             "best_score": chosen.best_score,
+            "processes": processes,
             "threads": job.settings.train.threads or torch.get_num_threads(),
             "seconds": [round(seconds, 3) for seconds in chosen.seconds],
         },

@@ -19,8 +19,15 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 10.0
 
 
+def speaks() -> bool:
+    """Whether this process is the one that speaks: of several that `torchrun` started, the first."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
+
+
 def say(text: str) -> None:
     """A line on standard output, as it is: ids may hold what a markup language would swallow."""
+    if not speaks():
+        return
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
@@ -33,7 +40,8 @@ def say(text: str) -> None:
 
 def complain(text: str) -> None:
     """A line on standard error: what is wrong, or how to go on."""
-    sys.stderr.write(text + "\n")
+    if speaks():
+        sys.stderr.write(text + "\n")
 
 
 def duration(seconds: float) -> str:
@@ -46,10 +54,10 @@ class Display:
 
     def __init__(self, *, quiet: bool = False) -> None:
         console = Console(stderr=True)
-        self.quiet = quiet
+        self.quiet = quiet or not speaks()
         self.bar: Progress | None = None
         self.task: TaskID | None = None
-        if not quiet and console.is_terminal:
+        if not self.quiet and console.is_terminal:
             self.bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"), console=console
             )

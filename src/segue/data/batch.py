@@ -83,6 +83,30 @@ def cut_by_budget(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     return groups
 
 
+def cut_evenly(lengths: np.ndarray, parts: int) -> np.ndarray:
+    """Where consecutive groups of about as many tokens begin, and where the last one ends [parts + 1]. Every index is
+    in one group; where indexes are few, groups may be empty."""
+    ends = np.cumsum(lengths)
+    middles = 2 * ends - lengths  # twice: halves would be rounded
+    group = np.minimum(middles * parts // (2 * max(1, int(lengths.sum()))), parts - 1)
+    return np.asarray(np.searchsorted(group, np.arange(parts + 1)))
+
+
+def users_between(batch: Batch, first: int, last: int) -> Batch:
+    """The users first .. last of a batch."""
+    ends = np.concatenate(([0], np.cumsum(batch.lengths)))
+    users, tokens = slice(first, last), slice(ends[first], ends[last])
+    return Batch(
+        items=batch.items[tokens],
+        times=batch.times[tokens],
+        lengths=batch.lengths[users],
+        asked=None if batch.asked is None else batch.asked[users],
+        kinds=None if batch.kinds is None else batch.kinds[tokens],
+        values=None if batch.values is None else batch.values[tokens],
+        histories=None if batch.histories is None else batch.histories[users],
+    )
+
+
 def epoch_batches(
     sequences: Sequences, starts: np.ndarray, ends: np.ndarray, *, tokens: int, rng: np.random.Generator
 ) -> Iterator[Batch]:

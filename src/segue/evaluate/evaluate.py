@@ -19,6 +19,7 @@ from segue.evaluate.report import HISTORY_EDGES, POPULARITY_EDGES, Report, Slice
 from segue.evaluate.ruler import Measured, Ruler, Scorer
 from segue.evaluate.settings import EvaluateSettings, seen_rule
 from segue.evaluate.trained import training_counts
+from segue.layers.team import ALONE, Team
 
 Progress = Callable[[str, int, int], None]
 """Told who is measured, how many cases are done, and of how many."""
@@ -47,18 +48,20 @@ def evaluate(
     note: str | None = None,
     progress: Progress | None = None,
     rng: np.random.Generator | None = None,
+    team: Team = ALONE,
 ) -> Evaluation:
     """Measure the scorer, and with it the baselines, on one part of the data.
 
     `answerable`: by the items' training events [V + 1], which of them the scorer can answer and read [V + 1]; without
     it, those that have any. All are ranked among these, the baselines with them, who read what was trained on.
-    `rng` draws the resamples of the intervals; without it they are the same every time.
+    `rng` draws the resamples of the intervals; without it they are the same every time. `team`: the processes that
+    share the cases; the report is that of one, and each of them has it.
     """
     cases, ks = _cases(split, part, settings), sorted(set(settings.at))
     rule, repeats = seen_rule(settings, sequences, split)
     counts = training_counts(sequences, split, n_items)
     known = counts > 0 if answerable is None else answerable(counts)
-    ruler = Ruler(sequences=sequences, counts=counts, seen=rule, target_time=target_time, answerable=known)
+    ruler = Ruler(sequences=sequences, counts=counts, seen=rule, target_time=target_time, answerable=known, team=team)
     rng = np.random.default_rng(0) if rng is None else rng
     measured = _measure(replace(ruler, readable=known), "model", scorer, cases, ks, progress)
     spread = partial(_intervals, ks=ks, users=cases.users, samples=settings.bootstrap, rng=rng)

@@ -21,6 +21,7 @@ from segue.evaluate.metrics import shown
 from segue.evaluate.ranks import Exclusions, candidates, ranks_among
 from segue.evaluate.settings import SeenRule
 from segue.layers.packed import tensors
+from segue.layers.team import ALONE, Team
 from segue.models.sequence import SequenceModel
 
 MOST_SCORES = 8_000_000  # scores held at a time: 32 MB
@@ -78,6 +79,9 @@ class Ruler:
     """Whether scorers are told the moment of the answer. They are not, unless the report says so."""
     answerable: np.ndarray | None = None  # [V + 1] bool: … unless this says that it is one
     readable: np.ndarray | None = None  # [V + 1] bool: what is left in histories; None: what was trained on
+    team: Team = ALONE
+    """The processes that share the cases. Each asks about whole batches, the same that one process would make, so that
+    every score is the same; and each knows all ranks in the end."""
 
     @property
     def n_items(self) -> int:
@@ -88,7 +92,7 @@ class Ruler:
         result = np.zeros(len(cases), dtype=np.int64)
         for chosen, left, targets in self._answers(scorer, cases, tokens):
             result[chosen] = ranks_among(left, targets)
-        return result
+        return self.team.total(result)
 
     def measure(
         self, scorer: Scorer, cases: Cases, ks: Sequence[int], *, tokens: int = TOKENS, progress: Progress | None = None
@@ -104,15 +108,18 @@ class Ruler:
             lists = best(left, max(ks))
             for k, times in result.shown.items():
                 times += shown(lists, k, self.n_items)
-            done += len(chosen)
+            done = min(len(cases), done + len(chosen) * self.team.size)
             if progress is not None:
                 progress(done, len(cases))
-        return result
+        shown_by_all = {k: self.team.total(times) for k, times in result.shown.items()}
+        return Measured(ranks=self.team.total(result.ranks), shown=shown_by_all)
 
     def _answers(self, scorer: Scorer, cases: Cases, tokens: int) -> Iterator[tuple[np.ndarray, Tensor, np.ndarray]]:
-        """(case indexes, their scores with -inf for what is no candidate, their targets) until all are done."""
+        """(case indexes, their scores with -inf for what is no candidate, their targets) until all are done, those of
+        other processes left out."""
         most_rows = max(1, MOST_SCORES // len(self.counts))
-        for chosen, batch in case_batches(self.sequences, cases, tokens=tokens, most_rows=most_rows):
+        batches = case_batches(self.sequences, cases, tokens=tokens, most_rows=most_rows)
+        for chosen, batch in self.team.mine(batches):
             seen = Exclusions.of_histories(batch) if self.seen == "excluded" else None
             targets = self.sequences.items[cases.targets[chosen]].astype(np.int64)
             yield chosen, self.left(scorer, batch, seen), targets

@@ -142,7 +142,8 @@ def find_targets(
     # A history ends before the user's first event from the moment on; there is one, as there are targets.
     histories = Cases(cases.users, cases.starts, first_at(ruler.sequences, moment)[cases.users])
     most_rows, done = max(1, MOST_SCORES // (ruler.n_items + 1)), 0
-    for chosen, batch in case_batches(ruler.sequences, histories, tokens=TOKENS, most_rows=most_rows):
+    batches = case_batches(ruler.sequences, histories, tokens=TOKENS, most_rows=most_rows)
+    for chosen, batch in ruler.team.mine(batches):
         asked = np.full(len(chosen), moment // MICROSECONDS)
         left = ruler.left(scorer, replace(batch, asked=asked), _seen(ruler, cases, chosen))
         rows, line = ragged_rows(first[chosen], sizes[chosen]), np.repeat(np.arange(len(chosen)), sizes[chosen])
@@ -152,10 +153,15 @@ def find_targets(
             found.shown[k] += shown(lists, k, ruler.n_items)
             if interest is not None:
                 found.entropy[k][chosen] = entropies(interest[lists[:, :k]])
-        done += len(chosen)
+        done = min(len(cases), done + len(chosen) * ruler.team.size)
         if progress is not None:
             progress(done, len(cases))
-    return found
+    total = ruler.team.total
+    return Found(
+        ranks=total(found.ranks),
+        shown={k: total(times) for k, times in found.shown.items()},
+        entropy={k: total(values) for k, values in found.entropy.items()},
+    )
 
 
 def _seen(ruler: Ruler, cases: WindowCases, chosen: np.ndarray) -> Exclusions | None:

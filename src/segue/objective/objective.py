@@ -17,6 +17,7 @@ from segue.objective.collisions import Own, shared_collisions
 from segue.objective.lambdarank import lambdarank
 from segue.objective.mean import user_weights
 from segue.objective.pairwise import bpr, bpr_max, top1_max
+from segue.objective.part import Part
 from segue.objective.positive import PositiveEvents
 from segue.objective.reinforce import even_weights, with_draws
 from segue.objective.sampler import (
@@ -69,22 +70,45 @@ class Objective:
         """What to encode of a batch, which states to question, and the right answers."""
         return self._task(batch, rng)
 
-    def loss(self, model: SequenceModel, hidden: Tensor, examples: Examples, generator: torch.Generator) -> Tensor:
-        """The mean loss of the supervised states among `hidden` [T, D], and what the model's similarity adds to it."""
+    def loss(
+        self,
+        model: SequenceModel,
+        hidden: Tensor,
+        examples: Examples,
+        generator: torch.Generator,
+        part: Part | None = None,
+    ) -> Tensor:
+        """The mean loss of the supervised states among `hidden` [T, D], and what the model's similarity adds to it.
+
+        With a `part` of the examples, `hidden` are the states of the part's inputs, and this is the part's share: over
+        all parts, value and gradient add up to those of all examples. Every process of the team has to ask at once.
+        """
+        part = Part.of(examples) if part is None else part
         if self.settings.loss == "lambdarank":
-            return self._listwise(model, hidden, examples)
-        if examples.positions is not None:
-            hidden = hidden[_tensor(examples.positions, hidden)]
+            return self._listwise(model, hidden, part)
+        states = part.asked(hidden)
+        if part.team.size > 1 and self._looks_at_all(model, states):
+            return self._mean(model, part.gathered(states), Part.of(examples), generator) / part.team.size
+        return self._mean(model, states, part, generator)
+
+    def _looks_at_all(self, model: SequenceModel, states: Tensor) -> bool:
+        """Whether what a question costs depends on the states of others: buckets are filled from all of a batch, and
+        what is usual for a draw is the mean over the others."""
+        return self.settings.loss == "sce" or (isinstance(model, DrawingModel) and model.draws(states) is not None)
+
+    def _mean(self, model: SequenceModel, hidden: Tensor, part: Part, generator: torch.Generator) -> Tensor:
+        """The part's share of the mean over questions of these states [m, D]."""
+        examples = part.own
         weights = None if examples.weights is None else _tensor(examples.weights, hidden)
-        if self.settings.equal_users:
+        if self.settings.equal_users and len(hidden):
             weights = hidden.new_ones(len(hidden)) if weights is None else weights
             weights = user_weights(weights, _tensor(examples.users, hidden))
         draws = model.draws(hidden) if isinstance(model, DrawingModel) else None
         if draws is None:
-            return self._asked(model, hidden, weights, examples, generator)
+            return self._asked(model, hidden, weights, part, generator)
         weights = even_weights(hidden, weights)
         asked = np.arange(len(hidden)) if examples.positions is None else examples.positions
-        loss = self._asked(model, hidden, weights, examples, generator)
+        loss = self._asked(model, hidden, weights, part, generator)
         return with_draws(loss, weights, draws, _tensor(asked, hidden))
 
     def _asked(
@@ -92,21 +116,35 @@ class Objective:
         model: SequenceModel,
         hidden: Tensor,
         weights: Tensor | None,
-        examples: Examples,
+        part: Part,
         generator: torch.Generator,
     ) -> Tensor:
-        """The mean over questions of these states [M, D]."""
         states = _questions(model, hidden)
-        targets = _tensor(examples.targets, states)
+        targets = _tensor(part.own.targets, states)
         if self.sampler is not None:
-            return self._sampled(model, states, targets, weights, examples, generator)
+            return self._sampled(model, states, targets, weights, part, generator)
         assert isinstance(model.similarity, Dot), "settings allow these losses only with scores that are inner products"
+        if not len(targets):
+            return _nothing(states)
         if self.settings.temperature != 1:
             states = states / self.settings.temperature
         vectors, places = self._compared_with(model, targets)
         if self.settings.loss == "sce":
             return sce(states, vectors, places, weights, generator=generator, items=self.settings.negatives)
-        return full_softmax(states, vectors, places, weights)
+        return self._share(full_softmax(states, vectors, places, weights), part)
+
+    def _share(self, mean: Tensor, part: Part) -> Tensor:
+        """A mean over the part's questions → what it is of the mean over all."""
+        return mean if part.team.size == 1 else mean * (self._weight(part.own) / self._weight(part.whole))
+
+    def _weight(self, examples: Examples) -> float:
+        """What the questions count together: their number, or that of the states or users that count alike."""
+        if self.settings.loss == "lambdarank":
+            assert examples.positions is not None
+            return len(np.unique(examples.positions))
+        if self.settings.equal_users:
+            return len(np.unique(examples.users))
+        return len(examples.targets) if examples.weights is None else float(examples.weights.sum())
 
     def _compared_with(self, model: SequenceModel, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors of all candidates [C, I], and where among them the answers are [M]."""
@@ -121,22 +159,43 @@ class Objective:
         states: Tensor,
         targets: Tensor,
         weights: Tensor | None,
-        examples: Examples,
+        part: Part,
         generator: torch.Generator,
     ) -> Tensor:
+        # Drawn for the whole batch, of which a part takes its own: then all processes draw the same.
         settings, sampler = self.settings, self.sampler
         assert sampler is not None
-        count = settings.negatives if settings.shared else settings.negatives * len(targets)
-        present = self._present(examples)
+        count = settings.negatives if settings.shared else settings.negatives * len(part.whole.targets)
+        present = self._present(part.whole)
         drawn = sampler.draw(count, generator, present)
-        items = drawn.items.to(states.device)
-        vectors = model.item_vectors(items)
-        log_q = None
-        if settings.loss == "sampled-softmax" and settings.log_q:
-            own = sampler.log_q(torch.from_numpy(examples.targets), present).to(states.device)
-            log_q = own, drawn.log_q.to(states.device)
+        if not settings.shared:
+            drawn = drawn.of(torch.from_numpy(part.own_rows), settings.negatives)
+        vectors, answers = model.item_vectors(drawn.items.to(states.device)), model.item_vectors(targets)
+        loss = _nothing(states)
+        if len(targets):
+            log_q = None
+            if settings.loss == "sampled-softmax" and settings.log_q:
+                own = sampler.log_q(torch.from_numpy(part.own.targets), present)
+                log_q = own.to(states.device), drawn.log_q.to(states.device)
+            lost = self._against(model, states, targets, answers, weights, part.own, drawn.items, vectors, log_q)
+            loss = self._share(lost, part)
+        return _with_extra(loss, model, states, answers, part)
+
+    def _against(
+        self,
+        model: SequenceModel,
+        states: Tensor,
+        targets: Tensor,
+        answers: Tensor,
+        weights: Tensor | None,
+        examples: Examples,
+        drawn: Tensor,
+        vectors: Tensor,
+        log_q: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """The mean over questions of what they lose against drawn items, whose vectors are given like the answers'."""
+        settings, items = self.settings, drawn.to(states.device)
         groups, known = self._grouped(examples, targets)
-        answers = model.item_vectors(targets)
         if settings.loss == "sampled-softmax" and settings.shared and isinstance(model.similarity, Dot):
             collisions, asked = shared_collisions(targets, items, groups, known), states / settings.temperature
             return shared_softmax(asked, answers, vectors, collisions, weights, log_q=log_q)
@@ -157,7 +216,7 @@ class Objective:
             groups=groups,
             own=known,
         )
-        return _with_extra(self._compared(positive, negatives, weights), model, states, answers)
+        return self._compared(positive, negatives, weights)
 
     def _present(self, examples: Examples) -> Tensor:
         """What samplers may take negatives from: the answers, which are counted, or all items of the batch."""
@@ -194,15 +253,23 @@ class Objective:
                 return top1_max(positive, negatives, weights)
         raise AssertionError(f"{self.settings.loss} compares no answer with drawn negatives")
 
-    def _listwise(self, model: SequenceModel, hidden: Tensor, examples: Examples) -> Tensor:
-        assert examples.positions is not None, "settings allow it only with a task that asks some of the states"
-        asked, rows = np.unique(examples.positions, return_inverse=True)
+    def _listwise(self, model: SequenceModel, hidden: Tensor, part: Part) -> Tensor:
+        positions = part.own.positions
+        assert positions is not None, "settings allow it only with a task that asks some of the states"
+        asked, rows = np.unique(positions, return_inverse=True)
         states = _questions(model, hidden[_tensor(asked, hidden)])
-        owners, targets = _tensor(rows, hidden), _tensor(examples.targets, hidden)
-        vectors, places = self._compared_with(model, targets)
-        scores = model.similarity.score(states, vectors) / self.settings.temperature
-        loss = lambdarank(scores, owners, places)
-        return _with_extra(loss, model, states[owners], model.item_vectors(targets))
+        owners, targets = _tensor(rows, hidden), _tensor(part.own.targets, hidden)
+        loss = _nothing(states)
+        if len(targets):
+            vectors, places = self._compared_with(model, targets)
+            scores = model.similarity.score(states, vectors) / self.settings.temperature
+            loss = self._share(lambdarank(scores, owners, places), part)
+        return _with_extra(loss, model, states[owners], model.item_vectors(targets), part)
+
+
+def _nothing(states: Tensor) -> Tensor:
+    """The loss of a process that has nothing to ask this time: its weights get gradients, of 0, like everyone's."""
+    return states.sum() * 0
 
 
 def _questions(model: SequenceModel, states: Tensor) -> Tensor:
@@ -211,9 +278,12 @@ def _questions(model: SequenceModel, states: Tensor) -> Tensor:
     return model.similarity.tempered(queries) if isinstance(model.similarity, Dot) else queries
 
 
-def _with_extra(loss: Tensor, model: SequenceModel, states: Tensor, answers: Tensor) -> Tensor:
+def _with_extra(loss: Tensor, model: SequenceModel, states: Tensor, answers: Tensor, part: Part) -> Tensor:
+    """What the similarity adds is about all questions together."""
+    if part.team.size > 1 and not isinstance(model.similarity, Dot):
+        states, answers = part.gathered(states), model.item_vectors(_tensor(part.whole.targets, states))
     extra = model.similarity.extra_loss(states, answers)
-    return loss if extra is None else loss + extra
+    return loss if extra is None else loss + extra / part.team.size
 
 
 def _tensor(array: np.ndarray, like: Tensor) -> Tensor:

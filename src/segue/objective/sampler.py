@@ -24,6 +24,10 @@ class Negatives:
     items: Tensor  # [K] int64
     log_q: Tensor  # [K] float32
 
+    def of(self, questions: Tensor, each: int) -> Negatives:
+        """Those of some questions, where every question has so many of its own."""
+        return Negatives(self.items.view(-1, each)[questions].flatten(), self.log_q.view(-1, each)[questions].flatten())
+
 
 class Sampler(Protocol):
     """Draws items, and knows how likely any item is drawn."""

@@ -17,8 +17,11 @@ from segue.data.sequences import Sequences
 from segue.errors import TrainingError
 from segue.layers.dropout import draw_from
 from segue.layers.packed import tensors
+from segue.layers.team import ALONE, Team
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
+from segue.objective.part import Part
+from segue.train.gradients import add_up_gradients
 from segue.train.optimiser import optimiser, set_step_size
 from segue.train.settings import TrainSettings
 from segue.train.state import Progress, TrainingState
@@ -93,23 +96,25 @@ def fit(
     state_file: Path,
     progress: Callable[[Step], None] | None = None,
     continued: bool = False,
+    team: Team = ALONE,
 ) -> TrainingState:
     """Train up to `epochs` epochs, going on from `state_file` if it is there, and leave the best weights in `model`.
 
     With a judge, training stops after `patience` epochs without a better score and the best epoch is kept; without
     one, every epoch is used and the last is kept. `continued`: the model has learned before; it is judged as epoch 0,
-    and an epoch must be better than that to be kept.
+    and an epoch must be better than that to be kept. `team`: the processes that share every batch; each ends with the
+    same weights, and the first one writes the state, from which any number of them can go on.
     """
     state = TrainingState(model, optimiser(model, settings), seed=settings.seed, counted=objective.state)
-    if state_file.exists():
+    if team.by_first(state_file.exists):
         state.load(state_file)
     elif continued and judge:
         before = judge(model)
         state.progress.history.append({"epoch": 0, **before})
         state.progress.best_score = next(iter(before.values()))
-    draw_from(model, state.generator)
     while state.progress.epoch < epochs and not (judge and exhausted(state.progress, settings.patience)):
-        _epoch(state, objective, windows, settings, epochs, progress)
+        draw_from(model, _dropout(state, settings, team))
+        _epoch(state, objective, windows, settings, epochs, progress, team)
         with averaged(state):
             scores = judge(model) if judge else {}
             score = next(iter(scores.values()), 0.0)
@@ -117,7 +122,7 @@ def fit(
                 state.progress.best_epoch, state.progress.best_score = state.progress.epoch, score
                 state.keep_best()
         state.progress.history[-1].update(scores)
-        state.save(state_file)
+        team.by_first(lambda: state.save(state_file))
         if progress:
             progress(_step(state, epochs, windows.events, windows, scores=scores))
     with torch.no_grad():
@@ -132,6 +137,16 @@ def exhausted(progress: Progress, patience: int) -> bool:
     return progress.epoch - progress.best_epoch >= patience
 
 
+def _dropout(state: TrainingState, settings: TrainSettings, team: Team) -> torch.Generator:
+    """What dropout draws from. One process has one generator for everything, whose state is saved. Of several, each
+    needs one of its own beside the one that all share; it begins anew with every epoch, so that nothing is to be saved.
+    """
+    if team.size == 1:
+        return state.generator
+    seed = np.random.SeedSequence((settings.seed, state.progress.epoch, team.rank)).generate_state(1)
+    return torch.Generator().manual_seed(int(seed[0]))
+
+
 def _epoch(
     state: TrainingState,
     objective: Objective,
@@ -139,8 +154,9 @@ def _epoch(
     settings: TrainSettings,
     epochs: int,
     progress: Callable[[Step], None] | None,
+    team: Team,
 ) -> None:
-    """Every user once."""
+    """Every user once, in one of the processes."""
     model, began, total, asked, done = state.model.train(), time.perf_counter(), 0.0, 0, 0
     assert isinstance(model, SequenceModel)
     device = next(model.parameters()).device
@@ -150,13 +166,14 @@ def _epoch(
         examples = objective.examples(batch, state.rng)
         if not len(examples.targets):
             continue  # nothing can be asked of these users
-        hidden = model.encode(tensors(examples.inputs, device))
-        loss = objective.loss(model, hidden, examples, state.generator)
-        value = loss.item()
-        if not math.isfinite(value):
-            raise _diverged(f"The loss became {value}", state)
+        part = Part.of(examples, team)
+        hidden = model.encode(tensors(part.own.inputs, device))
+        loss = objective.loss(model, hidden, examples, state.generator, part)
         state.adamw.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
+        value = add_up_gradients(list(model.parameters()), loss, team)
+        if not math.isfinite(value):
+            raise _diverged(f"The loss became {value}", state)
         set_step_size(state.adamw, settings, step=state.progress.step, passed=passed)
         state.step(settings)
         total, asked = total + value * len(examples.targets), asked + len(examples.targets)

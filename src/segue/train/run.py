@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from segue.evaluate import metrics
 from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.evaluate.settings import EvaluateSettings, SeenRule
 from segue.evaluate.window import find_targets, user_values, validation_window
+from segue.layers.team import ALONE, Team
 from segue.models.build import Builder, build_model
 from segue.models.checkpoint import fill_model
 from segue.models.facts import NO_FACTS, Facts
@@ -57,11 +59,13 @@ def choose_epoch(
     progress: Callable[[Step], None] | None,
     facts: Facts = NO_FACTS,
     start: Path | None = None,
+    team: Team = ALONE,
 ) -> tuple[SequenceModel, Progress]:
     """Train on the training part; validation chooses the epoch. The test part is not looked at.
 
     `counts` [V + 1] are the items' training events, `facts` what else the model is built from. `start`: a file of the
-    weights to begin with, else a new model's; they are judged first, and kept if no epoch makes them better.
+    weights to begin with, else a new model's; they are judged first, and kept if no epoch makes them better. `team`:
+    the processes that share the work, all of which end with the same.
     """
 
     def ruler(model: SequenceModel) -> Ruler:
@@ -73,11 +77,12 @@ def choose_epoch(
             target_time=model.target_time,
             answerable=known,
             readable=known,
+            team=team,
         )
 
     judge = _judge(recipe, sequences, split, ruler, facts)
     ends, epochs = split.train_end, recipe.train.epochs
-    model, state = _fit(recipe, sequences, ends, counts, facts, epochs, judge, folder / CHOOSING, progress, start)
+    model, state = _fit(recipe, sequences, ends, counts, facts, epochs, judge, folder / CHOOSING, progress, start, team)
     return model, state.progress
 
 
@@ -119,12 +124,13 @@ def train_everything(
     progress: Callable[[Step], None] | None,
     facts: Facts = NO_FACTS,
     start: Path | None = None,
+    team: Team = ALONE,
 ) -> tuple[SequenceModel, np.ndarray]:
     """Train a new model, or the one of `start`, on every event for the chosen number of epochs; give it and the items'
     counts."""
     counts = np.bincount(np.asarray(sequences.items), minlength=n_items + 1)
     ends = np.asarray(sequences.offsets)[1:]
-    model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, folder / EVERYTHING, progress, start)
+    model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, folder / EVERYTHING, progress, start, team)
     return model, counts
 
 
@@ -139,12 +145,13 @@ def _fit(
     state_file: Path,
     progress: Callable[[Step], None] | None,
     start: Path | None,
+    team: Team,
 ) -> tuple[SequenceModel, TrainingState]:
     first = torch.Generator().manual_seed(recipe.train.seed)
     model = build_model(recipe.model, len(counts) - 1, generator=first, facts=facts, encoder=recipe.encoder)
     if start is not None:
         fill_model(model, start)
-    model = model.to(device_of(recipe.train))
+    model = model.to(device_of(recipe.train, team))
     # What an item shares with others, its content or parts of its codes, would be pushed away with it.
     shared = recipe.model.items != "ids"
     objective = Objective(recipe.objective, counts, facts.kinds, length=model.length, only_trained=shared)
@@ -164,6 +171,7 @@ def _fit(
             state_file=state_file,
             progress=progress,
             continued=start is not None,
+            team=team,
         )
     return model.cpu().requires_grad_(requires_grad=False), state
 
@@ -180,12 +188,14 @@ def finished(progress: Progress, settings: TrainSettings) -> str | None:
     return None
 
 
-def device_of(settings: TrainSettings) -> torch.device:
-    """The device asked for; `auto` takes CUDA where there is one."""
+def device_of(settings: TrainSettings, team: Team = ALONE) -> torch.device:
+    """The device asked for; `auto` takes CUDA where there is one, and of several each process its own."""
     available = torch.cuda.is_available()
     if settings.device == "cuda" and not available:
         raise SettingsError("train.device is 'cuda', but torch finds no CUDA device; choose 'cpu' or 'auto'.")
-    return torch.device("cuda" if available and settings.device != "cpu" else "cpu")
+    if not available or settings.device == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda" if team.size == 1 else f"cuda:{os.environ['LOCAL_RANK']}")
 
 
 @contextmanager

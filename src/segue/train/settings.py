@@ -21,7 +21,8 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Epochs without a better validation NDCG@10 (or recall@10, see `evaluate.days`) after which training stops; the
     best epoch is what is kept."""
     tokens: int = 4000
-    """Events of a batch. Smaller batches learn faster an epoch and run slower."""
+    """Events of a batch, which is what several processes share: each has its part of them. Smaller batches learn faster
+    an epoch and run slower."""
     stride: float = 0.0
     """How far apart the windows begin that a history longer than the model's length is cut into, as a share of that
     length: 1 is one after the other, 0.5 overlaps by half, 0 is the newest window alone."""
@@ -39,7 +40,8 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     seed: int = 1
     """Where all randomness starts: first weights, order of users, dropout, negatives."""
     threads: int = 0
-    """Threads of the processor; 0 takes them all. Results are repeatable bit for bit on one thread."""
+    """Threads of the processor, for each process; 0 takes them all, or a process's share of them. Results are
+    repeatable bit for bit on one thread."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train. CUDA is untested."""
 

@@ -1,0 +1,245 @@
+"""Several processes learn and measure what one does; one that dies is started again; any number goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from command_line import CommandLine
+from cycle_logs import recipe_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from process_pair import CASES, DROPLESS, LOG, be_one_of_two, begin_alone, chosen, drawn_gradients, learned, measured
+from safetensors.torch import load_file
+from torch import Tensor
+
+from segue import api
+from segue.data.batch import Batch, cut_evenly, users_between
+from segue.errors import SettingsError
+from segue.layers.team import Team
+from segue.objective.part import Part
+from segue.objective.task import Examples, MaskedItem, Recency, next_item
+from segue.terminal import Display, complain, say
+from segue.train.processes import on_processes
+
+pytestmark = pytest.mark.xdist_group("processes")  # or each worker of the suite would start a pair
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, cycle_data: Path) -> Path:
+    """What two processes found, in a folder."""
+    folder, heard = tmp_path_factory.mktemp("pair"), list[bytes]()
+    begin_alone(folder)
+    on_processes(2, be_one_of_two, (folder, cycle_data), heard=heard.append, restarts=0)
+    assert sorted(heard) == [b"process 0 of 2", b"process 1 of 2"]
+    return folder
+
+
+def found_by(pair: Path, process: int, name: str) -> dict[str, Tensor]:
+    return {
+        key.removeprefix(f"{name}/"): value
+        for key, value in load_file(pair / f"learned{process}.safetensors").items()
+        if key.startswith(f"{name}/")
+    }
+
+
+def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], *, within: float) -> None:
+    assert one.keys() == other.keys() and one
+    for name, value in one.items():
+        torch.testing.assert_close(
+            value, other[name], atol=within, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def without(weights: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
+    return {name: weight for name, weight in weights.items() if name not in names}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_learn_what_one_does(name: str, pair: Path, tmp_path: Path) -> None:
+    together, alone = found_by(pair, 0, name), learned(CASES[name], tmp_path / "alone")
+    assert_close(together, alone, within=1e-7)
+    assert_close(together, found_by(pair, 1, name), within=0)
+
+
+def test_two_learn_from_draws_what_one_does(pair: Path) -> None:
+    assert_close(found_by(pair, 0, "draws"), drawn_gradients(), within=1e-12)
+
+
+def test_two_measure_what_one_does_to_the_last_user(pair: Path) -> None:
+    alone = json.loads(json.dumps(measured()))
+    for process in (0, 1):
+        together = json.loads((pair / f"report{process}.json").read_bytes())
+        assert {name: together[name] for name in alone} == alone
+
+
+def test_any_number_goes_on(pair: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(epochs=4, model=DROPLESS)
+    whole, by_one = chosen(recipe, tmp_path / "whole"), chosen(recipe, pair / "begun by two")
+    for other in (found_by(pair, 0, "goes on"), by_one):
+        # A key's bias moves no attention: its gradient is rounding and nothing else, and so is where it goes.
+        free = {name for name in whole if name.endswith("key_value.bias")}
+        assert free
+        assert_close(without(other, free), without(whole, free), within=1e-6)
+
+
+def test_two_that_are_stopped_and_go_on_end_where_they_would_have(pair: Path) -> None:
+    """With dropout, which each of them draws for itself."""
+    assert_close(found_by(pair, 0, "in two goes"), found_by(pair, 0, "whole"), within=0)
+
+
+def test_what_is_refused_is_refused_by_each_in_the_same_words(pair: Path) -> None:
+    said = [json.loads((pair / f"report{process}.json").read_bytes())["refusal"] for process in (0, 1)]
+    assert said[0] == said[1]
+    assert said[0].startswith("FolderError: ") and "exists already" in said[0]
+
+
+def test_one_is_killed_and_the_run_ends_complete(
+    line: CommandLine, cycle_data: Path, quick_recipe: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`segue train --processes 2`, of which one dies by kill -9 after the first epoch."""
+    changes = [f"--set=train.{change}" for change in ("epochs=20", "patience=20", "tokens=60", "learning_rate=1e-3")]
+    with killing(line.folder / "run.partial" / "training.safetensors") as killed:
+        body = line.answers("train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--processes", 2, *changes)
+    assert killed(), "nothing was killed"
+    assert "A process died; all were started again and go on from the last saved state." in caplog.messages
+    assert body["training"]["processes"] == 2
+    assert body["training"]["epochs"] == 20
+    assert not (line.folder / "run.partial").exists()
+    line("train", cycle_data, "--out", "alone", "--recipe", quick_recipe, *changes)
+    alone = api.load("alone")
+    assert isinstance(alone, api.Recommender) and alone.manifest["training"]["processes"] == 1
+    scores = [body["training"]["best_score"], alone.manifest["training"]["best_score"]]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+    assert body["report"]["metrics"]["ndcg@10"] == pytest.approx(api.kept_report(alone).metrics["ndcg@10"], abs=1e-3)
+
+
+class killing:  # noqa: N801  # reads as what it does
+    """Kills one of the processes that this one has started as soon as a file is there."""
+
+    def __init__(self, when: Path) -> None:
+        self._when = when
+        self._killed: list[int] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+
+    def __enter__(self) -> Callable[[], list[int]]:
+        self._thread.start()
+        return lambda: self._killed
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _wait(self) -> None:
+        while not self._when.exists():
+            if self._over.wait(0.01):
+                return
+        workers = [one for one in psutil.Process().children() if is_worker(one)]
+        self._killed.append(workers[-1].pid)
+        os.kill(workers[-1].pid, signal.SIGKILL)
+
+
+def is_worker(process: psutil.Process) -> bool:
+    return any("spawn_main" in word for word in process.cmdline())
+
+
+lengths_of_users = st.lists(st.integers(1, 30), min_size=1, max_size=40).map(np.array)
+
+
+@given(lengths=lengths_of_users, parts=st.integers(1, 5))
+def test_users_are_shared_out_each_once_and_evenly(lengths: np.ndarray, parts: int) -> None:
+    cuts = cut_evenly(lengths, parts)
+    assert len(cuts) == parts + 1 and cuts[0] == 0 and cuts[-1] == len(lengths)
+    assert (np.diff(cuts) >= 0).all()
+    tokens = [int(lengths[first:last].sum()) for first, last in pairwise(cuts)]
+    assert max(abs(count - lengths.sum() / parts) for count in tokens) <= lengths.max()
+
+
+TASKS = {
+    "next-item": next_item,
+    "masked-item": MaskedItem(mask=99, share=0.3, most=5, last=0.5),
+    "recency": Recency(importance="exponential", alpha=0.8, share=0.4, cuts=3),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@settings(max_examples=50)
+@given(
+    size=st.integers(1, 3),
+    lengths=st.lists(st.integers(2, 12), min_size=1, max_size=12).map(np.array),
+    seed=st.integers(0, 99),
+)
+def test_every_question_is_one_processs_and_asked_of_the_same_state(
+    task: str, size: int, lengths: np.ndarray, seed: int
+) -> None:
+    count = int(lengths.sum())
+    batch = Batch(items=np.arange(1, count + 1), times=np.arange(count), lengths=lengths)
+    examples = TASKS[task](batch, np.random.default_rng(seed))
+    parts = [Part.of(examples, Team(rank, size)) for rank in range(size)]
+    taken = np.concatenate([part.own_rows for part in parts])
+    assert sorted(taken) == list(range(len(examples.targets)))
+    for part in parts:
+        np.testing.assert_array_equal(part.own.targets, examples.targets[part.own_rows])
+        np.testing.assert_array_equal(states_asked(part.own), states_asked(examples)[part.own_rows])
+
+
+def states_asked(examples: Examples) -> np.ndarray:
+    """The user's first item, the number of events up to the state, and the event: they tell all states apart."""
+    lengths = examples.inputs.lengths
+    first, places = np.cumsum(lengths) - lengths, np.arange(lengths.sum())
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    asked = places if examples.positions is None else examples.positions
+    return np.stack((examples.inputs.times[first[owner]], places - first[owner], examples.inputs.times), axis=1)[asked]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_user_once_an_epoch(size: int) -> None:
+    windows, seen = LOG.windows(recipe_of()), []
+    for batch in windows.batches(60, np.random.default_rng(0)):
+        cuts = cut_evenly(batch.lengths, size)
+        seen += [users_between(batch, first, last) for first, last in pairwise(cuts)]
+    found = sorted(
+        tuple(user) for part in seen for user in np.split(part.items, np.cumsum(part.lengths)[:-1]) if len(user)
+    )
+    rows = zip(windows.starts, windows.ends, strict=True)
+    assert found == sorted(tuple(LOG.sequences.items[start:end]) for start, end in rows)
+
+
+def test_a_number_of_processes_that_is_none_is_refused(line: CommandLine, cycle_data: Path) -> None:
+    line.refuses("train", cycle_data, "--out", "run", "--processes", 0, says=("--processes", "1"), code=2)
+    with pytest.raises(SettingsError, match="at least 1, got 0"):
+        api.train(cycle_data, processes=0)
+
+
+def test_torchrun_says_how_many_there_are(cycle_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SettingsError, match="leave --processes out"):
+        api.train(cycle_data, processes=2)
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [("0", True), ("1", False)])
+def test_of_several_only_the_first_speaks(
+    rank: str, speaks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("RANK", rank)
+    say("out")
+    complain("err")
+    Display().line("shown")
+    assert capsys.readouterr() == (("out\n", "err\nshown\n") if speaks else ("", ""))
+
+
+def test_an_encoder_that_others_cannot_import_is_refused(cycle_data: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot import: with processes above 1"):
+        api.train(cycle_data, processes=2, encoder=lambda *_: None)  # type: ignore[arg-type, return-value]
