@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
         "spark",
         title=f"segue prepare: {log.parent.name}",
         rows=rows,
-        notes=[f"sha256 {digest(log)}", *NOTES],
+        notes=NOTES,
         body=runs,
     )
     if not all(run["equal"] in ("yes", "–") for run in runs):
