@@ -27,11 +27,12 @@ SUBJECTS = (
     "embed",
     "window",
     "cold",
+    "spark",
     "processes",
     "codes",
     "scale",
 )
-NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "replicas", "cold", "processes")
+NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "replicas", "cold", "spark", "processes")
 MAY_HAVE_DATA = ("window", "codes")
 WHERE = (
     "give DATA=folder with an events.tsv.gz of the columns user, item, ts. The figures quoted are for MovieLens-1M, "

@@ -175,6 +175,8 @@ def _opened_files(spark: SparkSession, names: list[str], named: set[str]) -> Spa
     asked = {name: _asked(name) for name in names}
     files = _listed(spark, asked)
     numbers = {_plain(file.path): (number, file.label) for number, file in enumerate(files)}
+    if len(asked) < len(names) or len(numbers) < len(files):
+        raise InputError("A file of the log is given twice, or is in a folder that is given too; give each once.")
     owners = [_owner(file.path, asked) for file in files]
     parquet = [name for name in asked if _is_parquet(name, files, owners)]
     texts = [name for name in asked if name not in parquet]
@@ -266,7 +268,7 @@ def _text(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SurveyedFile:
     """What the driver knows of a text file."""
 
@@ -416,11 +418,11 @@ class _Rows:
         frame = pl.DataFrame(pl.from_arrow(batch))
         if self.numbers is None:
             rows = pl.lit(None, dtype=pl.Int64).alias(ROW)
-            yield None, _RowsOfFile(self.label, self.names, frame.select(rows, *frame.columns))
+            yield None, _RowsOfFile(self.label, self.names, frame.select(rows, *frame.columns), frame.height)
             return
         for (path,), rows_of_file in frame.group_by("file", maintain_order=True):
             number, label = self.numbers[_plain(unquote(str(path)))]
-            yield number, _RowsOfFile(label, self.names, rows_of_file.drop("file"))
+            yield number, _RowsOfFile(label, self.names, rows_of_file.drop("file"), rows_of_file.height)
 
 
 @dataclass(slots=True)
@@ -430,12 +432,9 @@ class _RowsOfFile:
     label: str
     names: list[str]
     frame: pl.DataFrame  # the row's number, then the columns
+    size: int
     typed: bool = True
     note: str = ""
-
-    @property
-    def size(self) -> int:
-        return self.frame.height
 
     def sample(self, position: int) -> list[str]:  # noqa: ARG002
         raise AssertionError("the columns are known before rows are read")
