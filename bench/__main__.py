@@ -26,8 +26,9 @@ SUBJECTS = (
     "embed",
     "window",
     "cold",
+    "spark",
 )
-NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "cold")
+NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "cold", "spark")
 MAY_HAVE_DATA = ("window",)
 WHERE = (
     "give DATA=folder with an events.tsv.gz of the columns user, item, ts. The figures quoted are for MovieLens-1M, "

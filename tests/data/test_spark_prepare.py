@@ -143,7 +143,13 @@ def test_a_nasty_log_gives_the_same_folder(case: str, tmp_path: Path) -> None:
 def test_the_log_of_the_demo_gives_the_same_folder(tmp_path: Path) -> None:
     planted.write_planted_shop(tmp_path / "raw.csv")
     cleaned = shop.clean(tmp_path / "raw.csv", out=tmp_path)
-    columns = {"user": "customer", "item": "item", "time": "time", "value": "quantity", "items": cleaned.items}
+    columns: dict[str, Any] = {
+        "user": "customer",
+        "item": "item",
+        "time": "time",
+        "value": "quantity",
+        "items": cleaned.items,
+    }
     here = prepare(cleaned.events, out=tmp_path / "here", **columns)
     there = prepare(cleaned.events, out=tmp_path / "there", engine="spark", **columns)
     assert digests(there) == digests(here) and facts(there) == facts(here)

@@ -34,7 +34,8 @@ from segue.folders import complete_folder, refuse_existing, write_manifest
 class Engine(Protocol):
     """Reads a log and brings its events into their final order."""
 
-    log: Log
+    @property
+    def log(self) -> Log: ...
 
     def look_at_times(self) -> TimeLook:
         """Decide how the times are read, over the whole column."""

@@ -186,7 +186,8 @@ class _SparkEngine:
 
 def _settled(frame: nw.LazyFrame[Any]) -> nw.LazyFrame[Any]:
     """Computed and kept on the executors, without the way it was computed: plans would grow with every round."""
-    return nw.from_native(frame.to_native().localCheckpoint())
+    settled: nw.LazyFrame[Any] = nw.from_native(frame.to_native().localCheckpoint())
+    return settled
 
 
 def _numbers(survivors: nw.LazyFrame[Any], column: str) -> Numbers:
@@ -206,7 +207,7 @@ def _with_row_order(spark: SparkSession, good: DataFrame) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    counts = dict(good.groupBy("file").count().collect())
+    counts: dict[int, int] = dict(good.groupBy("file").count().collect())  # type: ignore[arg-type]  # rows are pairs
     files = sorted(counts)
     before = np.cumsum([0, *(counts[file] for file in files)])[:-1]
     table = pa.table({"file": pa.array(files, pa.int32()), "before": pa.array(before, pa.int64())})

@@ -266,7 +266,7 @@ def _text(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SurveyedFile:
     """What the driver knows of a text file."""
 
@@ -416,11 +416,11 @@ class _Rows:
         frame = pl.DataFrame(pl.from_arrow(batch))
         if self.numbers is None:
             rows = pl.lit(None, dtype=pl.Int64).alias(ROW)
-            yield None, _RowsOfFile(self.label, self.names, frame.select(rows, *frame.columns))
+            yield None, _RowsOfFile(self.label, self.names, frame.select(rows, *frame.columns), frame.height)
             return
         for (path,), rows_of_file in frame.group_by("file", maintain_order=True):
             number, label = self.numbers[_plain(unquote(str(path)))]
-            yield number, _RowsOfFile(label, self.names, rows_of_file.drop("file"))
+            yield number, _RowsOfFile(label, self.names, rows_of_file.drop("file"), rows_of_file.height)
 
 
 @dataclass(slots=True)
@@ -430,12 +430,9 @@ class _RowsOfFile:
     label: str
     names: list[str]
     frame: pl.DataFrame  # the row's number, then the columns
+    size: int
     typed: bool = True
     note: str = ""
-
-    @property
-    def size(self) -> int:
-        return self.frame.height
 
     def sample(self, position: int) -> list[str]:  # noqa: ARG002
         raise AssertionError("the columns are known before rows are read")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17
 
-_SETTINGS = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.pyspark.enabled": "true"}
-_LOCAL = {
+Settings = dict[str, bool | float | int | str | None]  # Spark takes no narrower one
+
+_SETTINGS: Settings = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.pyspark.enabled": "true"}
+_LOCAL: Settings = {
     "spark.app.name": "segue",
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
@@ -103,13 +105,16 @@ def _own_settings(session: SparkSession) -> Iterator[None]:
     """Our settings on somebody else's session, and theirs again afterwards."""
     before = {name: session.conf.get(name) for name in _SETTINGS}
     try:
-        for name, value in _SETTINGS.items():
-            session.conf.set(name, value)
+        _set(session, _SETTINGS)
         yield
     finally:
-        for name, value in before.items():
-            if value is not None:
-                session.conf.set(name, value)
+        _set(session, before)
+
+
+def _set(session: SparkSession, settings: Mapping[str, bool | float | int | str | None]) -> None:
+    for name, value in settings.items():
+        if value is not None:
+            session.conf.set(name, str(value))
 
 
 def _made(remote: str | None) -> SparkSession:
@@ -135,8 +140,7 @@ def _connected(address: str) -> SparkSession:
 
     try:
         session = SparkSession.builder.remote(address).create()
-        for name, value in _SETTINGS.items():
-            session.conf.set(name, value)
+        _set(session, _SETTINGS)
     except ImportError as error:
         raise InputError(
             f"Spark Connect ({address}) needs more than is installed here; run `pip install 'pyspark[connect]'`."
