@@ -15,7 +15,18 @@ from bench.results import FOLDER, shown
 from bench.section import markdown, write_section
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "scale.md"
-SUBJECTS = ("scale", "spark", "processes", "codes", "catalogue", "embed", "batch", "replicas")
+SUBJECTS = (
+    "scale",
+    "spark",
+    "catalogue",
+    "processes",
+    "codes-assign",
+    "codes-memory",
+    "codes-speed",
+    "codes-quality",
+    "embed",
+    "replicas",
+)
 
 
 def main() -> None:
