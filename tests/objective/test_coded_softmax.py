@@ -65,7 +65,7 @@ def test_losses_and_gradients_are_those_of_vectors(
 
 def test_gradient_check() -> None:
     rng = np.random.default_rng(3)
-    places = torch.from_numpy(rng.integers(0, 4, (9, 2)) + [0, 4]).int()
+    places = torch.from_numpy(rng.integers(0, 4, (9, 2)) + np.array([0, 4])).int()
     tables = torch.from_numpy(rng.normal(size=(8, 5))).requires_grad_()
     lengths = torch.from_numpy(rng.uniform(0.5, 2, 9)).requires_grad_()
     weights = torch.tensor([1.0, 2, 0, 4, 5], dtype=torch.float64)
