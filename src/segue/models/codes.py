@@ -57,7 +57,7 @@ class CodeTable(ItemTable):
         items with the same codes have the very same score.
         """
         tables, scores = self.tables(queries), []
-        for numbers in torch.arange(self.n_items + 1, device=self.codes.device).split(AT_A_TIME):
+        for numbers in torch.split(torch.arange(self.n_items + 1, device=self.codes.device), AT_A_TIME):
             found = functional.embedding_bag(self.places(numbers), tables, mode="sum")  # [v, B]
             scores.append(found / self.lengths(numbers)[:, None] if normal else found)
         return torch.cat(scores).T
