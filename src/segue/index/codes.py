@@ -177,7 +177,7 @@ class CodeIndex:
 
     def _sums(self, question: _Question, some: Columns, pairs: Sequence[int]) -> np.ndarray:
         """What these pairs of some columns add up to [c]."""
-        found = None
+        found: np.ndarray | None = None
         for pair in pairs:
             both = self.pairs[pair][some] if isinstance(some, slice) else self.pairs[pair].take(some)
             added = question.tables[pair].take(both)
