@@ -222,7 +222,7 @@ def every_item(index: CodeIndex, pairs: Tensor, question: Tensor, k: int) -> tup
     looks them up fastest."""
     products = (index.centroids @ question.view(len(index.centroids), -1, 1))[:, :, 0]
     scores = torch.zeros(len(index.numbers))
-    for two, places in zip(products.split(2), pairs, strict=True):
+    for two, places in zip(torch.split(products, 2), pairs, strict=True):
         scores += (two[0][:, None] + two[1]).flatten().index_select(0, places)
     columns, best = best_columns(scores[None], k)
     return torch.from_numpy(index.numbers)[columns], best

@@ -21,7 +21,8 @@ N_ITEMS = 40
 
 
 def settings_of(**changed: Any) -> ModelSettings:
-    return ModelSettings(**({"width": 8, "items": "codes", "code_parts": 4, "code_values": 8} | changed))
+    numbers: dict[str, Any] = {"width": 8, "items": "codes", "code_parts": 4, "code_values": 8}
+    return ModelSettings(**(numbers | changed))
 
 
 def log_of(items: list[list[int]]) -> Sequences:
@@ -106,7 +107,7 @@ def test_the_same_seed_gives_the_same_codes_and_another_others() -> None:
     for way in ("svd", "random"):
         assert np.array_equal(found(log, codes=way), found(log, codes=way))
     other = assigned_codes(settings_of(codes="random"), log, split_last(log).train_end, N_ITEMS, seed=2)
-    assert not np.array_equal(found(log, codes="random"), other)
+    assert other is not None and not np.array_equal(found(log, codes="random"), other)
 
 
 def test_fewer_items_than_values() -> None:

@@ -112,20 +112,20 @@ def test_one_part_with_a_value_for_each_item_is_a_table_of_ids() -> None:
     torch.testing.assert_close(coded.score_all(coded.query(batch)), plain.score_all(plain.query(batch)))
 
 
-LOSSES: dict[str, dict[str, Any]] = {
-    "softmax": {},
-    "sce": {"negatives": 9},
-    "sampled-softmax": {"sampler": "uniform", "negatives": 12},
-    "bce": {"sampler": "uniform", "negatives": 3, "shared": False},
-}
+LOSSES: tuple[dict[str, Any], ...] = (
+    {"loss": "softmax"},
+    {"loss": "sce", "negatives": 9},
+    {"loss": "sampled-softmax", "sampler": "uniform", "negatives": 12},
+    {"loss": "bce", "sampler": "uniform", "negatives": 3, "shared": False},
+)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_every_loss_reaches_the_parts_that_are_used_and_no_others(loss: str) -> None:
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["loss"])
+def test_every_loss_reaches_the_parts_that_are_used_and_no_others(loss: dict[str, Any]) -> None:
     codes = codes_of()
     codes[:, 2] = np.minimum(codes[:, 2], 3)  # nobody's third part has the last value
     model = model_of(codes=codes)
-    objective = Objective(ObjectiveSettings(loss=loss, **LOSSES[loss]), np.r_[0, np.ones(N_ITEMS, int)])
+    objective = Objective(ObjectiveSettings(**loss), np.r_[0, np.ones(N_ITEMS, int)])
     examples = objective.examples(batch_of(list(range(1, 31))), np.random.default_rng(0))
     hidden = model.encode(tensors(examples.inputs))
     torch.autograd.backward(objective.loss(model, hidden, examples, torch.Generator().manual_seed(1)))

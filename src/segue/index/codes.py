@@ -23,6 +23,9 @@ GOOD, BEST = 8192, 1024  # items that are good by one pair, and the best of them
 FEW = 1 / 4  # share of items from which down it is faster to go on with them alone
 ROUNDING = 4e-6  # of the largest sum that there can be: what the order of adding may change
 
+Columns = slice | np.ndarray
+"""Some items of an index, by their places in it."""
+
 
 class CodeIndex:
     """The codes of the items that may be answered, in the order of their numbers, and the vectors that codes stand for.
@@ -101,8 +104,8 @@ class CodeIndex:
         """The k best columns and their scores, of those that are `allowed`, ascending, or of all."""
         columns, scores = np.zeros(0, dtype=np.int64), torch.zeros(0)
         border = self._first_border(question, k, banned) if allowed is None else -math.inf
-        for some, sums in self._begun(question, allowed, border):
-            here = _without(np.sort(self._narrowed(question, some, sums, border)), banned)
+        for some, sums, added in self._begun(question, allowed, border):
+            here = _without(np.sort(self._narrowed(question, some, sums, border, added=added)), banned)
             columns = np.concatenate((columns, here))
             scores = torch.cat((scores, self._scores(question, here)))
             # Earlier columns stand first, so that of equal scores those of lower numbers are taken.
@@ -122,41 +125,42 @@ class CodeIndex:
 
     def _begun(
         self, question: _Question, allowed: np.ndarray | None, border: float
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Columns, and what the first pair adds to each: those that its lists leave, or where these would leave many
-        or say nothing, all, a chunk at a time."""
+    ) -> Iterator[tuple[Columns, np.ndarray, int]]:
+        """Columns, what the first pairs add to each, and how many pairs that are: columns that the lists of one leave,
+        or where these would leave many or say nothing, all, a chunk at a time."""
         first = question.order[0]
         lists, table = self._lists[first], question.tables[first]
         if allowed is None and border > -math.inf:
             high = np.flatnonzero(table >= self._least_needed(question, border))
             if lists.sizes[high].sum() < FEW * len(self.numbers):
-                yield lists.items(high), np.repeat(table[high], lists.sizes[high])
+                yield lists.items(high), np.repeat(table[high], lists.sizes[high]), 1
                 return
         count = len(self.numbers) if allowed is None else len(allowed)
         for begin in range(0, count, CHUNK):
-            end = min(begin + CHUNK, count)
-            some = np.arange(begin, end) if allowed is None else allowed[begin:end]
-            yield some, self._sums(question, some, [first])
+            some = slice(begin, min(begin + CHUNK, count))
+            chunk = some if allowed is None else allowed[some]
+            yield chunk, self._sums(question, chunk, question.order[:2]), len(question.order[:2])
 
-    def _narrowed(self, question: _Question, columns: np.ndarray, sums: np.ndarray, border: float) -> np.ndarray:
-        """The columns whose scores may reach the border, given what the first pair adds."""
+    def _narrowed(
+        self, question: _Question, some: Columns, sums: np.ndarray, border: float, *, added: int
+    ) -> np.ndarray:
+        """The columns whose scores may reach the border, given what so many pairs add."""
         if border == -math.inf:
-            return columns
-        for added, pair in enumerate(question.order[1:], 1):
-            kept = np.flatnonzero(sums >= self._needed(question, columns, border, added=added))
-            if len(kept) < len(columns):
-                columns, sums = columns.take(kept), sums.take(kept)
+            return _of(some, np.arange(len(sums)))
+        kept = np.flatnonzero(sums >= self._needed(question, some, border, added=added))
+        columns, sums = _of(some, kept), sums.take(kept)
+        for more, pair in enumerate(question.order[added:], added + 1):
             sums += self._sums(question, columns, [pair])
-        return columns[sums >= self._needed(question, columns, border, added=len(question.order))]
+            kept = np.flatnonzero(sums >= self._needed(question, columns, border, added=more))
+            columns, sums = columns.take(kept), sums.take(kept)
+        return columns
 
-    def _needed(
-        self, question: _Question, columns: np.ndarray, border: float, *, added: int
-    ) -> np.float32 | np.ndarray:
+    def _needed(self, question: _Question, some: Columns, border: float, *, added: int) -> np.float32 | np.ndarray:
         """What the sum of so many pairs must be for a score at the border, if the others add the most they can."""
         least = border - ROUNDING * abs(border)
         if self.lengths is None:
             return np.float32(least - question.rest(added))
-        needed: np.ndarray = np.float32(least) * self.lengths[columns] - np.float32(question.rest(added))
+        needed: np.ndarray = np.float32(least) * self.lengths[some] - np.float32(question.rest(added))
         return needed
 
     def _least_needed(self, question: _Question, border: float) -> np.float32:
@@ -171,12 +175,14 @@ class CodeIndex:
         found = self._sums(question, columns, range(len(self.pairs)))
         return torch.from_numpy(found if self.lengths is None else found / self.lengths[columns])
 
-    def _sums(self, question: _Question, columns: np.ndarray, pairs: Sequence[int]) -> np.ndarray:
+    def _sums(self, question: _Question, some: Columns, pairs: Sequence[int]) -> np.ndarray:
         """What these pairs of some columns add up to [c]."""
-        first, *others = pairs
-        found: np.ndarray = question.tables[first].take(self.pairs[first].take(columns))
-        for pair in others:
-            found += question.tables[pair].take(self.pairs[pair].take(columns))
+        found: np.ndarray | None = None
+        for pair in pairs:
+            both = self.pairs[pair][some] if isinstance(some, slice) else self.pairs[pair].take(some)
+            added = question.tables[pair].take(both)
+            found = added if found is None else np.add(found, added, out=found)
+        assert found is not None
         return found
 
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> CodeIndex:  # noqa: ARG002
@@ -282,6 +288,12 @@ def _lengths(centroids: Tensor, pairs: np.ndarray) -> np.ndarray:
     for table, pair in zip(_pair_tables(centroids.square().sum(2).numpy()), pairs, strict=True):
         squares += table[pair]
     return np.maximum(np.sqrt(squares), np.float32(LEAST_LENGTH))
+
+
+def _of(some: Columns, places: np.ndarray) -> np.ndarray:
+    """The columns at these places among some."""
+    columns: np.ndarray = places + some.start if isinstance(some, slice) else some.take(places)
+    return columns
 
 
 def _without(columns: np.ndarray, banned: np.ndarray | None) -> np.ndarray:

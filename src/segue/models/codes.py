@@ -56,18 +56,25 @@ class CodeTable(ItemTable):
         A part's products with all that it may be are a small table, and a score is a sum of one number of each: so
         items with the same codes have the very same score.
         """
-        asked = queries.view(len(queries), self.parts, -1).permute(1, 2, 0)
-        tables = torch.bmm(self.centroids.to(queries.dtype), asked).flatten(0, 1)  # [parts · values, B]
-        tables = functional.pad(tables, (0, 0, 1, 0))
-        squares = self._outward.square().sum(1, keepdim=True)
-        scores = []
-        for numbers in torch.arange(self.n_items + 1, device=self.codes.device).split(AT_A_TIME):
-            places = self._places(numbers)
-            found = functional.embedding_bag(places, tables, mode="sum")  # [v, B]
-            if normal:
-                found = found / functional.embedding(places, squares).sum(1).sqrt().clamp(min=LEAST_LENGTH)
-            scores.append(found)
+        tables, scores = self.tables(queries), []
+        for numbers in torch.split(torch.arange(self.n_items + 1, device=self.codes.device), AT_A_TIME):
+            found = functional.embedding_bag(self.places(numbers), tables, mode="sum")  # [v, B]
+            scores.append(found / self.lengths(numbers)[:, None] if normal else found)
         return torch.cat(scores).T
+
+    def tables(self, queries: Tensor) -> Tensor:
+        """The products of questions [B, D] with all that parts may be, padding's first [parts · values + 1, B]."""
+        asked = queries.view(len(queries), self.parts, -1).permute(1, 2, 0)
+        return functional.pad(torch.bmm(self.centroids, asked).flatten(0, 1), (0, 0, 1, 0))
+
+    def places(self, numbers: Tensor) -> Tensor:
+        """The rows of these items' parts, in the tables of products and of vectors [..., parts] int32."""
+        return (self.codes[numbers] + self.firsts) * (numbers != PADDING).unsqueeze(-1)
+
+    def lengths(self, numbers: Tensor) -> Tensor:
+        """The lengths of these items' vectors on the way out [n]: squares add up part by part."""
+        squares = functional.embedding(self.places(numbers), self._outward.square().sum(1, keepdim=True))
+        return squares.sum((1, 2)).clamp(min=LEAST_LENGTH**2).sqrt()
 
     @property
     def _outward(self) -> Tensor:
@@ -77,8 +84,4 @@ class CodeTable(ItemTable):
         return self._vectors(self.into, numbers)
 
     def _vectors(self, table: Tensor, numbers: Tensor) -> Tensor:
-        return functional.embedding(self._places(numbers), table, padding_idx=PADDING).flatten(-2)
-
-    def _places(self, numbers: Tensor) -> Tensor:
-        """The rows of these items' parts [..., parts]."""
-        return (self.codes[numbers] + self.firsts) * (numbers != PADDING).unsqueeze(-1)
+        return functional.embedding(self.places(numbers), table, padding_idx=PADDING).flatten(-2)

@@ -42,7 +42,8 @@ def right_directions(
 def _orthonormal(matrix: Tensor) -> Tensor:
     """An orthonormal basis of what its columns span."""
     if len(matrix) < TALL:
-        return torch.linalg.qr(matrix).Q
+        basis: Tensor = torch.linalg.qr(matrix).Q
+        return basis
     for _ in range(2):  # the second time takes back what rounding did in the first
         values, turn = torch.linalg.eigh(_gram(matrix))
         values = values.clamp(min=values[-1] * torch.finfo(values.dtype).eps)

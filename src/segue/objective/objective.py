@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import Batch
+from segue.models.codes import CodeTable
 from segue.models.draws import DrawingModel
 from segue.models.sequence import SequenceModel
 from segue.models.similarity import Dot
@@ -31,9 +32,11 @@ from segue.objective.sampler import (
 from segue.objective.sce import sce
 from segue.objective.scores import own_scores, shared_scores
 from segue.objective.settings import ANSWERS, ObjectiveSettings
-from segue.objective.softmax import full_softmax, sampled_softmax, shared_softmax
+from segue.objective.softmax import coded_softmax, full_softmax, sampled_softmax, shared_softmax
 from segue.objective.task import EXTRA, Continuation, Examples, MaskedItem, Recency, Task, next_item
 from segue.objective.window import AllAction, DenseAllAction, NextAction
+
+LEAST_CODED = 10_000  # items from which on a full softmax goes by their codes
 
 
 class Objective:
@@ -128,6 +131,8 @@ class Objective:
             return _nothing(states)
         if self.settings.temperature != 1:
             states = states / self.settings.temperature
+        if self.settings.loss == "softmax" and isinstance(model.items, CodeTable) and self._many(model.items):
+            return self._coded(model.items, states, targets, weights, normal=model.similarity.normal)
         vectors, places = self._compared_with(model, targets)
         if self.settings.loss == "sce":
             return sce(states, vectors, places, weights, generator=generator, items=self.settings.negatives)
@@ -145,6 +150,21 @@ class Objective:
         if self.settings.equal_users:
             return len(np.unique(examples.users))
         return len(examples.targets) if examples.weights is None else float(examples.weights.sum())
+
+    def _many(self, items: CodeTable) -> bool:
+        """Whether candidates are so many that sums over their codes are faster than products with their vectors."""
+        return (items.n_items if self._candidates is None else len(self._candidates)) >= LEAST_CODED
+
+    def _coded(
+        self, items: CodeTable, states: Tensor, targets: Tensor, weights: Tensor | None, *, normal: bool
+    ) -> Tensor:
+        """The full softmax where no item's vector is made."""
+        numbers, answers = torch.arange(1, items.n_items + 1, device=states.device), targets - 1
+        if self._candidates is not None:
+            numbers = self._candidates.to(states.device)
+            answers = torch.searchsorted(numbers, targets)
+        lengths = items.lengths(numbers) if normal else None
+        return coded_softmax(items.tables(states), items.places(numbers), answers, weights, lengths=lengths)
 
     def _compared_with(self, model: SequenceModel, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors of all candidates [C, I], and where among them the answers are [M]."""
