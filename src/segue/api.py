@@ -112,7 +112,7 @@ def train(
     if processes > 1:
         return make_run_on(
             processes,
-            data.folder if isinstance(data, Data) else Path(data),
+            (data if isinstance(data, Data) else Data.open(Path(data))).folder,
             out=None if out is None else Path(out),
             recipe=recipe,
             overrides=overrides,

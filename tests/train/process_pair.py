@@ -196,7 +196,7 @@ def be_one_of_two(places: tuple[Path, Path], tell: Callable[[bytes], None]) -> N
         chosen(recipe_of(epochs=2), together, team)
         everything["in two goes"] = chosen(recipe_of(epochs=4), together, team)
         report = measured(team)
-    body = {**report, "refusal": refused, "threads": torch.get_num_threads()}
+    body = {**report, "refusal": refused}
     (folder / f"report{team.rank}.json").write_bytes(msgspec.json.encode(body))
     flat = {f"{name}/{key}": value.contiguous() for name, found in everything.items() for key, value in found.items()}
     save_file(flat, folder / f"learned{team.rank}.safetensors")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -27,7 +29,7 @@ from segue.data.batch import Batch, cut_evenly, users_between
 from segue.errors import SettingsError
 from segue.layers.team import Team
 from segue.objective.part import Part
-from segue.objective.task import Examples, MaskedItem, Recency, next_item
+from segue.objective.task import Examples, MaskedItem, Recency, Task, next_item
 from segue.terminal import Display, complain, say
 from segue.train.processes import on_processes
 
@@ -55,9 +57,7 @@ def found_by(pair: Path, process: int, name: str) -> dict[str, Tensor]:
 def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], *, within: float) -> None:
     assert one.keys() == other.keys() and one
     for name, value in one.items():
-        torch.testing.assert_close(
-            value, other[name], atol=within, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(value, other[name], atol=within, rtol=0, msg=f"{name} differs by more than {within}")
 
 
 def without(weights: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
@@ -106,16 +106,18 @@ def test_what_is_refused_is_refused_by_each_in_the_same_words(pair: Path) -> Non
 def test_one_is_killed_and_the_run_ends_complete(
     line: CommandLine, cycle_data: Path, quick_recipe: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`segue train --processes 2`, of which one dies by kill -9 after the first epoch."""
+    """`segue train --processes 2 --all`, of which one dies by kill -9 after the first epoch."""
     changes = [f"--set=train.{change}" for change in ("epochs=20", "patience=20", "tokens=60", "learning_rate=1e-3")]
     with killing(line.folder / "run.partial" / "training.safetensors") as killed:
-        body = line.answers("train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--processes", 2, *changes)
+        body = line.answers(
+            "train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--all", "--processes", 2, *changes
+        )
     assert killed(), "nothing was killed"
     assert "A process died; all were started again and go on from the last saved state." in caplog.messages
     assert body["training"]["processes"] == 2
     assert body["training"]["epochs"] == 20
     assert not (line.folder / "run.partial").exists()
-    line("train", cycle_data, "--out", "alone", "--recipe", quick_recipe, *changes)
+    line.does("train", cycle_data, "--out", "alone", "--recipe", quick_recipe, "--all", *changes)
     alone = api.load("alone")
     assert isinstance(alone, api.Recommender) and alone.manifest["training"]["processes"] == 1
     scores = [body["training"]["best_score"], alone.manifest["training"]["best_score"]]
@@ -165,7 +167,7 @@ def test_users_are_shared_out_each_once_and_evenly(lengths: np.ndarray, parts: i
     assert max(abs(count - lengths.sum() / parts) for count in tokens) <= lengths.max()
 
 
-TASKS = {
+TASKS: dict[str, Task] = {
     "next-item": next_item,
     "masked-item": MaskedItem(mask=99, share=0.3, most=5, last=0.5),
     "recency": Recency(importance="exponential", alpha=0.8, share=0.4, cuts=3),
@@ -242,4 +244,9 @@ def test_of_several_only_the_first_speaks(
 
 def test_an_encoder_that_others_cannot_import_is_refused(cycle_data: Path) -> None:
     with pytest.raises(SettingsError, match="cannot import: with processes above 1"):
-        api.train(cycle_data, processes=2, encoder=lambda *_: None)  # type: ignore[arg-type, return-value]
+        api.train(cycle_data, processes=2, encoder=lambda *_: None)  # type: ignore[arg-type]
+
+
+def test_the_package_is_a_command_which_is_what_torchrun_starts() -> None:
+    said = subprocess.run([sys.executable, "-m", "segue", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("segue ")
