@@ -128,10 +128,12 @@ def postgres_url(postgres_server: PostgresServer) -> str:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A real Spark session, which segue finds running; mark what uses it with `xdist_group("spark")`, so that one
-    worker alone starts it. Small: two tasks at a time, and no time spent on optimising what runs once."""
+    worker alone starts it. Small: no time is spent on optimising what runs once."""
     from segue.data.spark_session import open_session
 
-    small = "--master local[2] --conf spark.sql.shuffle.partitions=2 --conf spark.sql.codegen.wholeStage=false"
-    os.environ["PYSPARK_SUBMIT_ARGS"] = f"{small} --driver-java-options -XX:TieredStopAtLevel=1 pyspark-shell"
-    with open_session() as session:
-        yield session
+    small = "--conf spark.sql.shuffle.partitions=2 --conf spark.sql.codegen.wholeStage=false"
+    java = "'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", f"{small} --driver-java-options {java} pyspark-shell")
+        with open_session() as session:
+            yield session

@@ -112,11 +112,12 @@ class _SparkEngine:
         good = judged.filter("reason IS NULL").drop("reason", "told", "text")
         if not timed:
             good = self._hold(_with_row_order(self.spark, good))
-        different = _different(good, timed=timed)
-        duplicates = kept - different.count()
         if self.settings.drop_duplicates:
-            good = self._hold(different)
-        return self._counted(good, rejected, kept, duplicates)
+            good = self._hold(_different(good, timed=timed))
+            left = good.count()
+        else:
+            left = good.select(*_compared(timed=timed)).distinct().count()
+        return self._counted(good, rejected, kept, duplicates=kept - left)
 
     def described(self) -> list[dict[str, Any]]:
         """Without digests: the driver does not see the files."""
@@ -137,14 +138,16 @@ class _SparkEngine:
         """What was refused, counted by reason with the first row of each; and how many rows are good."""
         from pyspark.sql import functions as F
 
-        first = F.min(F.struct("file", ROW, "part", "text", "told"))
-        found = judged.groupBy("reason").agg(F.count("*").alias("count"), first.alias("first")).collect()
+        counts: dict[str | None, int] = dict(judged.groupBy("reason").count().collect())
+        kept = counts.pop(None, 0)
         rejected = Rejected(list(self.log.columns.names), hold=0)
-        for reason, count, (file, row, _, text, told) in found:
-            if reason is not None:
-                rejected.counts[reason] = count
+        rejected.counts.update(counts)
+        if counts:
+            first = F.min(F.struct("file", ROW, "part", "text", "told")).alias("first")
+            met = judged.filter("reason IS NOT NULL").groupBy("reason").agg(first).collect()
+            for reason, (file, row, _, text, told) in met:
                 rejected.examples[reason] = example(self._label(file), row, [text] if told is None else told)
-        return rejected, sum(count for reason, count, _ in found if reason is None)
+        return rejected, kept
 
     def _rejected_rows(self, judged: DataFrame) -> pl.DataFrame:
         bad = judged.filter("reason IS NOT NULL").select("file", ROW, "part", "reason", "told", "text")
@@ -154,7 +157,7 @@ class _SparkEngine:
         texts = [pl.col("told").list.get(place, null_on_oob=True).alias(role) for place, role in enumerate(roles)]
         return frame.with_columns(pl.Series("file", labels, dtype=pl.String), *texts).drop("part", "told")
 
-    def _counted(self, good: DataFrame, rejected: Rejected, kept: int, duplicates: int) -> Core:
+    def _counted(self, good: DataFrame, rejected: Rejected, kept: int, *, duplicates: int) -> Core:
         """Keep users and items with enough events, and number them by id."""
         settings, columns = self.settings, self.log.columns.names
         core = k_core(nw.from_native(good), min_user=settings.min_user, min_item=settings.min_item, settle=_settled)
@@ -220,7 +223,12 @@ def _different(good: DataFrame, *, timed: bool) -> DataFrame:
     """The first of all rows that are equal, by the log's order."""
     from pyspark.sql import functions as F
 
-    equal = ["user", "item", "kind", "value", *(["time"] if timed else [])]
+    equal = _compared(timed=timed)
     others = ["file", ROW, "part", "place", *([] if timed else ["time"])]
     first = good.groupBy(*equal).agg(F.min(F.struct(*others)).alias("first"))
     return first.select(*equal, *(f"first.{name}" for name in others))
+
+
+def _compared(*, timed: bool) -> list[str]:
+    """The columns in which equal rows are equal."""
+    return ["user", "item", "kind", "value", *(["time"] if timed else [])]
