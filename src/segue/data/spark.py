@@ -207,7 +207,7 @@ def _with_row_order(spark: SparkSession, good: DataFrame) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    counts: dict[int, int] = dict(good.groupBy("file").count().collect())  # type: ignore[arg-type]  # rows are pairs
+    counts: dict[int, int] = dict(good.groupBy("file").count().collect())
     files = sorted(counts)
     before = np.cumsum([0, *(counts[file] for file in files)])[:-1]
     table = pa.table({"file": pa.array(files, pa.int32()), "before": pa.array(before, pa.int64())})

@@ -175,6 +175,8 @@ def _opened_files(spark: SparkSession, names: list[str], named: set[str]) -> Spa
     asked = {name: _asked(name) for name in names}
     files = _listed(spark, asked)
     numbers = {_plain(file.path): (number, file.label) for number, file in enumerate(files)}
+    if len(asked) < len(names) or len(numbers) < len(files):
+        raise InputError("A file of the log is given twice, or is in a folder that is given too; give each once.")
     owners = [_owner(file.path, asked) for file in files]
     parquet = [name for name in asked if _is_parquet(name, files, owners)]
     texts = [name for name in asked if name not in parquet]
