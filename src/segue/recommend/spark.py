@@ -125,7 +125,7 @@ def _ask(spark: SparkSession, answered: Column, question: Arrays) -> Arrays:
 @contextmanager
 def _explained() -> Generator[None, None, None]:
     """Turn what Spark says of its executors into a sentence; a fault in a task itself stays as it is."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException, PythonException
 
     try:
