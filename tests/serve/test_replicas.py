@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -106,6 +107,10 @@ def test_who_is_forgotten_by_one_is_forgotten_by_all(replicas: Sequence[Server])
         assert told(server, "GET", "/users/eve/history")["events"] == []
 
 
+def serves(name: str, server: Server) -> bool:
+    return bool(told(server, "GET", "/users/bob/recommendations")["model"] == name)
+
+
 def test_new_items_and_switches_reach_all(replicas: Sequence[Server]) -> None:
     told(replicas[0], "POST", "/events", {"user": "bob", "item": "i02"})
     added = told(replicas[2], "POST", "/items", {"id": "kettle", "title": "a wholly new kettle"})
@@ -117,7 +122,7 @@ def test_new_items_and_switches_reach_all(replicas: Sequence[Server]) -> None:
         (replicas[2], "PUT", "/model", {"run": "two"}, "two"),
     ):
         assert told(server, method, path, body)["active"] == name
-        everywhere(replicas, lambda one, now=name: told(one, "GET", "/users/bob/recommendations")["model"] == now)
+        everywhere(replicas, functools.partial(serves, name))
         assert all("kettle" in dict(answer(one, "bob")) for one in replicas), "a switch keeps new items"
 
 

@@ -823,7 +823,13 @@ def test_a_replica_that_stands_still_in_the_middle_does_not_keep_the_others_wait
     transaction = stuck._transaction
 
     def standing_still(work: Any) -> Any:
-        return transaction(lambda link: (work(link), inside.set(), goes_on.wait(30))[0])
+        def slow(link: Any) -> Any:
+            done = work(link)
+            inside.set()
+            goes_on.wait(30)
+            return done
+
+        return transaction(slow)
 
     monkeypatch.setattr(stuck, "_transaction", standing_still)
     event = Event("u", "a", 1, id="sent to both")
