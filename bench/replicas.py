@@ -89,8 +89,8 @@ class Client(threading.Thread):
         self._number, self._moments, self._world = number, moments, world
         self._chance = random.Random(number)
         self._connections = {port: http.client.HTTPConnection(HOST, port, timeout=30.0) for port in ports}
-        self._turn = list(ports)
-        self._turn = self._turn[number % len(ports) :] + self._turn[: number % len(ports)]
+        first = number % len(ports)
+        self._turn = [*ports[first:], *ports[:first]]
         self._made = 0
         self._event: dict[str, Any] = {}
         self.acknowledged: list[Posted] = []
@@ -182,30 +182,29 @@ def endure(
         client.join()
     if problem := next((client.problem for client in crowd if client.problem), None):
         raise InputError(problem)
+    broken = [each for client in crowd for each in client.broken]
+    failed = [what for port, moment, what in broken if port != ports[-1] or moment < killed_at]
     wanted = [event for client in crowd for event in client.acknowledged]
     found = [event for event in stored(store, world.users) if event.row[2] == KIND]
     missing, twice, strange = judged(wanted, found)
-    broken = [each for client in crowd for each in client.broken]
-    of_the_killed = [each for each in broken if each[0] == ports[-1] and each[1] >= killed_at]
-    latencies = np.array([latency for client in crowd for latency in client.latencies])
-    p50, p90, p99 = np.percentile(latencies, [50, 90, 99]).tolist()
+    p50, p90, p99, slowest = np.percentile([each for client in crowd for each in client.latencies], [50, 90, 99, 100])
     return Outcome(
         replicas=len(servers),
         rate=rate,
         seconds=seconds,
         asked=len(moments),
-        failed=[what for each in broken if each not in of_the_killed for what in each[2:]],
-        at_the_killed=len(of_the_killed),
+        failed=failed,
+        at_the_killed=len(broken) - len(failed),
         acknowledged=len(wanted),
         missing=missing,
         twice=twice,
         strange=strange,
         stale=sum(client.stale for client in crowd),
         differing=differing(ports[:-1], world.users[:COMPARED]),
-        p50=p50,
-        p90=p90,
-        p99=p99,
-        slowest=float(latencies.max()),
+        p50=float(p50),
+        p90=float(p90),
+        p99=float(p99),
+        slowest=float(slowest),
     )
 
 

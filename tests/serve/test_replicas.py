@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def test_new_items_and_switches_reach_all(replicas: Sequence[Server]) -> None:
         (replicas[2], "PUT", "/model", {"run": "two"}, "two"),
     ):
         assert told(server, method, path, body)["active"] == name
-        everywhere(replicas, partial(serves, name))
+        everywhere(replicas, functools.partial(serves, name))
         assert all("kettle" in dict(answer(one, "bob")) for one in replicas), "a switch keeps new items"
 
 

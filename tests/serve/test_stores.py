@@ -823,13 +823,13 @@ def test_a_replica_that_stands_still_in_the_middle_does_not_keep_the_others_wait
     transaction = stuck._transaction
 
     def standing_still(work: Any) -> Any:
-        def done_but_not_ended(link: Any) -> Any:
-            result = work(link)
+        def slow(link: Any) -> Any:
+            done = work(link)
             inside.set()
             goes_on.wait(30)
-            return result
+            return done
 
-        return transaction(done_but_not_ended)
+        return transaction(slow)
 
     monkeypatch.setattr(stuck, "_transaction", standing_still)
     event = Event("u", "a", 1, id="sent to both")
