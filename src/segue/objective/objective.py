@@ -188,7 +188,7 @@ class Objective:
         count = settings.negatives if settings.shared else settings.negatives * len(part.whole.targets)
         present = self._present(part.whole)
         drawn = sampler.draw(count, generator, present)
-        if not settings.shared:
+        if not settings.shared and part.team.size > 1:
             drawn = drawn.of(torch.from_numpy(part.own_rows), settings.negatives)
         vectors, answers = model.item_vectors(drawn.items.to(states.device)), model.item_vectors(targets)
         loss = _nothing(states)

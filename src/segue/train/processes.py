@@ -25,6 +25,7 @@ from uuid import uuid4
 
 import torch
 from torch import distributed
+from torch.distributed.rendezvous import rendezvous
 
 from segue.errors import SegueError, SettingsError, TrainingError
 from segue.layers.team import ALONE, Team
@@ -59,8 +60,7 @@ def joined() -> Iterator[Team]:
         yield ALONE
         return
     if not distributed.is_initialized():
-        kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(kinds, timeout=PATIENCE)
+        _meet()
         atexit.register(_part)
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
@@ -69,6 +69,16 @@ def joined() -> Iterator[Team]:
         yield Team(distributed.get_rank(), distributed.get_world_size())
     finally:
         torch.set_num_threads(before)
+
+
+def _meet() -> None:
+    kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+    # The launcher's store outlives its processes, and who is started again would find the addresses of the dead there
+    # (pytorch/pytorch#135712). Machines count restarts each for itself, so of several the launcher has to see to it.
+    if os.environ["GROUP_WORLD_SIZE"] == "1":
+        store = distributed.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    distributed.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=PATIENCE)
 
 
 def _part() -> None:
@@ -99,23 +109,23 @@ def on_processes(
         try:
             refusals = launch(work, arguments, str(listener.address))
         except SignalException as caught:
-            ended: BaseException | signal.Signals = listener.trouble or caught.sigval
+            ended: BaseException | signal.Signals | None = caught.sigval
         except ChildFailedError as failure:
             ended = TrainingError(
                 f"The processes died {restarts + 1} times, at last with: {_first_words(failure)}. What was learned "
                 "before is kept: go on with --resume."
             )
         else:
-            refusal = next((one for one in refusals.values() if one is not None), None)
-            if refusal is None:
-                return
-            ended = refusal
+            ended = next((refusal for refusal in refusals.values() if refusal is not None), None)
+    if listener.trouble is not None:
+        raise listener.trouble
     if ended == signal.SIGINT:
         raise KeyboardInterrupt
     if isinstance(ended, signal.Signals):
         signal.raise_signal(ended)  # now with the handler that was there before
         raise TrainingError(f"Training was ended by {ended.name}.")
-    raise ended
+    if ended is not None:
+        raise ended
 
 
 def _this_machine(count: int, restarts: int, logs: Path) -> LaunchConfig:
