@@ -71,7 +71,7 @@ def open_session(remote: str | None = None) -> Iterator[SparkSession]:
             with _own_settings(running):
                 yield running
             return
-        if running is not None and not _is_remote(running):
+        if running is not None:
             raise InputError(
                 f"A Spark session runs in this process already, so {remote} cannot be asked as well; stop that one, "
                 "or leave --spark-remote out to use it."
@@ -94,10 +94,6 @@ def _running() -> SparkSession | None:
         return SparkSession.active()
     except PySparkRuntimeError:
         return None
-
-
-def _is_remote(session: SparkSession) -> bool:
-    return ".connect." in type(session).__module__
 
 
 @contextmanager
