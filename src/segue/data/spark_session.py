@@ -142,9 +142,10 @@ def _connected(address: str) -> SparkSession:
             f"Spark Connect ({address}) needs more than is installed here; run `pip install 'pyspark[connect]'`."
         ) from error
     except PySparkException as error:
-        said = str(error).strip().split("\n")[0]
+        details = re.search(r'details = "([^"]*)"', str(error))
+        said = details[1] if details else str(error).strip().split("\n")[0]
         raise InputError(
-            f"No Spark Connect server answers at {address} ({said}); give --spark-remote as sc://host:port."
+            f"No Spark Connect server serves us at {address} ({said}); give --spark-remote as sc://host:port."
         ) from error
     return session
 
