@@ -139,15 +139,14 @@ class _SparkEngine:
         from pyspark.sql import functions as F
 
         counts: dict[str | None, int] = dict(judged.groupBy("reason").count().collect())
-        kept = counts.pop(None, 0)
         rejected = Rejected(list(self.log.columns.names), hold=0)
-        rejected.counts.update(counts)
-        if counts:
+        rejected.counts.update({reason: count for reason, count in counts.items() if reason is not None})
+        if rejected.total:
             first = F.min(F.struct("file", ROW, "part", "text", "told")).alias("first")
             met = judged.filter("reason IS NOT NULL").groupBy("reason").agg(first).collect()
             for reason, (file, row, _, text, told) in met:
                 rejected.examples[reason] = example(self._label(file), row, [text] if told is None else told)
-        return rejected, kept
+        return rejected, counts.get(None, 0)
 
     def _rejected_rows(self, judged: DataFrame) -> pl.DataFrame:
         bad = judged.filter("reason IS NOT NULL").select("file", ROW, "part", "reason", "told", "text")

@@ -71,7 +71,7 @@ def open_session(remote: str | None = None) -> Iterator[SparkSession]:
             with _own_settings(running):
                 yield running
             return
-        if running is not None and not _is_remote(running):
+        if running is not None:
             raise InputError(
                 f"A Spark session runs in this process already, so {remote} cannot be asked as well; stop that one, "
                 "or leave --spark-remote out to use it."
@@ -94,10 +94,6 @@ def _running() -> SparkSession | None:
         return SparkSession.active()
     except PySparkRuntimeError:
         return None
-
-
-def _is_remote(session: SparkSession) -> bool:
-    return ".connect." in type(session).__module__
 
 
 @contextmanager
@@ -146,9 +142,10 @@ def _connected(address: str) -> SparkSession:
             f"Spark Connect ({address}) needs more than is installed here; run `pip install 'pyspark[connect]'`."
         ) from error
     except PySparkException as error:
-        said = str(error).strip().split("\n")[0]
+        details = re.search(r'details = "([^"]*)"', str(error))
+        said = details[1] if details else str(error).strip().split("\n")[0]
         raise InputError(
-            f"No Spark Connect server answers at {address} ({said}); give --spark-remote as sc://host:port."
+            f"No Spark Connect server serves us at {address} ({said}); give --spark-remote as sc://host:port."
         ) from error
     return session
 
