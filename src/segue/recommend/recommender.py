@@ -414,8 +414,9 @@ class Recommender:
     @cached_property
     def _directions(self) -> ExactIndex | CodeIndex:
         """An index of item vectors of length one."""
-        items = self.model.items
-        if isinstance(items, CodeTable):
+        if isinstance(self.index, CodeIndex):
+            items = self.model.items
+            assert isinstance(items, CodeTable)
             return CodeIndex.build(items.centroids, items.codes, candidates=self.answerable, normal=True)
         return ExactIndex.build(directions(self.model), candidates=self.answerable)
 
