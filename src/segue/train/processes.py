@@ -25,6 +25,7 @@ from uuid import uuid4
 
 import torch
 from torch import distributed
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from segue.errors import SegueError, SettingsError, TrainingError
@@ -77,7 +78,7 @@ def _meet() -> None:
     # The launcher's store outlives its processes, and who is started again would find the addresses of the dead there
     # (pytorch/pytorch#135712). Machines count restarts each for itself, so of several the launcher has to see to it.
     if os.environ["GROUP_WORLD_SIZE"] == "1":
-        store = distributed.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        store = PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     distributed.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=PATIENCE)
 
 
