@@ -163,8 +163,8 @@ def _connected(address: str) -> SparkSession:
         details = re.search(r'details = "([^"]*)"', str(error))
         said = details[1] if details else str(error).strip().split("\n")[0]
         raise InputError(
-            f"The Spark Connect server at {address} refuses us ({said}); put what it asks for into the address, such as "
-            "sc://host:port/;token=…"
+            f"The Spark Connect server at {address} refuses us ({said}); put what it asks for into the address, "
+            "such as sc://host:port/;token=…"
         ) from error
     return session
 
