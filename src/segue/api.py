@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 import numpy as np
 
 from segue.data.dataset import Data
 from segue.data.prepare import prepare
+from segue.data.settings import EngineName, on_spark
 from segue.data.summary import summary_lines
 from segue.errors import InputError, SettingsError
 from segue.folders import read_manifest, verify_contents
@@ -384,7 +385,7 @@ def recommend_users(
     exclude: Sequence[str] | None = None,
     only: Sequence[str] | None = None,
     keep_seen: bool | None = None,
-    engine: Literal["local", "spark"] = "local",
+    engine: EngineName = "local",
     spark_remote: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Any:
@@ -417,7 +418,7 @@ def embed(
     since: Path | str | None = None,
     items: bool = False,
     encoder: Builder | None = None,
-    engine: Literal["local", "spark"] = "local",
+    engine: EngineName = "local",
     spark_remote: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> EmbedReport:
@@ -446,17 +447,13 @@ def embed(
     return embed_users(recommender, log, out, since=since, items=items, progress=progress, workers=workers)
 
 
-def _workers(engine: str, spark_remote: str | None, recommender: Recommender, data: Data) -> Workers | None:
+def _workers(engine: EngineName, remote: str | None, recommender: Recommender, data: Data) -> Workers | None:
     """Who answers, None for this process."""
-    if engine not in ("local", "spark"):
-        raise SettingsError(f"--engine is {engine!r}; expected local or spark.")
-    if engine == "spark":
-        from segue.recommend.spark import SparkWorkers
+    if not on_spark(engine, remote):
+        return None
+    from segue.recommend.spark import SparkWorkers
 
-        return SparkWorkers(recommender, data, remote=spark_remote)
-    if spark_remote is not None:
-        raise SettingsError("--spark-remote is for --engine spark; add that, or leave the address out.")
-    return None
+    return SparkWorkers(recommender, data, remote=remote)
 
 
 def _log_of(recommender: Recommender, data: Data | Path | str | None) -> Data:

@@ -50,7 +50,11 @@ EngineOption = Annotated[
 ]
 SparkRemote = Annotated[
     str | None,
-    typer.Option("--spark-remote", help="A Spark Connect server, as sc://host:port.", show_default="a local session"),
+    typer.Option(
+        "--spark-remote",
+        help="A Spark Connect server, as sc://host:port.",
+        show_default="SPARK_REMOTE, or a local session",
+    ),
 ]
 
 

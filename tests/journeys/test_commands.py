@@ -30,13 +30,14 @@ ITEMS = [f"i{number:02}" for number in range(12)]
 OPTIONS = {
     "demo": "--no-serve --out --port --json",
     "prepare": "--out --user --item --time --value --kind --items --min-user --min-item --split --time-format "
-    "--time-zone --order --drop-duplicates --max-rejected --overwrite --json",
+    "--time-zone --order --drop-duplicates --max-rejected --overwrite --engine --spark-remote --json",
     "train": "--out --recipe --set --from --resume --all --json",
     "recipes": "--json",
     "evaluate": "--data --at --days --ages --json",
     "compare": "--html --json",
-    "recommend": "--history --user --users --out -k --data --keep-seen --no-keep-seen --exclude --only --json",
-    "embed": "--data --out --since --items --json",
+    "recommend": "--history --user --users --out -k --data --keep-seen --no-keep-seen --exclude --only --engine "
+    "--spark-remote --json",
+    "embed": "--data --out --since --items --engine --spark-remote --json",
     "similar": "-k --json",
     "explain": "--history --user --item --data --keep-seen --no-keep-seen --html --layer --head --query --json",
     "plan": "--history --user -n --beam --data --keep-seen --no-keep-seen --exclude --only --repeats --json",
@@ -86,7 +87,7 @@ def test_help_and_version_in_a_real_process(segue_command: Command, tmp_path: Pa
         (("recommend", "run", "--history", "a", "-k", "many"), "'-k': Input should be a valid integer"),
         (("prepare", "log.csv"), "Missing option '--out'"),
         (("prepare", "--out", "data"), "Missing argument 'FILE...'"),
-        (("prepare", "log.csv", "--out", "data", "--engine", "spark"), "No such option: --engine"),
+        (("prepare", "log.csv", "--out", "data", "--engine", "flink"), "'flink' is not one of"),
         (("prepare", "log.csv", "--out", "data", "--min-user", "0"), "--min-user"),
         (("train", "data"), "Missing option '--out'"),
         (("similar", "run"), "Missing argument"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import polars as pl
@@ -20,8 +20,11 @@ from segue.api import embed, recommend_users
 from segue.errors import FolderError, InputError, SettingsError
 from segue.recommend import batch, users_file
 from segue.recommend import embed as embed_module
-from segue.recommend.spark import SparkWorkers
+from segue.recommend.spark import SparkWorkers, _explained
 from segue.recommend.workers import Arrays, Worker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
 
@@ -98,14 +101,14 @@ def test_a_process_opens_the_run_once(model: segue.Recommender, data: segue.Data
         facts = (os.getpid(), spark._worker.cache_info().misses, torch.get_num_threads(), len(worker.data.users))
         return {"facts": np.array([*question["number"], *facts])}
 
-    asked = [(number, {"number": np.array([number])}) for number in range(12)]
+    asked = [(number, {"number": np.array([number])}) for number in range(6)]
     answers = list(SparkWorkers(model, data).answers(told, asked))
     facts = np.array([answer["facts"] for _, answer in answers])
-    assert [number for number, _ in answers] == facts[:, 0].tolist() == list(range(12))
+    assert [number for number, _ in answers] == facts[:, 0].tolist() == list(range(6))
     opened = {(process, times) for process, times in facts[:, 1:3].tolist()}
     processes = {process for process, _ in opened}
     assert os.getpid() not in processes
-    assert len(opened) == len(processes) < 12  # none opened anything between two questions
+    assert len(opened) == len(processes) < 6  # none opened anything between two questions
     assert set(facts[:, 3].tolist()) == {1}  # spark.task.cpus
     assert set(facts[:, 4].tolist()) == {60}
 
@@ -210,6 +213,14 @@ def test_executors_without_segue(model: segue.Recommender, data: segue.Data) -> 
 
     with pytest.raises(InputError, match=r"on the Spark executors has no segue; install segue \d"):
         list(SparkWorkers(model, data).answers(Elsewhere(), [(0, {})]))
+
+
+def test_what_spark_refuses_is_one_sentence(spark: SparkSession) -> None:
+    refused = pytest.raises(
+        InputError, match=r"^Spark could not answer \(.*nowhere.*\); look into its logs, and try again\.$"
+    )
+    with refused, _explained():
+        spark.table("nowhere").collect()
 
 
 def test_the_commands(line: CommandLine, cycle_run: Path, cycle_data: Path) -> None:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
@@ -21,7 +21,7 @@ from segue.data.dataset import Data
 from segue.data.gather import Log, Progress, TimeLook
 from segue.data.local import open_local_engine
 from segue.data.sequences import Sequences
-from segue.data.settings import SPLIT_BY_TIME, PrepareSettings, share
+from segue.data.settings import SPLIT_BY_TIME, EngineName, PrepareSettings, on_spark, share
 from segue.data.split import validation_start
 from segue.data.summary import Shares
 from segue.data.times import TimeRule, forced_rule, looks_like_number_or_time, moment
@@ -29,8 +29,6 @@ from segue.data.vectors import VectorFile, apart, open_vectors, widths
 from segue.data.writer import Core, write_sequences, write_table
 from segue.errors import InputError, SettingsError
 from segue.folders import complete_folder, refuse_existing, write_manifest
-
-EngineName = Literal["local", "spark"]
 
 
 class Engine(Protocol):
@@ -158,16 +156,12 @@ def _opened(
     engine: EngineName, remote: str | None, source: Any, settings: PrepareSettings, progress: Progress
 ) -> Iterator[Engine]:
     """The engine that was asked for, with the log open."""
-    if engine == "spark":
+    if on_spark(engine, remote):
         from segue.data.spark import open_spark_engine  # pyspark is an extra
 
         with open_spark_engine(source, settings, progress, remote=remote) as opened:
             yield opened
         return
-    if engine != "local":
-        raise SettingsError(f"--engine is {engine!r}; expected local or spark.")
-    if remote is not None:
-        raise SettingsError("--spark-remote is for --engine spark; add that, or leave the address out.")
     with open_local_engine(source, settings, progress) as opened:
         yield opened
 

@@ -14,6 +14,8 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 SPLIT_BY_TIME = "time:"
 
+EngineName = Literal["local", "spark"]
+
 
 class PrepareSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `segue prepare`; a column that is not named is found."""
@@ -87,3 +89,12 @@ def share(text: str | float) -> float:
         return float(said.removesuffix("%")) / (100 if said.endswith("%") else 1)
     except ValueError as error:
         raise SettingsError(f"--max-rejected is {text!r}; expected a share such as 1% or 0.01.") from error
+
+
+def on_spark(engine: str, remote: str | None) -> bool:
+    """Whether Spark is to work; another engine, and an address that nobody would ask, are refused."""
+    if engine not in get_args(EngineName):
+        raise SettingsError(f"--engine is {engine!r}; expected local or spark.")
+    if engine == "local" and remote is not None:
+        raise SettingsError("--spark-remote is for --engine spark; add that, or leave the address out.")
+    return engine == "spark"

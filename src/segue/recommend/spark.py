@@ -77,7 +77,8 @@ class SparkWorkers:
                     yield _first(waiting)
             finally:
                 if waiting:
-                    spark.interruptTag(tag)
+                    with _explained():
+                        spark.interruptTag(tag)
                 pool.shutdown(cancel_futures=True)
 
 
@@ -99,9 +100,8 @@ def _cores(spark: SparkSession) -> int:
     from pyspark.sql import functions as columns
 
     numbers = spark.range(1 << 16).select(columns.spark_partition_id().alias("part"))
-    parts = numbers.agg(columns.max("part")).first()
-    assert parts is not None
-    return int(parts[0]) + 1
+    with _explained():
+        return int(numbers.agg(columns.max("part")).collect()[0][0]) + 1
 
 
 def _first(waiting: deque[tuple[T, Future[Arrays]]]) -> tuple[T, Arrays]:
@@ -125,7 +125,7 @@ def _ask(spark: SparkSession, answered: Column, question: Arrays) -> Arrays:
 @contextmanager
 def _explained() -> Generator[None, None, None]:
     """Turn what Spark says of its executors into a sentence; a fault in a task itself stays as it is."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException, PythonException
 
     try:
