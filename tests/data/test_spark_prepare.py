@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +222,16 @@ def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.errors", None)
     with pytest.raises(InputError, match=r"pip install 'segue\[spark\]'"):
         prepare("log.csv", engine="spark")
+
+
+def test_an_address_where_nobody_listens() -> None:
+    with socket.socket() as unused:
+        unused.bind(("localhost", 0))
+        port = unused.getsockname()[1]
+    with pytest.raises(InputError, match=rf"No Spark Connect server answers at sc://localhost:{port} \("):
+        spark_session.refuse_unreachable(f"sc://localhost:{port}")
+    with pytest.raises(InputError, match="expected sc://host:port"):
+        spark_session.refuse_unreachable("spark://localhost:7077")
 
 
 def test_java_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

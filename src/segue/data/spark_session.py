@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from segue.errors import InputError
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17
+CONNECT_PORT = 15002  # where Spark Connect listens unless told otherwise
 
 Settings = dict[str, bool | float | int | str | None]  # Spark takes no narrower one
 
@@ -130,10 +133,25 @@ def _made(remote: str | None) -> SparkSession:
         return builder.config(map=_LOCAL).config("spark.driver.defaultJavaOptions", logging).getOrCreate()
 
 
+def refuse_unreachable(address: str) -> None:
+    """Stop where nobody listens: Spark itself would try again for many minutes."""
+    parts = urlsplit(address)
+    if parts.scheme != "sc" or not parts.hostname:
+        raise InputError(f"The Spark Connect server is given as {address!r}; expected sc://host:port.")
+    try:
+        socket.create_connection((parts.hostname, parts.port or CONNECT_PORT), timeout=10).close()
+    except OSError as error:
+        raise InputError(
+            f"No Spark Connect server answers at {address} ({error.strerror or error}); check the address and that it "
+            "runs."
+        ) from error
+
+
 def _connected(address: str) -> SparkSession:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    refuse_unreachable(address)
     try:
         session = SparkSession.builder.remote(address).create()
         _set(session, _SETTINGS)
@@ -145,7 +163,8 @@ def _connected(address: str) -> SparkSession:
         details = re.search(r'details = "([^"]*)"', str(error))
         said = details[1] if details else str(error).strip().split("\n")[0]
         raise InputError(
-            f"No Spark Connect server serves us at {address} ({said}); give --spark-remote as sc://host:port."
+            f"The Spark Connect server at {address} refuses us ({said}); put what it asks for into the address, "
+            "such as sc://host:port/;token=…"
         ) from error
     return session
 
