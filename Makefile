@@ -29,7 +29,7 @@ demo: $(VENV)/.segue  ## the whole path on a real shop's log, ending at a servic
 
 # One thread for each of the two workers: tests multiply small matrices, where more threads only get in the way.
 test: $(VENV)/.browser  ## run the tests with two workers (ARGS="-k name" for some of them)
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadgroup --durations=10 $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --durations=10 $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format and types
 	@$(VENV)/bin/ruff check .

@@ -13,6 +13,8 @@ import pytest
 from command_line import CommandLine
 from hypothesis import HealthCheck, settings
 from planted_logs import cycle_log, titled_items
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from bench.postgres import PostgresServer
 
@@ -22,6 +24,29 @@ if TYPE_CHECKING:
 # How long an example takes depends on the machine and on what else it does: no law is broken by that.
 settings.register_profile("segue", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("segue")
+
+# Modules whose tests go to one worker, because what they share takes long to start: services and a browser, pairs of
+# processes, a Spark session. (xdist's own groups are marks, which it does not find any more since pytest 9.2.)
+TOGETHER = {
+    "test_page.py": "page",
+    "test_replicas.py": "replicas",
+    "test_processes.py": "processes",
+    "test_spark_prepare.py": "spark",
+    "test_spark_answers.py": "spark",
+}
+
+
+class GroupedScheduling(LoadScopeScheduling):
+    """The next test to the next worker that is free, but for those that go together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return TOGETHER.get(Path(nodeid.split("::")[0]).name, nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupedScheduling:
+    return GroupedScheduling(config, log)
+
 
 QUICK = """
 [model]
@@ -127,8 +152,7 @@ def postgres_url(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A real Spark session, which segue finds running; mark what uses it with `xdist_group("spark")`, so that one
-    worker alone starts it. Small: no time is spent on optimising what runs once."""
+    """A real Spark session, which segue finds running. Small: no time is spent on optimising what runs once."""
     from segue.data.spark_session import open_session
 
     small = "--conf spark.sql.shuffle.partitions=2 --conf spark.sql.codegen.wholeStage=false"

@@ -27,7 +27,7 @@ from segue.errors import InputError, SettingsError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.usefixtures("spark")
 
 USERS = ["ann", "bob", "🙂", "é", "Z", "a,b", 'say "hi"', "two\nlines", " padded ", "007", "10", "9", "🦊🦊", "x" * 300]
 ITEMS = ["tea", "rye", "jam", "🍯", "naïve", "1.0", "-", "A/B", "ключ", "end\u2028line", "salt"]

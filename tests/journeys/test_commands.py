@@ -31,7 +31,7 @@ OPTIONS = {
     "demo": "--no-serve --out --port --json",
     "prepare": "--out --user --item --time --value --kind --items --min-user --min-item --split --time-format "
     "--time-zone --order --drop-duplicates --max-rejected --overwrite --engine --spark-remote --json",
-    "train": "--out --recipe --set --from --resume --all --json",
+    "train": "--out --recipe --set --from --resume --all --processes --json",
     "recipes": "--json",
     "evaluate": "--data --at --days --ages --json",
     "compare": "--html --json",

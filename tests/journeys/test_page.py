@@ -21,8 +21,6 @@ from bench.serving import Server, free_port
 from segue.recommend.recommender import Recommender
 from segue.serve.keys import Keys
 
-pytestmark = pytest.mark.xdist_group("page")  # one browser and one service, made once
-
 HACK = "window.hacked = true"
 TAG = f'<img src=x onerror="{HACK}">'
 SLASHES = "a/b?c=1#d%2F"

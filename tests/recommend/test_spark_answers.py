@@ -26,7 +26,7 @@ from segue.recommend.workers import Arrays, Worker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.usefixtures("spark")
 
 FIRST = 1_600_000_000  # when the cycle log begins
 USERS = [f"u{number:03}" for number in range(60)]

@@ -21,7 +21,6 @@ LONG = [ITEMS[7 * step % 12] for step in range(18)]  # long enough for a replica
 FOLLOWED = 10.0  # seconds; the design says one, but a busy machine may stand still for some
 
 # The services are started once for all of these tests, which are in this order: the last but one kills a replica.
-pytestmark = pytest.mark.xdist_group("replicas")
 
 
 @pytest.fixture(name="store", scope="module")

@@ -33,8 +33,6 @@ from segue.objective.task import Examples, MaskedItem, Recency, Task, next_item
 from segue.terminal import Display, complain, say
 from segue.train.processes import on_processes
 
-pytestmark = pytest.mark.xdist_group("processes")  # or each worker of the suite would start a pair
-
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, cycle_data: Path) -> Path:
