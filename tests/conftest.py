@@ -36,7 +36,7 @@ TOGETHER = {
 }
 
 
-class GroupedScheduling(LoadScopeScheduling):
+class GroupedScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """The next test to the next worker that is free, but for those that go together."""
 
     def _split_scope(self, nodeid: str) -> str:
