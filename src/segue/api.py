@@ -105,24 +105,22 @@ def train(
     progress, measured: told how training and how measuring is getting on; by another thread where there are processes.
     """
     from segue.recommend.recommender import Recommender
-    from segue.runs import make_run, make_run_on
+    from segue.runs import Call, make_run, make_run_on
 
     if processes < 1:
         raise SettingsError(f"processes must be at least 1, got {processes}.")
     if processes > 1:
-        return make_run_on(
-            processes,
-            (data if isinstance(data, Data) else Data.open(Path(data))).folder,
+        call = Call(
+            data=(data if isinstance(data, Data) else Data.open(Path(data))).folder,
             out=None if out is None else Path(out),
             recipe=recipe,
-            overrides=overrides,
+            overrides=tuple(overrides),
             encoder=encoder,
             from_run=_folder_of(from_run),
             resume=resume,
             all_events=all_events,
-            progress=progress,
-            measured=measured,
         )
+        return make_run_on(processes, call, progress=progress, measured=measured)
     origin = Recommender.open(from_run, encoder=encoder) if isinstance(from_run, Path | str) else from_run
     return make_run(
         data if isinstance(data, Data) else Data.open(Path(data)),

@@ -187,11 +187,11 @@ def _do(
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """What `make_run` is called with in each of several processes."""
+class Call:
+    """What `make_run` is called with in each of several processes, which open the folders for themselves."""
 
     data: Path
-    out: Path
+    out: Path | None
     recipe: str | Path | None
     overrides: tuple[str, ...]
     encoder: Builder | None
@@ -202,26 +202,18 @@ class _Call:
 
 def make_run_on(
     processes: int,
-    data: Path,
+    call: Call,
     *,
-    out: Path | None,
-    recipe: str | Path | None,
-    overrides: Sequence[str],
-    encoder: Builder | None,
-    from_run: Path | None,
-    resume: bool,
-    all_events: bool,
     progress: Callable[[Step], None] | None,
     measured: Callable[[str, int, int], None] | None,
 ) -> Recommender:
     """`make_run` on several processes of this machine."""
-    if encoder is not None and "<" in builder_name(encoder):
+    if call.encoder is not None and "<" in builder_name(call.encoder):
         raise SettingsError(
-            f"encoder is {builder_name(encoder)}, which other processes cannot import: with processes above 1 give a "
-            "function that stands in a module by itself."
+            f"encoder is {builder_name(call.encoder)}, which other processes cannot import: with processes above 1 "
+            "give a function that stands in a module by itself."
         )
-    run = out if out is not None else _temporary_run()
-    call = _Call(data, run, recipe, tuple(overrides), encoder, from_run, resume, all_events)
+    run = call.out if call.out is not None else _temporary_run()
 
     def heard(word: bytes) -> None:
         step, measuring = msgspec.msgpack.decode(word, type=_Word)
@@ -230,15 +222,15 @@ def make_run_on(
         if measuring is not None and measured is not None:
             measured(*measuring)
 
-    on_processes(processes, _as_one_of_several, call, heard=heard)
-    return Recommender.open(run, encoder=encoder)
+    on_processes(processes, _as_one_of_several, replace(call, out=run), heard=heard)
+    return Recommender.open(run, encoder=call.encoder)
 
 
 _Word = tuple[Step | None, tuple[str, int, int] | None]
 """How training, or measuring, is getting on."""
 
 
-def _as_one_of_several(call: _Call, tell: Callable[[bytes], None]) -> None:
+def _as_one_of_several(call: Call, tell: Callable[[bytes], None]) -> None:
     def say(step: Step | None, measuring: tuple[str, int, int] | None) -> None:
         tell(msgspec.msgpack.encode((step, measuring)))
 

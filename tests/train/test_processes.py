@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from segue import api
-from segue.data.batch import Batch, cut_evenly, users_between
+from segue.data.batch import Batch, cut_evenly, take
 from segue.errors import SettingsError
 from segue.layers.team import Team
 from segue.objective.part import Part
@@ -207,7 +207,7 @@ def test_every_user_once_an_epoch(size: int) -> None:
     windows, seen = LOG.windows(recipe_of()), []
     for batch in windows.batches(60, np.random.default_rng(0)):
         cuts = cut_evenly(batch.lengths, size)
-        seen += [users_between(batch, first, last) for first, last in pairwise(cuts)]
+        seen += [take(batch, np.arange(first, last)) for first, last in pairwise(cuts)]
     found = sorted(
         tuple(user) for part in seen for user in np.split(part.items, np.cumsum(part.lengths)[:-1]) if len(user)
     )

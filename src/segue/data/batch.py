@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -92,21 +92,6 @@ def cut_evenly(lengths: np.ndarray, parts: int) -> np.ndarray:
     return np.asarray(np.searchsorted(group, np.arange(parts + 1)))
 
 
-def users_between(batch: Batch, first: int, last: int) -> Batch:
-    """The users first .. last of a batch."""
-    ends = np.concatenate(([0], np.cumsum(batch.lengths)))
-    users, tokens = slice(first, last), slice(ends[first], ends[last])
-    return Batch(
-        items=batch.items[tokens],
-        times=batch.times[tokens],
-        lengths=batch.lengths[users],
-        asked=None if batch.asked is None else batch.asked[users],
-        kinds=None if batch.kinds is None else batch.kinds[tokens],
-        values=None if batch.values is None else batch.values[tokens],
-        histories=None if batch.histories is None else batch.histories[users],
-    )
-
-
 def epoch_batches(
     sequences: Sequences, starts: np.ndarray, ends: np.ndarray, *, tokens: int, rng: np.random.Generator
 ) -> Iterator[Batch]:
@@ -161,4 +146,5 @@ def take(batch: Batch, rows: np.ndarray, length: int | None = None, step: int = 
     lengths = batch.lengths[rows]
     kept = lengths if length is None else lengths - window_begins(lengths, length, step)
     chosen = ragged_rows(np.cumsum(batch.lengths)[rows] - kept, kept)
-    return batch.tokens(chosen, kept, asked=None if batch.asked is None else batch.asked[rows])
+    taken = batch.tokens(chosen, kept, asked=None if batch.asked is None else batch.asked[rows])
+    return taken if length is not None or batch.histories is None else replace(taken, histories=batch.histories[rows])

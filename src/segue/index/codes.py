@@ -14,7 +14,17 @@ from torch import Tensor
 
 from segue.data.batch import ragged_rows
 from segue.errors import SettingsError
-from segue.index.exact import Pairs, allowed_rows, best_columns, finite, finite_items, read_file, reading, write_file
+from segue.index.exact import (
+    Pairs,
+    allowed_rows,
+    answerable_numbers,
+    best_columns,
+    finite,
+    finite_items,
+    read_file,
+    reading,
+    write_file,
+)
 from segue.index.search import Ragged
 from segue.models.similarity import LEAST_LENGTH
 
@@ -56,10 +66,7 @@ class CodeIndex:
 
         `candidates` [V + 1] bool: items that may be answered. `normal`: items count as if their length were one.
         """
-        assert candidates is None or len(candidates) == len(codes)
-        allowed = np.ones(len(codes), dtype=bool) if candidates is None else np.array(candidates, dtype=bool)
-        allowed[0] = False
-        numbers, centroids = np.flatnonzero(allowed).astype(np.int64), finite_items(centroids)
+        numbers, centroids = answerable_numbers(len(codes), candidates), finite_items(centroids)
         pairs = _paired(codes.cpu().numpy(), numbers, centroids.shape[1])
         return CodeIndex(centroids, pairs, numbers, n_items=len(codes) - 1, normal=normal)
 

@@ -242,11 +242,16 @@ def answerable(vectors: Tensor, candidates: np.ndarray | None) -> tuple[Tensor, 
     """The rows of all items' vectors [V + 1, D] that may be answered, and the items' numbers [n]: those among the
     `candidates` [V + 1] bool, and never padding."""
     assert vectors.dim() == 2
-    assert candidates is None or len(candidates) == len(vectors)
-    allowed = np.ones(len(vectors), dtype=bool) if candidates is None else np.array(candidates, dtype=bool)
-    allowed[0] = False
-    numbers = np.flatnonzero(allowed).astype(np.int64)
+    numbers = answerable_numbers(len(vectors), candidates)
     return finite_items(vectors[torch.from_numpy(numbers).to(vectors.device)]), numbers
+
+
+def answerable_numbers(rows: int, candidates: np.ndarray | None) -> np.ndarray:
+    """The items [n] int64 of a table with so many rows that may be answered, ascending."""
+    assert candidates is None or len(candidates) == rows
+    allowed = np.ones(rows, dtype=bool) if candidates is None else np.array(candidates, dtype=bool)
+    allowed[0] = False
+    return np.flatnonzero(allowed).astype(np.int64)
 
 
 def finite_items(vectors: Tensor) -> Tensor:

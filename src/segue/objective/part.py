@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segue.data.batch import cut_evenly, users_between
+from segue.data.batch import cut_evenly, take
 from segue.layers.team import ALONE, Team
 from segue.objective.task import Examples
 
@@ -65,7 +65,7 @@ def _between(examples: Examples, first: int, last: int, rows: np.ndarray) -> Exa
     everyone = examples.positions is None and len(rows) == examples.inputs.lengths[first:last].sum()
     positions = rows if examples.positions is None else examples.positions[rows]
     part = Examples(
-        inputs=users_between(examples.inputs, first, last),
+        inputs=take(examples.inputs, np.arange(first, last)),
         targets=examples.targets[rows],
         positions=None if everyone else positions - before,
         weights=None if examples.weights is None else examples.weights[rows],
