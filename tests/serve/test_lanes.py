@@ -8,12 +8,15 @@ import shutil
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from segue.errors import FolderError, InputError
+from segue.recommend.history import read_history
 from segue.recommend.recommender import Recommender
-from segue.serve.lanes import LANES, EngineProcess, Lane
-from segue.serve.questions import Question
+from segue.serve.batching import Worker
+from segue.serve.lanes import LANES, MOST_AHEAD, EngineProcess, Lane
+from segue.serve.questions import Encoded, Question
 from segue.serve.refusals import OverloadedError
 from segue.serve.settings import ServiceSettings
 
@@ -29,13 +32,16 @@ def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
         engine = EngineProcess(settings)
         try:
             engine.wait_until_ready()
+            answering = engine.answering()
             await answers_as_it_would_here(engine, known)
+            await answers_questions_in_their_order(answering, known)
             await a_large_result_and_a_caller_who_leaves(engine)
             run.rename(tmp_path / "elsewhere")  # the first attempt to start it again fails
-            await is_killed_at_work(engine)
+            await is_killed_at_work(engine, answering)
             (tmp_path / "elsewhere").rename(run)
             for lane in LANES:
                 assert await until_answered(engine, lane) == known.recommend([], k=2).ids
+            await answers_questions_in_their_order(answering, known)
         finally:
             await engine.close()
 
@@ -49,12 +55,33 @@ async def answers_as_it_would_here(engine: EngineProcess, known: Recommender) ->
     assert [item.id for item in neighbours.items] == known.similar(popular[0], 3).ids
     with pytest.raises(InputError, match="'nothing' is not one of"):
         await engine.call("lookups", "similar", "nothing", 3, None)
-    (answer,) = await engine.call("answers", "answer", [Question(user="nobody", k=2)])
-    assert answer[1] == "popularity" and popular[0].encode() in answer[0]
     found, unknown = await asyncio.gather(
         engine.call("lookups", "search", "", 5), engine.call("explanations", "unknown", [popular[0], "x"])
     )
     assert len(found) == 5 and unknown == {"x"}
+
+
+async def answers_questions_in_their_order(answering: Worker[Question, Encoded], known: Recommender) -> None:
+    """As they come, as many as a lane holds; what may be large waits until it is empty."""
+    ids = known.recommend([], k=5).ids
+    large = Question(history=read_history(ids[:1]), k=3)
+    asked = [Question(user="nobody", k=1 + number % 5) for number in range(MOST_AHEAD - 1)]
+    assert answering.take(large)
+    answers: list[Encoded | Exception] = []
+    for question in asked:
+        assert answering.take(question)
+        await asyncio.sleep(0)  # one by one on their way
+    assert not answering.take(asked[0])
+    while len(answers) < MOST_AHEAD:
+        if answers:
+            assert not answering.take(large)
+        answers += await answering.done()
+    assert len(answers) == MOST_AHEAD
+    items = [] if isinstance(answers[0], Exception) else msgspec.json.decode(answers[0][0])["items"]
+    assert [item["id"] for item in items] == known.recommend(ids[:1], k=3).ids
+    for question, answer in zip(asked, answers[1:], strict=True):
+        assert not isinstance(answer, Exception)
+        assert [item["id"] for item in msgspec.json.decode(answer[0])["items"]] == ids[: question.k]
 
 
 async def a_large_result_and_a_caller_who_leaves(engine: EngineProcess) -> None:
@@ -66,9 +93,11 @@ async def a_large_result_and_a_caller_who_leaves(engine: EngineProcess) -> None:
     assert await engine.call("events", "unknown", {"stayed"}) == {"stayed"}, "not the answer to another"
 
 
-async def is_killed_at_work(engine: EngineProcess) -> None:
+async def is_killed_at_work(engine: EngineProcess, answering: Worker[Question, Encoded]) -> None:
     os.kill(engine._process.pid, signal.SIGSTOP)  # so that it cannot be quicker than its end
     busy = [asyncio.ensure_future(engine.call(lane, "search", "", 20)) for lane in LANES]
+    assert answering.take(Question(user="nobody"))
+    busy.append(asyncio.ensure_future(answering.done()))
     await asyncio.sleep(0)
     os.kill(engine._process.pid, signal.SIGKILL)
     refusals = await asyncio.gather(*busy, return_exceptions=True)

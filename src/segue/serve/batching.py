@@ -6,30 +6,77 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from segue.serve.refusals import OverloadedError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+Taken = TypeVar("Taken", contravariant=True)
+Made = TypeVar("Made", covariant=True)
 
 Work = Callable[[Sequence[Job]], Awaitable[Sequence[Result | Exception]]]
 
 
-class Batching(Generic[Job, Result]):
-    """Collects jobs while others are being worked on, and then works on all of them at once. For one event loop.
+class Worker(Protocol[Taken, Made]):
+    """Whoever does the jobs."""
 
-    `work` gives a result for each job, an exception where one failed. A job whose asker has left is not done.
+    def take(self, job: Taken) -> bool:
+        """Take a job on; False where it has to wait until others are done."""
+        ...
+
+    async def done(self) -> Sequence[Made | Exception]:
+        """Results of the jobs taken on first, of at least one, in their order; an exception where one failed. Raises
+        where all that were taken on have failed."""
+        ...
+
+
+class Together(Generic[Job, Result]):
+    """A worker that does all it was given at once, and takes on nothing else before that is done."""
+
+    def __init__(self, work: Work[Job, Result], *, most: int = 1) -> None:
+        self._work = work
+        self._most = most
+        self._taken: list[Job] = []
+        self._working = False
+
+    def take(self, job: Job) -> bool:
+        if self._working or len(self._taken) == self._most:
+            return False
+        self._taken.append(job)
+        return True
+
+    async def done(self) -> Sequence[Result | Exception]:
+        jobs, self._taken, self._working = self._taken, [], True
+        try:
+            return await self._work(jobs)
+        finally:
+            self._working = False
+
+
+class Batching(Generic[Job, Result]):
+    """Hands jobs to a worker as it takes them on, and results to those who asked. For one event loop.
+
+    A job whose asker has left before it was taken on is not done.
     """
 
-    def __init__(self, work: Work[Job, Result], *, most_waiting: int, most_together: int, wait: float = 0.0) -> None:
-        """`wait`: seconds that the first job after a pause waits for others."""
+    def __init__(
+        self,
+        worker: Worker[Job, Result],
+        *,
+        most_waiting: int,
+        wait: float = 0.0,
+        finished: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """`wait`: seconds that the first job after a pause waits for others. `finished` is told how many jobs were done
+        together and how many wait still."""
         self.waiting = 0  # asked and not yet answered
-        self._work = work
+        self._worker = worker
         self._most_waiting = most_waiting
-        self._most_together = most_together
         self._wait = wait
+        self._finished = finished
         self._jobs: deque[tuple[asyncio.Future[Result], Job]] = deque()
+        self._taken: deque[asyncio.Future[Result]] = deque()
         self._working: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -47,10 +94,12 @@ class Batching(Generic[Job, Result]):
             self._jobs.append(waiting)
             if self._working is None:
                 self._working = loop.create_task(self._work_on())
+            elif self._taken:  # else the first ones are still waiting for others
+                self._hand_over()
             async with asyncio.timeout(deadline):
                 return await future
         except BaseException as error:
-            with contextlib.suppress(ValueError):  # it was taken
+            with contextlib.suppress(ValueError):  # it was taken on
                 self._jobs.remove(waiting)  # or what nobody waits for would pile up
             if not isinstance(error, TimeoutError):
                 raise
@@ -70,25 +119,35 @@ class Batching(Generic[Job, Result]):
         try:
             if self._wait:
                 await asyncio.sleep(self._wait)
-            while self._jobs:
-                count = min(len(self._jobs), self._most_together)
-                taken = [self._jobs.popleft() for _ in range(count)]
-                await self._finish([pair for pair in taken if not pair[0].done()])
+            self._hand_over()
+            while self._taken:
+                await self._finish()
+                self._hand_over()
         finally:
             self._working = None
 
-    async def _finish(self, taken: list[tuple[asyncio.Future[Result], Job]]) -> None:
-        if not taken:
-            return
+    def _hand_over(self) -> None:
+        while self._jobs:
+            future, job = self._jobs[0]
+            if not future.done():
+                if not self._worker.take(job):
+                    return
+                self._taken.append(future)
+            self._jobs.popleft()
+
+    async def _finish(self) -> None:
         results: Sequence[Result | Exception]
         try:
-            results = await self._work([job for _, job in taken])
+            results = await self._worker.done()
         except Exception as error:  # noqa: BLE001  # whatever it is, the askers get it
-            results = [error] * len(taken)
-        for (future, _), result in zip(taken, results, strict=True):
+            results = [error] * len(self._taken)
+        for result in results:
+            future = self._taken.popleft()
             if future.done():
                 continue
             if isinstance(result, Exception):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+        if self._finished is not None:
+            self._finished(len(results), len(self._jobs) + len(self._taken))

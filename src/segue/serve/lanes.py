@@ -1,35 +1,44 @@
 """The engine in a process of its own, so that encoding and HTTP do not wait for each other's turn at Python.
 
 Each lane is a pipe with a thread at its far end: what goes along one lane is done one after the other, and lanes do
-not hold each other up.
+not hold each other up. Questions have a lane of their own, on which they are sent as they come: the engine takes up all
+that have come as soon as it is done with those before, and need not wait until HTTP has a moment to send them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import gc
 import logging
 import multiprocessing
 import os
+import select
 import signal
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from segue.errors import SegueError
+from segue.serve.batching import Together, Worker
 from segue.serve.logs import configure_logs
+from segue.serve.questions import Encoded, Question
 from segue.serve.refusals import OverloadedError
 from segue.serve.settings import ServiceSettings
 
 if TYPE_CHECKING:
     from segue.serve.engine import Engine
 
-Lane = Literal["answers", "events", "lookups", "explanations", "plans", "deletions", "control"]
+Lane = Literal["events", "lookups", "explanations", "plans", "deletions", "control"]
 
 LANES: tuple[Lane, ...] = get_args(Lane)
+QUESTIONS: Literal["questions"] = "questions"  # the lane of those
+QUESTIONS_TOGETHER = 64  # that one engine in this process answers at once
+MOST_AHEAD = 128  # questions that a lane holds, those being answered among them: they fit into a pipe
 STOPPING_SECONDS = 10.0
 RETRIED_AFTER = 1.0  # seconds after an engine that could not be started
 FITTING = 65_536  # bytes that a pipe takes at once, so that nobody waits for the other half
@@ -53,7 +62,7 @@ class End:
         self.bell.close()
 
 
-Ends = dict[Lane, End]
+Ends = dict[Lane | Literal["questions"], End]
 
 
 class Lanes(Protocol):
@@ -61,6 +70,10 @@ class Lanes(Protocol):
 
     async def call(self, lane: Lane, method: str, *arguments: Any) -> Any:
         """What a method of the engine gives or raises. On one lane, one call at a time."""
+        ...
+
+    def answering(self) -> Worker[Question, Encoded]:
+        """Whoever answers questions. There is one."""
         ...
 
     async def close(self) -> None:
@@ -76,6 +89,12 @@ class Here:
 
     async def call(self, lane: Lane, method: str, *arguments: Any) -> Any:  # noqa: ARG002  # a thread a call
         return await asyncio.to_thread(getattr(self.engine, method), *arguments)
+
+    def answering(self) -> Worker[Question, Encoded]:
+        async def answer(questions: Sequence[Question]) -> Sequence[Encoded | Exception]:
+            return await asyncio.to_thread(self.engine.answer, questions)
+
+        return Together(answer, most=QUESTIONS_TOGETHER)
 
     async def close(self) -> None:
         self.engine.close()
@@ -113,12 +132,13 @@ class EngineProcess:
             self._asked[lane] = asyncio.ensure_future(self._heard(ends[lane]))
             result = await asyncio.shield(self._asked[lane])
         except (EOFError, OSError):
-            await self._start_again(ends)
-            sentence = "The engine of the service is starting again; ask again in a moment."
-            raise OverloadedError("restarting", sentence) from None
+            raise await self._start_again(ends) from None
         if isinstance(result, _Raised):
             raise result.error
         return result
+
+    def answering(self) -> Worker[Question, Encoded]:
+        return _Answering(self)
 
     async def close(self) -> None:
         async with self._starting:
@@ -151,12 +171,14 @@ class EngineProcess:
         # What has come already is read here; what is still on its way, beside the loop.
         return end.pipe.recv() if rung == HERE else await asyncio.to_thread(end.pipe.recv)
 
-    async def _start_again(self, broken: Ends) -> None:
-        """Whichever lane notices first tries to start a new process; the others find that it was tried."""
-        tried = self._tried
+    async def _start_again(self, broken: Ends) -> OverloadedError:
+        """Whichever lane notices first tries to start a new process; the others find that it was tried. Gives what to
+        tell those who asked."""
+        tried, sentence = self._tried, "The engine of the service is starting again; ask again in a moment."
+        refusal = OverloadedError("restarting", sentence)
         async with self._starting:
             if self._closed or self._ends is not broken or self._tried != tried:
-                return
+                return refusal
             self._tried += 1
             logger.error("The engine ended unexpectedly and is started again")
             self._process.kill()
@@ -172,10 +194,57 @@ class EngineProcess:
                 reason = str(error) if isinstance(error, SegueError) else type(error).__name__
                 logger.error("The engine cannot be started again: %s", reason)
                 await asyncio.sleep(RETRIED_AFTER)
+        return refusal
 
     def _close_ends(self) -> None:
         for end in self._ends.values():
             end.close()
+
+
+class _Answering:
+    """Questions on their way to an engine process and answers on their way back, in the same order."""
+
+    def __init__(self, engine: EngineProcess) -> None:
+        self._engine = engine
+        self._ends: Ends = {}  # where those under way were sent
+        self._new: list[Question] = []  # taken on in this turn of the event loop, and sent at its end
+        self._under_way = 0
+
+    def take(self, question: Question) -> bool:
+        # Sending must not wait for an engine at work. The questions that may be large go when it is not.
+        ahead = self._under_way + len(self._new)
+        if ahead == MOST_AHEAD or (ahead and not _small(question)):
+            return False
+        if not self._new:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._new.append(question)
+        return True
+
+    async def done(self) -> list[Encoded | Exception]:
+        self._send()
+        try:
+            answers: list[Encoded | Exception] = await self._engine._heard(self._ends[QUESTIONS])
+        except (EOFError, OSError):
+            refusal = await self._engine._start_again(self._ends)
+            self._new, self._under_way = [], 0
+            raise refusal from None
+        self._under_way -= len(answers)
+        return answers
+
+    def _send(self) -> None:
+        if not self._new:
+            return
+        if not self._under_way:  # else an engine that was started meanwhile would answer some of them alone
+            self._ends = self._engine._ends
+        new, self._new = self._new, []
+        self._under_way += len(new)
+        with contextlib.suppress(OSError):  # it is gone, as `done` will hear
+            self._ends[QUESTIONS].pipe.send(new)
+
+
+def _small(question: Question) -> bool:
+    """Whether it holds no list."""
+    return question.history is None and question.exclude is None and question.only is None and question.where is None
 
 
 def _spawned(settings: ServiceSettings) -> tuple[Any, Ends]:
@@ -183,7 +252,7 @@ def _spawned(settings: ServiceSettings) -> tuple[Any, Ends]:
     context = multiprocessing.get_context("spawn")
     near: Ends = {}
     far: Ends = {}
-    for lane in LANES:
+    for lane in (QUESTIONS, *LANES):
         heard, rung = context.Pipe(duplex=False)
         ours, theirs = context.Pipe()
         near[lane], far[lane] = End(ours, heard), End(theirs, rung)
@@ -247,7 +316,11 @@ def run_engine(settings: ServiceSettings, ends: Ends) -> None:
     if isinstance(begun, _Raised):
         return
     settle()
-    threads = [threading.Thread(target=_serve_lane, args=(engine, end), daemon=True) for end in ends.values()]
+    lanes = [(_serve_lane, ends[lane]) for lane in LANES]
+    threads = [
+        threading.Thread(target=serve, args=(engine, end), daemon=True)
+        for serve, end in ((_serve_questions, ends[QUESTIONS]), *lanes)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -267,16 +340,43 @@ def _serve_lane(engine: Engine, end: End) -> None:
             if not isinstance(error, SegueError):
                 logger.error("The engine failed to %s", method, exc_info=error)  # where it happened is known only here
             result = _Raised(error)
-        told = _told(result)
-        fits = len(told) <= FITTING
-        try:
-            if fits:
-                end.pipe.send_bytes(told)
-            os.write(end.bell.fileno(), HERE if fits else COMING)
-            if not fits:
-                end.pipe.send_bytes(told)
-        except OSError:
+        if not _tell(end, result):
             return
+
+
+def _serve_questions(engine: Engine, end: End) -> None:
+    coming = select.poll()
+    coming.register(end.pipe.fileno(), select.POLLIN)
+    while True:
+        try:
+            questions: list[Question] = end.pipe.recv()
+            while coming.poll(0):  # at most `MOST_AHEAD`: no more are sent
+                questions += end.pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answers = engine.answer(questions)
+        except Exception as error:  # whoever asked gets it
+            if not isinstance(error, SegueError):
+                logger.error("The engine failed to answer", exc_info=error)
+            answers = [error] * len(questions)
+        if not _tell(end, answers):
+            return
+
+
+def _tell(end: End, result: Any) -> bool:
+    """Send a result and ring; False where nobody listens any more."""
+    told = _told(result)
+    fits = len(told) <= FITTING
+    try:
+        if fits:
+            end.pipe.send_bytes(told)
+        os.write(end.bell.fileno(), HERE if fits else COMING)
+        if not fits:
+            end.pipe.send_bytes(told)
+    except OSError:
+        return False
+    return True
 
 
 def _told(result: Any) -> memoryview:

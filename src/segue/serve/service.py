@@ -7,13 +7,14 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 from segue.data.batch import MICROSECONDS
 from segue.errors import InputError, SegueError
 from segue.recommend.answers import Explanation
 from segue.recommend.history import identifier, microseconds
-from segue.serve.batching import Batching
+from segue.serve.batching import Batching, Together
 from segue.serve.bodies import (
     LONGEST_ID,
     Answer,
@@ -30,13 +31,12 @@ from segue.serve.bodies import (
     Switched,
 )
 from segue.serve.lanes import Lanes
-from segue.serve.metrics import Metrics
+from segue.serve.metrics import Metrics, Queue
 from segue.serve.questions import Encoded, Question
 from segue.serve.refusals import CannotSwitchError, OverloadedError
 from segue.serve.store import AddedItem, Event, HistoryStore
 
 MOST_QUESTIONS = 512  # that may wait; at a thousand answers a second, half a second
-QUESTIONS_TOGETHER = 64
 QUESTION_WAIT = 0.002  # seconds the first question after a pause waits for others
 MOST_WRITES = 2048  # requests with events that may wait
 WRITES_TOGETHER = 256
@@ -68,16 +68,22 @@ class Service:
         self.metrics = metrics
         self._lanes = lanes
         self._answering = Batching[Question, Encoded](
-            self._answer_together, most_waiting=MOST_QUESTIONS, most_together=QUESTIONS_TOGETHER, wait=QUESTION_WAIT
+            lanes.answering(),
+            most_waiting=MOST_QUESTIONS,
+            wait=QUESTION_WAIT,
+            finished=partial(self._finished, "answers"),
         )
         self._writing = Batching[Sequence[Event], Kept](
-            self._write_together, most_waiting=MOST_WRITES, most_together=WRITES_TOGETHER, wait=WRITE_WAIT
+            Together(self._write_together, most=WRITES_TOGETHER),
+            most_waiting=MOST_WRITES,
+            wait=WRITE_WAIT,
+            finished=partial(self._finished, "events"),
         )
-        self._looking = Batching[Call, Any](self._look_one, most_waiting=MOST_LOOKUPS, most_together=1)
-        self._explaining = Batching[Call, Any](self._explain_one, most_waiting=MOST_EXPLANATIONS, most_together=1)
-        self._planning = Batching[Call, Any](self._plan_one, most_waiting=MOST_PLANS, most_together=1)
-        self._adding = Batching[Sequence[AddedItem], ItemsKept](self._add_one, most_waiting=MOST_ADDED, most_together=1)
-        self._forgetting = Batching[str, int](self._forget_one, most_waiting=MOST_FORGOTTEN, most_together=1)
+        self._looking = Batching[Call, Any](Together(self._look_one), most_waiting=MOST_LOOKUPS)
+        self._explaining = Batching[Call, Any](Together(self._explain_one), most_waiting=MOST_EXPLANATIONS)
+        self._planning = Batching[Call, Any](Together(self._plan_one), most_waiting=MOST_PLANS)
+        self._adding = Batching[Sequence[AddedItem], ItemsKept](Together(self._add_one), most_waiting=MOST_ADDED)
+        self._forgetting = Batching[str, int](Together(self._forget_one), most_waiting=MOST_FORGOTTEN)
         self._control = asyncio.Lock()
         self._known: set[str] = set()
 
@@ -196,20 +202,14 @@ class Service:
         async with self._control:
             return [await self._lanes.call("control", "add_items", requests[0])]
 
-    async def _answer_together(self, questions: Sequence[Question]) -> list[Encoded | Exception]:
-        self.metrics.batch("answers", len(questions))
-        self.metrics.queue("answers", self._answering.waiting)
-        answers: list[Encoded | Exception] = await self._lanes.call("answers", "answer", questions)
-        self.metrics.queue("answers", self._answering.waiting - len(questions))
-        return answers
+    def _finished(self, queue: Queue, together: int, waiting: int) -> None:
+        self.metrics.batch(queue, together)
+        self.metrics.queue(queue, waiting)
 
     async def _write_together(self, requests: Sequence[Sequence[Event]]) -> list[Kept | Exception]:
         """Requests' events in one commit."""
-        self.metrics.batch("events", len(requests))
-        self.metrics.queue("events", self._writing.waiting)
         events = [event for request in requests for event in request]
         kept = iter(await asyncio.to_thread(self.store.append, events))
-        self.metrics.queue("events", self._writing.waiting - len(requests))
         unknown = await self._unknown({event.item for event in events})
         return [([next(kept) for _ in request], unknown) for request in requests]
 
