@@ -90,16 +90,32 @@ class Attention(nn.Module):
 
     def newest(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         """What each user's newest token gets, whose query [B, D] is given: it may look at all of the user's tokens."""
-        q = self.query(queries).view(batch.size, 1, self.heads, -1).transpose(1, 2)  # [B, H, 1, d]
-        padded = pad(self.key_value(keys), batch)  # [B, N, 2D]
-        k, v = padded.view(batch.size, batch.longest, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
         if self._plain:
-            mixed = _attention(q, k, v, attn_mask=batch.may_look, scale=self._scale)
+            mixed = self._mixed_streams(queries, keys, batch)
         else:
+            q = self.query(queries).view(batch.size, 1, self.heads, -1).transpose(1, 2)  # [B, H, 1, d]
+            padded = pad(self.key_value(keys), batch)  # [B, N, 2D]
+            k, v = padded.view(batch.size, batch.longest, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
             q, k, bias = self._related(q, k, batch.lengths[:, None] - 1)
-            mixed = self._kernel(q, k, v, batch.may_look, bias)
-        result: Tensor = self.output(mixed.reshape(batch.size, -1))
+            mixed = self._kernel(q, k, v, batch.may_look, bias).reshape(batch.size, -1)
+        result: Tensor = self.output(mixed)
         return result
+
+    def _mixed_streams(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
+        """`newest` up to the output [B, D], without a key and a value for every token: what is asked goes through the
+        keys' weights and meets the streams themselves, and their mixture goes through the values' weights.
+
+        Products and sums may change places. The keys' bias adds the same to all scores of a query, which a softmax
+        does not see; heads that share a stream are so many queries to it.
+        """
+        width = keys.shape[-1]
+        of_keys, of_values = self.key_value.weight.view(2, self.heads, -1, width)  # [H, d, D]
+        q = self.query(queries).view(batch.size, self.heads, -1).transpose(0, 1)  # [H, B, d]
+        asking = (q @ of_keys).transpose(0, 1)[:, None]  # [B, 1, H, D]
+        streams = pad(keys, batch)[:, None]  # [B, 1, N, D]
+        mixed = _attention(asking, streams, streams, attn_mask=batch.may_look, scale=self._scale)[:, 0]
+        values = mixed.transpose(0, 1) @ of_values.transpose(1, 2)  # [H, B, d]
+        return values.transpose(0, 1).flatten(1) + self.key_value.bias[width:]
 
     def kept(self, keys: Tensor) -> Tensor:
         """What tokens that come later, or queries of another stream, need of these [..., D] → [..., 2, H, d]."""
