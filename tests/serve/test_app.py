@@ -297,6 +297,8 @@ def test_past_the_queue_the_answer_is_503(
         refused, _ = await asyncio.wait(asked + told, timeout=0.3)
         assert len(refused) == 5, "the others wait for the gate"
         assert (await client.get("/health/live")).status_code == 200
+        waiting = (await client.get("/metrics")).text
+        assert 'segue_queue_length{queue="answers"} 3.0' in waiting and 'queue="events"} 2.0' in waiting
         gate.opened.set()
         answers = await asyncio.gather(*asked)
         kept = await asyncio.gather(*told)

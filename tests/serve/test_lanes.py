@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -14,10 +17,10 @@ import pytest
 from segue.errors import FolderError, InputError
 from segue.recommend.history import read_history
 from segue.recommend.recommender import Recommender
-from segue.serve.batching import Worker
-from segue.serve.lanes import LANES, MOST_AHEAD, EngineProcess, Lane
+from segue.serve.batching import Batching, Worker
+from segue.serve.lanes import LANES, MOST_AHEAD, EngineProcess, Lane, _Answering, _told
 from segue.serve.questions import Encoded, Question
-from segue.serve.refusals import OverloadedError
+from segue.serve.refusals import OverloadedError, UnknownModelError
 from segue.serve.settings import ServiceSettings
 
 
@@ -35,6 +38,7 @@ def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
             answering = engine.answering()
             await answers_as_it_would_here(engine, known)
             await answers_questions_in_their_order(answering, known)
+            await long_names_block_nobody(answering)
             await a_large_result_and_a_caller_who_leaves(engine)
             run.rename(tmp_path / "elsewhere")  # the first attempt to start it again fails
             await is_killed_at_work(engine, answering)
@@ -62,26 +66,38 @@ async def answers_as_it_would_here(engine: EngineProcess, known: Recommender) ->
 
 
 async def answers_questions_in_their_order(answering: Worker[Question, Encoded], known: Recommender) -> None:
-    """As they come, as many as a lane holds; what may be large waits until it is empty."""
+    """As they come, as many as a lane holds; what may be large waits until nothing is under way."""
     ids = known.recommend([], k=5).ids
     large = Question(history=read_history(ids[:1]), k=3)
-    asked = [Question(user="nobody", k=1 + number % 5) for number in range(MOST_AHEAD - 1)]
-    assert answering.take(large)
-    answers: list[Encoded | Exception] = []
+    asked = [large, large, *(Question(user="nobody", k=1 + number % 5) for number in range(MOST_AHEAD - 2))]
     for question in asked:
         assert answering.take(question)
-        await asyncio.sleep(0)  # one by one on their way
-    assert not answering.take(asked[0])
+        if question is not large:
+            await asyncio.sleep(0)  # one by one on their way
+    assert not answering.take(asked[-1])
+    answers: list[Encoded | Exception] = []
     while len(answers) < MOST_AHEAD:
-        if answers:
-            assert not answering.take(large)
         answers += await answering.done()
+        if len(answers) < MOST_AHEAD:
+            assert not answering.take(large)
+            assert not answering.take(Question(user="n" * 300)) and not answering.take(Question(model="n" * 300))
     assert len(answers) == MOST_AHEAD
-    items = [] if isinstance(answers[0], Exception) else msgspec.json.decode(answers[0][0])["items"]
-    assert [item["id"] for item in items] == known.recommend(ids[:1], k=3).ids
-    for question, answer in zip(asked, answers[1:], strict=True):
+    for question, answer in zip(asked, answers, strict=True):
         assert not isinstance(answer, Exception)
-        assert [item["id"] for item in msgspec.json.decode(answer[0])["items"]] == ids[: question.k]
+        expected = known.recommend(ids[:1], k=3).ids if question is large else ids[: question.k]
+        assert [item["id"] for item in msgspec.json.decode(answer[0])["items"]] == expected
+
+
+async def long_names_block_nobody(answering: Worker[Question, Encoded]) -> None:
+    """The refusal of a model that is not there repeats its name, so that answers are as large as questions."""
+    batching = Batching(answering, most_waiting=100)
+    asked = [batching.ask(Question(model=f"{number:06}" * 10_000), deadline=20) for number in range(20)]
+    late = asyncio.gather(*(batching.ask(Question(model="late" * 15_000), deadline=20) for _ in range(5)))
+    refusals = await asyncio.gather(*asked, return_exceptions=True)
+    for number, refused in enumerate(refusals):
+        assert isinstance(refused, UnknownModelError) and f"{number:06}" in str(refused), "each got its own"
+    with pytest.raises(UnknownModelError, match="late"):
+        await late
 
 
 async def a_large_result_and_a_caller_who_leaves(engine: EngineProcess) -> None:
@@ -119,3 +135,33 @@ def test_what_an_engine_cannot_start_with_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match="nowhere does not exist"):
         engine.wait_until_ready()
     engine.end()
+
+
+def test_answers_that_cannot_be_understood_end_the_lane() -> None:
+    """Whose answers come next would not be known: everyone is refused, and nobody gets another's."""
+    broken: list[object] = []
+    ends = {"questions": SimpleNamespace(pipe=SimpleNamespace(send_bytes=lambda _: None))}
+
+    class Odd:
+        _ends = ends
+
+        async def _heard(self, _: object) -> object:
+            raise ValueError("not to be read")
+
+        async def _start_again(self, ends: object) -> OverloadedError:
+            broken.append(ends)
+            return OverloadedError("restarting", "starting again")
+
+    async def main() -> None:
+        batching = Batching(_Answering(cast(EngineProcess, Odd())), most_waiting=100)
+        asked = (batching.ask(Question(user=name), deadline=5) for name in "abc")
+        refusals = await asyncio.gather(*asked, return_exceptions=True)
+        assert [str(refused) for refused in refusals] == ["starting again"] * 3
+
+    asyncio.run(main())
+    assert broken == [ends]
+
+
+def test_what_cannot_be_sent_is_a_failure_for_each_who_asked() -> None:
+    failed = pickle.loads(_told([lambda: 0], together=3))
+    assert [str(error) for error in failed] == ["A result of the engine cannot be sent; its log says why."] * 3

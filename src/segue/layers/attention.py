@@ -115,7 +115,8 @@ class Attention(nn.Module):
         streams = pad(keys, batch)[:, None]  # [B, 1, N, D]
         mixed = _attention(asking, streams, streams, attn_mask=batch.may_look, scale=self._scale)[:, 0]
         values = mixed.transpose(0, 1) @ of_values.transpose(1, 2)  # [H, B, d]
-        return values.transpose(0, 1).flatten(1) + self.key_value.bias[width:]
+        mixed_values: Tensor = values.transpose(0, 1).flatten(1) + self.key_value.bias[width:]
+        return mixed_values
 
     def kept(self, keys: Tensor) -> Tensor:
         """What tokens that come later, or queries of another stream, need of these [..., D] → [..., 2, H, d]."""

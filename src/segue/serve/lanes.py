@@ -38,7 +38,8 @@ Lane = Literal["events", "lookups", "explanations", "plans", "deletions", "contr
 LANES: tuple[Lane, ...] = get_args(Lane)
 QUESTIONS: Literal["questions"] = "questions"  # the lane of those
 QUESTIONS_TOGETHER = 64  # that one engine in this process answers at once
-MOST_AHEAD = 128  # questions that a lane holds, those being answered among them: they fit into a pipe
+MOST_AHEAD = 128  # questions that a lane holds, those being answered among them
+SMALL = 256  # characters of names in a question: so many of those fit into a pipe that nobody reads
 STOPPING_SECONDS = 10.0
 RETRIED_AFTER = 1.0  # seconds after an engine that could not be started
 FITTING = 65_536  # bytes that a pipe takes at once, so that nobody waits for the other half
@@ -111,9 +112,10 @@ class EngineProcess:
         self._settings = settings
         self._asked: dict[Lane, asyncio.Future[Any]] = {}  # what is being answered on each lane
         self._starting = asyncio.Lock()
-        self._listening = 0  # lanes whose bell the event loop watches
+        self._listening = 0  # lanes on which something is waited for
         self._closed = False
         self._tried = 0  # times that it was started again, or could not be
+        self._answering = _Answering(self)
         self._process, self._ends = _spawned(settings)
         # Before multiprocessing waits for its children, at exit: this one leaves when its lanes are closed.
         atexit.register(self._close_ends)
@@ -138,7 +140,7 @@ class EngineProcess:
         return result
 
     def answering(self) -> Worker[Question, Encoded]:
-        return _Answering(self)
+        return self._answering
 
     async def close(self) -> None:
         async with self._starting:
@@ -159,17 +161,19 @@ class EngineProcess:
         """What the engine says next on a lane; `EOFError` where it is gone."""
         loop, ready, bell = asyncio.get_running_loop(), asyncio.Event(), end.bell.fileno()
         self._listening += 1
-        loop.add_reader(bell, ready.set)
         try:
-            await ready.wait()
+            loop.add_reader(bell, ready.set)
+            try:
+                await ready.wait()
+            finally:
+                loop.remove_reader(bell)
+            rung = os.read(bell, 1)
+            if not rung:
+                raise EOFError
+            # What has come already is read here; what is still on its way, beside the loop.
+            return end.pipe.recv() if rung == HERE else await asyncio.to_thread(end.pipe.recv)
         finally:
-            loop.remove_reader(bell)
             self._listening -= 1
-        rung = os.read(bell, 1)
-        if not rung:
-            raise EOFError
-        # What has come already is read here; what is still on its way, beside the loop.
-        return end.pipe.recv() if rung == HERE else await asyncio.to_thread(end.pipe.recv)
 
     async def _start_again(self, broken: Ends) -> OverloadedError:
         """Whichever lane notices first tries to start a new process; the others find that it was tried. Gives what to
@@ -183,7 +187,7 @@ class EngineProcess:
             logger.error("The engine ended unexpectedly and is started again")
             self._process.kill()
             await asyncio.to_thread(self._process.join)
-            while self._listening:  # with the process gone every bell rings: none may be closed while it is watched
+            while self._listening:  # with the process gone every bell rings: none may be closed while it is waited for
                 await asyncio.sleep(0.001)
             self._close_ends()
             try:
@@ -207,13 +211,13 @@ class _Answering:
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
         self._ends: Ends = {}  # where those under way were sent
-        self._new: list[Question] = []  # taken on in this turn of the event loop, and sent at its end
+        self._new: list[Question] = []  # taken on and about to be sent
         self._under_way = 0
 
     def take(self, question: Question) -> bool:
-        # Sending must not wait for an engine at work. The questions that may be large go when it is not.
-        ahead = self._under_way + len(self._new)
-        if ahead == MOST_AHEAD or (ahead and not _small(question)):
+        # An engine at work does not read, and sending must not wait for it, least of all while it waits for us to read
+        # its answers. One that has nothing to do reads whatever is sent.
+        if self._under_way + len(self._new) == MOST_AHEAD or (self._under_way and not _small(question)):
             return False
         if not self._new:
             asyncio.get_running_loop().call_soon(self._send)
@@ -221,14 +225,17 @@ class _Answering:
         return True
 
     async def done(self) -> list[Encoded | Exception]:
-        self._send()
         try:
+            self._send()
             answers: list[Encoded | Exception] = await self._engine._heard(self._ends[QUESTIONS])
-        except (EOFError, OSError):
+            self._under_way -= len(answers)
+        except Exception as error:
+            if not isinstance(error, EOFError | OSError):
+                logger.error("What the engine answers cannot be understood", exc_info=error)
+            # Whose answers would come next is not known: nothing more may come from there.
             refusal = await self._engine._start_again(self._ends)
             self._new, self._under_way = [], 0
             raise refusal from None
-        self._under_way -= len(answers)
         return answers
 
     def _send(self) -> None:
@@ -236,15 +243,17 @@ class _Answering:
             return
         if not self._under_way:  # else an engine that was started meanwhile would answer some of them alone
             self._ends = self._engine._ends
-        new, self._new = self._new, []
-        self._under_way += len(new)
+        told = ForkingPickler.dumps(self._new)
+        self._under_way += len(self._new)
+        self._new = []
         with contextlib.suppress(OSError):  # it is gone, as `done` will hear
-            self._ends[QUESTIONS].pipe.send(new)
+            self._ends[QUESTIONS].pipe.send_bytes(told)
 
 
 def _small(question: Question) -> bool:
-    """Whether it holds no list."""
-    return question.history is None and question.exclude is None and question.only is None and question.where is None
+    """Whether it holds no list and no long name."""
+    lists = (question.history, question.exclude, question.only, question.where)
+    return all(held is None for held in lists) and len(question.user or "") + len(question.model or "") <= SMALL
 
 
 def _spawned(settings: ServiceSettings) -> tuple[Any, Ends]:
@@ -360,13 +369,13 @@ def _serve_questions(engine: Engine, end: End) -> None:
             if not isinstance(error, SegueError):
                 logger.error("The engine failed to answer", exc_info=error)
             answers = [error] * len(questions)
-        if not _tell(end, answers):
+        if not _tell(end, answers, together=len(questions)):
             return
 
 
-def _tell(end: End, result: Any) -> bool:
+def _tell(end: End, result: Any, *, together: int | None = None) -> bool:
     """Send a result and ring; False where nobody listens any more."""
-    told = _told(result)
+    told = _told(result, together)
     fits = len(told) <= FITTING
     try:
         if fits:
@@ -379,10 +388,12 @@ def _tell(end: End, result: Any) -> bool:
     return True
 
 
-def _told(result: Any) -> memoryview:
-    """A result as it goes through the pipe. Where it cannot, that is the result: the bell must be followed by one."""
+def _told(result: Any, together: int | None = None) -> memoryview:
+    """A result as it goes through the pipe, or so many. Where it cannot, that is the result: the bell must be followed
+    by one, and questions by an answer each."""
     try:
         return ForkingPickler.dumps(result)
     except Exception as error:
         logger.error("A result of the engine cannot be sent", exc_info=error)
-        return ForkingPickler.dumps(_Raised(RuntimeError("A result of the engine cannot be sent; its log says why.")))
+        failed = RuntimeError("A result of the engine cannot be sent; its log says why.")
+        return ForkingPickler.dumps(_Raised(failed) if together is None else [failed] * together)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -275,7 +274,7 @@ async def ready(request: JsonRequest) -> Health:
 
 @get("/metrics", summary="Counts and times for Prometheus", media_type="text/plain", responses=GUARDED)
 async def metrics(request: JsonRequest) -> Response[bytes]:
-    body, media_type = await asyncio.to_thread(request.service.metrics.render)
+    body, media_type = await request.service.measured()
     return Response(body, media_type=media_type)
 
 

@@ -175,6 +175,12 @@ class Service:
             await self._tell_model()
         return switched
 
+    async def measured(self) -> tuple[bytes, str]:
+        """The metrics in Prometheus' text format, with what waits at this moment, and their content type."""
+        self.metrics.queue("answers", self._answering.waiting)
+        self.metrics.queue("events", self._writing.waiting)
+        return await asyncio.to_thread(self.metrics.render)
+
     async def check(self) -> None:
         """Whether the store can be used, else its own sentence."""
         await self._look("check")
