@@ -14,6 +14,7 @@ from segue.objective.mean import shares, weighted_mean
 TILE_SCORES = 1 << 20  # scores of a tile: 4 MB of float32, so that a tile stays in the cache between its passes
 LEAST_SURE = 80.0  # -log p beyond which a probability is read no longer: float32 ends near 87
 LEAST_TILE = 64  # below this many rows matrix products lose their speed
+ALIGNED = 16  # scores of a cache line: products with part of a tile's columns are faster where its rows begin with one
 LEAST_COLUMNS = 4  # questions of a tile of sums over codes, which has no such loss
 
 
@@ -146,7 +147,7 @@ def coded_softmax(
 
 
 class _SharedSoftmax(torch.autograd.Function):
-    """As `_FullSoftmax`; the answer of a row is the last column of its tile."""
+    """As `_FullSoftmax`; the answer of a row comes after what was drawn."""
 
     @staticmethod
     def forward(
@@ -162,19 +163,21 @@ class _SharedSoftmax(torch.autograd.Function):
         d_queries, d_answers, d_drawn = torch.empty_like(queries), torch.empty_like(answers), torch.zeros_like(drawn)
         losses = torch.empty_like(weights)
         lines = _Lines(queries, answers, drawn, collisions, log_q)
-        room = queries.new_empty(min(rows, len(queries)), len(drawn) + 1)
+        width = -(-(len(drawn) + 1) // ALIGNED) * ALIGNED
+        room = queries.new_empty(min(rows, len(queries)), width)
         for begin in range(0, len(queries), rows):
             some = slice(begin, min(begin + rows, len(queries)))
             asked, weight, tile = queries[some], weights[some, None], room[: some.stop - begin]
             lines.write(some, tile)
             torch.softmax(tile, 1, out=tile)
-            losses[some] = lines.surprise(some, tile[:, -1])
-            missing = (tile[:, -1:] - 1) * weight  # of the answers' chances
-            torch.mm(tile[:, :-1], drawn, out=d_queries[some])
+            chances, own = tile[:, : len(drawn)], tile[:, len(drawn)]
+            losses[some] = lines.surprise(some, own)
+            missing = (own[:, None] - 1) * weight  # of the answers' chances
+            torch.mm(chances, drawn, out=d_queries[some])
             d_queries[some] *= weight
             d_queries[some].addcmul_(missing, answers[some])
             torch.mul(missing, asked, out=d_answers[some])
-            d_drawn.addmm_(tile[:, :-1].T, asked * weight)
+            d_drawn.addmm_(chances.T, asked * weight)
         ctx.save_for_backward(d_queries, d_answers, d_drawn, losses)
         return (losses * weights).sum()
 
@@ -185,7 +188,7 @@ class _SharedSoftmax(torch.autograd.Function):
 
 
 class _Lines:
-    """The scores of questions, some at a time: of what was drawn, and of the answer last."""
+    """The scores of questions, some at a time: of what was drawn, and of the answer after that."""
 
     def __init__(
         self,
@@ -204,11 +207,13 @@ class _Lines:
             self._drawn = torch.cat((drawn, -log_q[1].to(drawn.dtype)[:, None]), dim=1)
 
     def write(self, some: slice, tile: Tensor) -> None:
-        """Into the tile [m, K + 1], those of consecutive rows."""
+        """Into the tile [m, K + 1 or more], those of consecutive rows; -inf where there is room left."""
         rows, columns = self._collisions.pairs(some)  # before the scores, which are to stay in the cache
-        torch.mm(self._queries[some], self._drawn.T, out=tile[:, :-1])
+        drawn = len(self._drawn)
+        torch.mm(self._queries[some], self._drawn.T, out=tile[:, :drawn])
         tile.view(-1).index_fill_(0, rows * tile.shape[1] + columns, -torch.inf)
-        tile[:, -1] = self._positive[some]
+        tile[:, drawn] = self._positive[some]
+        tile[:, drawn + 1 :] = -torch.inf
 
     def surprise(self, some: slice, chances: Tensor) -> Tensor:
         """-log p of the answers of consecutive rows, whose chances are known, if float32 has digits for them."""
