@@ -245,7 +245,7 @@ def tables(rows: Rows, results: Results) -> str:
         notes = [note for row in own for note in _notes(row, results)]
         lines += ["", *notes] if notes else []
     cited = [f"- [{name}]({source.url}): {source.title}" for name, source in rows.sources.items()]
-    return "\n".join([*lines, "", "## Sources of the published figures", "", *cited, *_machines(results), "", ""])
+    return "\n".join([*lines, "", "## Sources of the published figures", "", *cited, *_machines(rows, results), "", ""])
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -312,11 +312,11 @@ def difference_text(name: str, against: str, change: Difference) -> str:
     )
 
 
-def _machines(results: Results) -> Iterator[str]:
+def _machines(rows: Rows, results: Results) -> Iterator[str]:
     """Which rows were measured where."""
     by_machine: dict[Machine, list[str]] = {}
-    for name, measured in results.rows.items():
-        by_machine.setdefault(measured.machine, []).append(f"`{name}`")
+    for name in (one.name for one in rows.trainings if one.name in results.rows):
+        by_machine.setdefault(results.rows[name].machine, []).append(f"`{name}`")
     if by_machine:
         yield from ("", "## Machines", "")
     for machine, names in by_machine.items():
