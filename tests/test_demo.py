@@ -200,7 +200,8 @@ def test_the_demo_ends_at_a_service_and_leaves_nothing(
     assert served == [8123] and summary["folder"] is None
     said = capsys.readouterr().out
     assert "http://127.0.0.1:8123 is the page" in said and "http://127.0.0.1:8123/schema" in said
-    assert list(tmp_path.iterdir()) == []
+    left = [path.name for path in tmp_path.iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor_")] == [], "torch makes that where it is new"
 
 
 @pytest.mark.parametrize(
