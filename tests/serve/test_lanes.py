@@ -74,13 +74,12 @@ async def answers_questions_in_their_order(answering: Worker[Question, Encoded],
         assert answering.take(question)
         if question is not large:
             await asyncio.sleep(0)  # one by one on their way
+            assert not answering.take(large)
+            assert not answering.take(Question(user="n" * 300)) and not answering.take(Question(model="n" * 300))
     assert not answering.take(asked[-1])
     answers: list[Encoded | Exception] = []
     while len(answers) < MOST_AHEAD:
         answers += await answering.done()
-        if len(answers) < MOST_AHEAD:
-            assert not answering.take(large)
-            assert not answering.take(Question(user="n" * 300)) and not answering.take(Question(model="n" * 300))
     assert len(answers) == MOST_AHEAD
     for question, answer in zip(asked, answers, strict=True):
         assert not isinstance(answer, Exception)
@@ -92,8 +91,10 @@ async def long_names_block_nobody(answering: Worker[Question, Encoded]) -> None:
     """The refusal of a model that is not there repeats its name, so that answers are as large as questions."""
     batching = Batching(answering, most_waiting=100)
     asked = [batching.ask(Question(model=f"{number:06}" * 10_000), deadline=20) for number in range(20)]
+    first = asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.sleep(0.001)  # those are under way
     late = asyncio.gather(*(batching.ask(Question(model="late" * 15_000), deadline=20) for _ in range(5)))
-    refusals = await asyncio.gather(*asked, return_exceptions=True)
+    refusals = await first
     for number, refused in enumerate(refusals):
         assert isinstance(refused, UnknownModelError) and f"{number:06}" in str(refused), "each got its own"
     with pytest.raises(UnknownModelError, match="late"):
