@@ -251,7 +251,7 @@ def train(
             )
         except KeyboardInterrupt:
             display.stop()
-            complain(_way_on(data, out))
+            complain(_way_on(data, out, processes))
             sys.exit(130)
     if json:
         answer({"folder": str(out), **model.manifest, "report": api.kept_report(model)})
@@ -260,12 +260,13 @@ def train(
     say(f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}")
 
 
-def _way_on(data: Path, out: Path) -> str:
+def _way_on(data: Path, out: Path, processes: int) -> str:
     """What to do after Ctrl-C."""
     partial = out.with_name(out.name + ".partial")
     if not partial.exists():
         return "Interrupted before training began; nothing was written."
-    return f"Interrupted; what was learned is in {partial}. Go on with: segue train {data} --out {out} --resume"
+    again = f"segue train {data} --out {out} --resume" + (f" --processes {processes}" if processes > 1 else "")
+    return f"Interrupted; what was learned is in {partial}. Go on with: {again}"
 
 
 @app.command()

@@ -228,11 +228,12 @@ def _toml_value(value: Any) -> str:
 def refuse_changes(saved: Settings, wanted: Settings) -> None:
     """Training can only be taken up with the settings it began with, but for those in CHANGEABLE."""
     before, after = msgspec.to_builtins(saved), msgspec.to_builtins(wanted)
+    measured = ("days", "seen", "target")  # by these the best epoch is chosen, so all must be measured alike
     changed = [
         f"{section}.{key}"
         for section, table in before.items()
         for key in table
-        if (section not in ("about", "evaluate", "index") or key == "days")  # scores before and after must be of a kind
+        if (section not in ("about", "evaluate", "index") or key in measured)
         and after[section][key] != table[key]
         and f"{section}.{key}" not in CHANGEABLE
     ]

@@ -35,8 +35,12 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def refuse_existing(path: Path, *, overwrite: bool | None) -> None:
-    """Refuse early, before any work, a folder that is in the way; `overwrite` is None where there is no such option."""
+Replaced = Kind | Literal[False] | None
+"""The kind of folder that may be replaced; False where that was not asked for, None where it cannot be."""
+
+
+def refuse_existing(path: Path, *, overwrite: Replaced) -> None:
+    """Refuse early, before any work, a folder that is in the way."""
     with explained_writing(path):
         if not (path.exists() or path.is_symlink()):
             return
@@ -45,15 +49,13 @@ def refuse_existing(path: Path, *, overwrite: bool | None) -> None:
         if not overwrite:
             hint = "" if overwrite is None else ", or add --overwrite to replace it"
             raise FolderError(f"{path} exists already; name another folder with --out{hint}.")
-        if any(path.iterdir()) and _said_kind(path) not in FORMATS:
-            raise FolderError(
-                f"{path} is no segue folder (it has no {MANIFEST} of ours), so --overwrite does not replace it. "
-                "Name another."
-            )
+        if any(path.iterdir()) and (found := _said_kind(path)) != overwrite:
+            other = NAMES[found] if found else f"no segue folder (it has no {MANIFEST} of ours)"
+            raise FolderError(f"{path} is {other}, so --overwrite does not replace it. Name another.")
 
 
 @contextlib.contextmanager
-def complete_folder(path: Path, *, overwrite: bool | None = None) -> Iterator[Path]:
+def complete_folder(path: Path, *, overwrite: Replaced = None) -> Iterator[Path]:
     """Give a staging folder beside `path`; on success it takes the place of `path`, on any error it is removed."""
     path = Path(path).absolute()
     refuse_existing(path, overwrite=overwrite)
@@ -130,10 +132,14 @@ def _explained(error: OSError, path: Path, option: str) -> FolderError:
 
 def write_json(path: Path, body: Any) -> None:
     """Indented JSON with a final newline, written whole or not at all."""
-    text = msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n"
+    write_whole(path, msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, or replace it, whole or not at all."""
     beside = path.with_name(f".{path.name}.writing")
     with explained_writing(path):
-        beside.write_bytes(text)
+        beside.write_bytes(content)
         beside.replace(path)
 
 
@@ -152,12 +158,13 @@ def kind_of(folder: Path) -> Kind:
     return "data" if _said_kind(folder) == "data" else "run"
 
 
-def _said_kind(folder: Path) -> object:
-    """What the manifest says the folder is, None where there is no manifest that can be read."""
+def _said_kind(folder: Path) -> Kind | None:
+    """What the manifest says the folder is, None where there is no manifest of ours that can be read."""
     try:
-        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any]).get("kind")
+        said = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any]).get("kind")
     except (OSError, msgspec.MsgspecError):
         return None
+    return next((kind for kind in FORMATS if kind == said), None)
 
 
 def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:

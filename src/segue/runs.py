@@ -92,15 +92,7 @@ def make_run(
             lambda: _job(run, data, recipe, overrides, encoder, from_run, resume, everything=all_events)
         )
         if job is not None:
-            _do(
-                replace(job, encoder=encoder),
-                run,
-                data,
-                team,
-                all_events=all_events,
-                progress=progress,
-                measured=measured,
-            )
+            _do(replace(job, encoder=encoder), run, data, team, progress=progress, measured=measured)
     return Recommender.open(run, encoder=encoder)
 
 
@@ -126,7 +118,7 @@ def _job(
     job = (
         _taken_up(run, data, recipe, overrides, encoder, everything=everything)
         if resume
-        else _begun(run, data, recipe, overrides, encoder, from_run)
+        else _begun(run, data, recipe, overrides, encoder, from_run, everything=everything)
     )
     return replace(job, encoder=None)
 
@@ -137,7 +129,6 @@ def _do(
     data: Data,
     team: Team,
     *,
-    all_events: bool,
     progress: Callable[[Step], None] | None,
     measured: Callable[[str, int, int], None] | None,
 ) -> None:
@@ -161,9 +152,9 @@ def _do(
         start=start,
         team=team,
     )
-    note = ALL_NOTE.format(epochs=chosen.best_epoch) if all_events else None
+    note = ALL_NOTE.format(epochs=chosen.best_epoch) if job.everything else None
     evaluation = measure(model, data, job.settings, note=note, progress=measured, team=team)
-    if all_events:
+    if job.everything:
         if codes is not None:
             ends = np.asarray(sequences.offsets)[1:]
             facts = replace(facts, codes=team.by_first(lambda: job.codes(CODES_ALL, data, ends)))
@@ -180,7 +171,7 @@ def _do(
         )
 
     def write() -> None:
-        _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, all_events=all_events, team=team)
+        _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, team=team)
         shutil.rmtree(job.partial)
 
     team.by_first(write)
@@ -340,6 +331,8 @@ class _Job:
     partial: Path
     encoder: Builder | None
     origin: Origin | None = None
+    everything: bool = False
+    """Once the epochs are chosen, it is trained on every event."""
     replaces: bool = False
     """A finished run is there and gives way to the new one."""
 
@@ -382,6 +375,8 @@ def _begun(
     overrides: Sequence[str],
     encoder: Builder | None,
     from_run: Recommender | None,
+    *,
+    everything: bool,
 ) -> _Job:
     """A new training in an empty RUN.partial, or one that goes on from the weights of another run."""
     tables = read_recipe(recipe or DEFAULT_RECIPE) if from_run is None else _continued(from_run, recipe)
@@ -407,9 +402,8 @@ def _begun(
         if from_run is not None:
             name = str(recipe or from_run.manifest["recipe"])
             origin = _write_start(from_run, data, _Job(settings, name, staging, encoder))
-        (staging / SETTINGS).write_text(settings_toml(settings))
-        folders.write_json(staging / BELONGING, _Belonging(recipe=name, digest=data.digest, origin=origin))
-    return _Job(settings, name, partial, encoder, origin)
+        _write_terms(staging, settings, _Belonging(name, data.digest, origin, everything=everything))
+    return _Job(settings, name, partial, encoder, origin, everything)
 
 
 def _continued(origin: Recommender, recipe: str | Path | None) -> dict[str, Any]:
@@ -500,16 +494,25 @@ def _taken_up(
     named = [] if encoder is None else [_setting(before.model.encoder)]
     settings = make_settings(read_recipe(recipe) if recipe else tables, [*overrides, *named])
     refuse_changes(before, settings)
-    if source == run:
+    terms = msgspec.structs.replace(belonging, everything=everything or belonging.everything)
+    if source == partial:
+        _write_terms(partial, settings, terms)
+    else:
         done = finished(read_progress(run / CHOOSING), settings.train)
-        if done and not everything:
+        if done and terms == belonging:
             raise SettingsError(f"{run} is complete: {done} (with --set).")
         with folders.complete_folder(partial) as staging:
-            for name in (SETTINGS, *KEPT):
+            for name in KEPT:
                 if (run / name).exists():
                     shutil.copyfile(run / name, staging / name)
-            folders.write_json(staging / BELONGING, belonging)
-    return _Job(settings, belonging.recipe, partial, encoder, belonging.origin, replaces=replaces)
+            _write_terms(staging, settings, terms)
+    return _Job(settings, terms.recipe, partial, encoder, terms.origin, terms.everything, replaces=replaces)
+
+
+def _write_terms(partial: Path, settings: Settings, belonging: _Belonging) -> None:
+    """What unfinished training goes on with when it is taken up, whatever is then said again."""
+    folders.write_whole(partial / SETTINGS, settings_toml(settings).encode())
+    folders.write_json(partial / BELONGING, belonging)
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -525,6 +528,7 @@ class _Belonging(msgspec.Struct, frozen=True):
     recipe: str
     digest: str
     origin: Origin | None = None
+    everything: bool = False
 
 
 def _belonging(source: Path, *, finished_run: bool) -> _Belonging:
@@ -532,7 +536,7 @@ def _belonging(source: Path, *, finished_run: bool) -> _Belonging:
         manifest = folders.read_manifest(source, "run")
         refuse_added(manifest, source, "trained on", "resume")
         origin = msgspec.convert(manifest.get("from"), Origin | None)
-        return _Belonging(recipe=manifest["recipe"], digest=manifest["data"]["digest"], origin=origin)
+        return _Belonging(manifest["recipe"], manifest["data"]["digest"], origin, everything=bool(manifest["all"]))
     try:
         return msgspec.json.decode((source / BELONGING).read_bytes(), type=_Belonging)
     except (OSError, msgspec.MsgspecError) as error:
@@ -549,11 +553,10 @@ def _write_run(
     chosen: Progress,
     *,
     seen: SeenRule,
-    all_events: bool,
     team: Team,
 ) -> None:
     """Everything needed to answer any history; no user ids, no histories."""
-    with folders.complete_folder(run, overwrite=job.replaces or None) as staging:
+    with folders.complete_folder(run, overwrite="run" if job.replaces else None) as staging:
         (staging / SETTINGS).write_text(settings_toml(job.settings))
         save_model(model, job.settings.model, staging)
         table = data.vocabulary.table.with_columns(pl.Series("count", counts[1:].astype(np.int64)))
@@ -568,7 +571,7 @@ def _write_run(
         for name in KEPT:
             if (job.partial / name).exists():
                 shutil.copyfile(job.partial / name, staging / name)
-        facts = _facts(job, data, chosen, seen=seen, all_events=all_events, processes=team.size)
+        facts = _facts(job, data, chosen, seen=seen, processes=team.size)
         facts |= {"index": index_facts(index, questions), **_code_facts(model, counts)}
         folders.write_manifest(staging, "run", facts)
 
@@ -580,9 +583,7 @@ def _code_facts(model: SequenceModel, counts: np.ndarray) -> dict[str, Any]:
     return {"codes": {"shared": shared_codes(model.items.codes.numpy(), np.flatnonzero(counts[1:]) + 1)}}
 
 
-def _facts(
-    job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, all_events: bool, processes: int
-) -> dict[str, Any]:
+def _facts(job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, processes: int) -> dict[str, Any]:
     return {
         "segue": version("segue"),
         "torch": str(torch.__version__),
@@ -596,7 +597,7 @@ def _facts(
         "from": job.origin,
         "items": len(data.vocabulary),
         "seen": seen,
-        "all": all_events,
+        "all": job.everything,
         "training": {
             "epochs": chosen.epoch,
             "best_epoch": chosen.best_epoch,

@@ -52,6 +52,30 @@ def test_types_of_a_table_stay(log: Path) -> None:
     assert found.filter(pl.col("id") == "x").row(0) == ("x", 2, 1.5, ["a", "b"], 7)
 
 
+def test_json_keys_may_be_any_text_and_lists_of_numbers_are_vectors(tmp_path: Path, log: Path) -> None:
+    (tmp_path / "items.jsonl").write_text(
+        '{"item": "x", "shelf mark": "X", "row": 5, "shape": [1, 0.1], "tags": ["2019"], "list-price": 3}\n'
+        '{"item": "z", "class": "tea", "shape": [2, -3e-2], "tags": ["2019", "2020"]}\n'
+    )
+    found = described(log, tmp_path / "items.jsonl")
+    assert found.schema["shape"] == pl.Array(pl.Float32, 2)
+    assert found.drop("shape", "count").to_dicts() == [
+        {"id": "007"} | dict.fromkeys(("shelf mark", "catalogue_row", "tags", "list-price", "class")),
+        {"id": "x", "shelf mark": "X", "catalogue_row": "5", "tags": ["2019"], "list-price": "3", "class": None},
+        {"id": "z", "tags": ["2019", "2020"], "class": "tea"}
+        | dict.fromkeys(("shelf mark", "catalogue_row", "list-price")),
+    ]
+    assert found["shape"].to_list()[1:] == [pytest.approx([1, 0.1]), pytest.approx([2, -0.03])]
+    (tmp_path / "items.jsonl").write_text('{"item": "x", "a \\"name\\"": 1}\n')
+    with pytest.raises(InputError, match="a key holds a quotation mark"):
+        described(log, tmp_path / "items.jsonl")
+
+
+def test_a_column_called_row_is_kept(tmp_path: Path, log: Path) -> None:
+    found = described(log, write_csv(tmp_path / "items.csv", [("x", "front")], header=("item", "row")))
+    assert found["catalogue_row"].to_list() == [None, "front", None]
+
+
 def test_the_id_may_be_called_as_in_the_log(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("a", "x", 1), ("a", "y", 2)], header=("user", "thing", "time"))
     catalogue = write_csv(tmp_path / "items.csv", [("x", "X")], header=("thing", "description"))

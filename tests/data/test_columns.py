@@ -76,6 +76,12 @@ def test_a_time_of_day_gives_way_to_a_date() -> None:
     assert columns.names["time"] == "date"
 
 
+def test_no_time_gives_way_to_the_number_of_a_weekday() -> None:
+    """It is unreadable as it stands, and --time-format may say how: that is told, and not another column taken."""
+    columns = found({"user": ["a"], "item": ["b"], "timestamp": ["5/12/2011 10:00"], "day": ["3"]})
+    assert columns.names["time"] == "timestamp"
+
+
 def test_dates_are_found_by_content() -> None:
     columns = found({"user": ["a"], "item": ["b"], "bought": ["2024-01-01 10:00"], "price": ["3.50"]})
     assert columns.names["time"] == "bought"

@@ -381,6 +381,16 @@ def test_dates_of_a_table_are_moments(column: pl.Series, zone: str | None, expec
     assert data.manifest["has_time"] is True
 
 
+@pytest.mark.parametrize("typed", [True, False])
+def test_the_zone_is_that_of_the_split_as_well(typed: bool) -> None:
+    """Noon in Berlin is ten o'clock in UTC, though the log's times say their own offset."""
+    times = pl.Series([f"2024-07-01 {hour:02}:00+00:00" for hour in (7, 8, 9, 10)])
+    column = times.str.to_datetime("%F %R%z") if typed else times
+    table = pl.DataFrame({"user": ["a"] * 4, "item": ["x", "y", "z", "x"], "time": column})
+    data = prepare(table, time_zone="Europe/Berlin", split="time:2024-07-01T12:00", **EVERYONE)
+    assert data.manifest["split"]["test_from"] == 1719828000_000_000
+
+
 def test_rejected_rows_are_kept_with_their_reason(tmp_path: Path) -> None:
     good = [("a", "x", "2024-01-01"), ("a", "y", "2024-01-02")] * 10
     bad = [("", "x", "2024-01-01"), ("a", "", "2024-01-01"), ("a", "x", "soon"), ("a", "x", ""), ("a", "x")]

@@ -69,6 +69,14 @@ def test_arrays_need_no_catalogue(tmp_path: Path, log: Path) -> None:
     assert prepared(log, first).vocabulary.vectors("a").tolist() == [[0, 0, 0], [0, 0, 0], [1, 2, 3], [0, 0, 0]]
 
 
+def test_ids_beside_an_array_are_lines_whatever_wrote_them(tmp_path: Path) -> None:
+    """With a byte-order mark, as Windows writes it; and a line is what ends with a newline, nothing else."""
+    log = write_csv(tmp_path / "log.csv", [("a", "x", 1), ("a", "y\u2028z", 2), ("b", "x", 1)])
+    array = array_of(tmp_path / "a.npy", None, [[1], [2]])
+    (tmp_path / "a.ids.txt").write_bytes("\ufeffx\r\ny\u2028z\r\n".encode())
+    assert prepared(log, array).vocabulary.vectors("a").tolist() == [[0], [1], [2]]
+
+
 def test_numbers_may_be_ids(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("a", 10, 1), ("a", 20, 2)])
     np.save(tmp_path / "v.npy", np.eye(2))

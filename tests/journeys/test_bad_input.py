@@ -353,6 +353,14 @@ def test_a_folder_of_something_else_is_never_overwritten(line: CommandLine, name
     line.refuses("prepare", "log.csv", "--out", "mine", "--overwrite", says=says)
 
 
+def test_prepare_never_overwrites_a_run(line: CommandLine) -> None:
+    write_log(line.folder, rows())
+    (line.folder / "run").mkdir()
+    (line.folder / "run" / "manifest.json").write_text('{"kind": "run", "format": 1}')
+    says = ("run is a run folder", "--overwrite does not replace it", "Name another")
+    line.refuses("prepare", "log.csv", "--out", "run", "--overwrite", says=says)
+
+
 def test_output_that_is_a_file(line: CommandLine) -> None:
     write_log(line.folder, rows())
     line.refuses("prepare", "log.csv", "--out", "log.csv", "--overwrite", says=("log.csv is a file", "folder"))

@@ -21,6 +21,7 @@ from segue.config import recipe_names
 from segue.demo.planted import write_planted_shop
 from segue.demo.shop import cache_folder, clean, fetch
 from segue.errors import FolderError, InputError, SettingsError, TrainingError
+from segue.train.loop import Step
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -117,6 +118,8 @@ def test_resume_refuses_another_path(cycle_data: Path, quick_recipe: Path, tmp_p
     segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe)
     with pytest.raises(SettingsError, match=r"cannot change model\.width"):
         segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=["model.width=8"])
+    with pytest.raises(SettingsError, match=r"cannot change evaluate\.seen"):  # or the best epoch would mean nothing
+        segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=["train.epochs=9", "evaluate.seen=keep"])
     with pytest.raises(FolderError, match="nothing to resume"):
         segue.train(cycle_data, out=tmp_path / "other", resume=True)
     with pytest.raises(FolderError, match="exists already"):
@@ -138,6 +141,27 @@ def test_ctrl_c_leaves_something_to_resume(cycle_data: Path, quick_recipe: Path,
     assert files_of(tmp_path / "run") == files_of(tmp_path / "whole")
 
 
+def test_taken_up_it_needs_not_be_told_again(cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
+    """What was asked for stands beside what was learned: other settings, and that every event is trained on."""
+    partial = tmp_path / "run.partial"
+
+    def stop(_: Step) -> None:
+        if (partial / "training-all.safetensors").exists():
+            raise KeyboardInterrupt
+
+    few, more = ["train.epochs=1"], ["train.epochs=3", "train.learning_rate=2e-3"]
+    segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=few)
+    segue.train(cycle_data, out=tmp_path / "whole", recipe=quick_recipe, overrides=few)
+    with pytest.raises(KeyboardInterrupt):
+        segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=more, all_events=True, progress=stop)
+    run = segue.train(cycle_data, out=tmp_path / "run", resume=True)
+    segue.train(cycle_data, out=tmp_path / "whole", resume=True, overrides=more, all_events=True)
+    assert run.manifest["all"] is True
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "whole")
+    with pytest.raises(SettingsError, match="complete"):
+        segue.train(cycle_data, out=tmp_path / "run", resume=True, all_events=True)
+
+
 def test_a_loss_that_is_not_finite_keeps_the_last_good_state(
     cycle_data: Path, quick_recipe: Path, tmp_path: Path
 ) -> None:
@@ -149,7 +173,8 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_state(
             resume=True,
             overrides=["train.epochs=20", "train.patience=20", "train.learning_rate=1e30"],
         )
-    segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=["train.epochs=4"])
+    calm = ["train.epochs=4", "train.learning_rate=1e-3"]
+    segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=calm)
     lines = (tmp_path / "run" / "history.jsonl").read_bytes().splitlines()
     assert [msgspec.json.decode(line)["epoch"] for line in lines] == [1, 2, 3, 4]
 

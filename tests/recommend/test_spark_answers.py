@@ -17,10 +17,11 @@ from polars.testing import assert_frame_equal
 
 import segue
 from segue.api import embed, recommend_users
+from segue.data.spark_session import explained
 from segue.errors import FolderError, InputError, SettingsError
 from segue.recommend import batch, users_file
 from segue.recommend import embed as embed_module
-from segue.recommend.spark import SparkWorkers, _explained
+from segue.recommend.spark import SparkWorkers
 from segue.recommend.workers import Arrays, Worker
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def test_what_spark_refuses_is_one_sentence(spark: SparkSession) -> None:
     refused = pytest.raises(
         InputError, match=r"^Spark could not answer \(.*nowhere.*\); look into its logs, and try again\.$"
     )
-    with refused, _explained():
+    with refused, explained("answer"):
         spark.table("nowhere").collect()
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from segue.data.blocks import LogInput, detached
+from segue.data.blocks import ROW, LogInput, Malformed, detached
 from segue.data.columns import ID_NAMES, TITLE_NAMES, by_rank, listed, named_position
+from segue.data.json_lines import JsonLinesFile
 from segue.data.reader import id_text, open_inputs
 from segue.data.vectors import VectorFile, vectors_of, with_vectors
 from segue.errors import InputError
 
-OWN = ("id", "count")  # columns of the vocabulary; a catalogue's column of this name is renamed
+OWN = ("id", "count", ROW)  # columns of the vocabulary and of blocks; a catalogue's column of this name is renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,25 @@ class Catalogue:
     def columns(self) -> dict[str, str]:
         """Names in the vocabulary → names in the catalogue."""
         return {name: self.input.names[position] for name, position in self.positions.items()}
+
+    def blocks(self) -> Iterator[tuple[pl.DataFrame, list[Malformed]]]:
+        """Some rows after the other, the ids as text, and beside them what could not be read."""
+        vectors = self._vectors()
+        for block in self.input.blocks(self.positions):
+            frame = block.frame.drop(ROW)
+            text = id_text(pl.col("id"), frame.schema["id"])
+            if text is None:
+                raise InputError(
+                    f"{self.input.label}: the ids have the type {frame.schema['id']}; expected text or numbers."
+                )
+            yield frame.with_columns(text, pl.col(vectors).cast(pl.List(pl.Float64), strict=False)), block.malformed
+
+    def _vectors(self) -> list[str]:
+        """Columns of vectors that come as text, as JSON's do: its lists may hold anything."""
+        log = self.input
+        if not isinstance(log, JsonLinesFile):
+            return []
+        return [name for name, position in self.positions.items() if log.holds_numbers(position)]
 
 
 def open_catalogue(source: Any, *, item: str | None) -> Catalogue:
@@ -70,16 +90,10 @@ def described_items(
     wanted = pl.DataFrame({"id": ids})
     held: list[pl.DataFrame] = []
     counts = {"rows": 0, "rejected": 0, "duplicates": 0}
-    for block in catalogue.input.blocks(catalogue.positions):
-        counts["rows"] += block.frame.height + len(block.malformed)
-        counts["rejected"] += len(block.malformed)
-        frame = block.frame.drop("row")
-        text = id_text(pl.col("id"), frame.schema["id"])
-        if text is None:
-            raise InputError(
-                f"{catalogue.input.label}: the ids have the type {frame.schema['id']}; expected text or numbers."
-            )
-        held.append(detached(frame.with_columns(text).join(wanted, on="id", how="semi")))
+    for frame, malformed in catalogue.blocks():
+        counts["rows"] += frame.height + len(malformed)
+        counts["rejected"] += len(malformed)
+        held.append(detached(frame.join(wanted, on="id", how="semi")))
     if counts["rejected"] > max_rejected * counts["rows"]:
         raise InputError(
             f"{catalogue.input.label}: {counts['rejected']} of {counts['rows']} rows cannot be read, "

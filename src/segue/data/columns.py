@@ -146,12 +146,15 @@ def _time_position(log: LogInput, settings: PrepareSettings, *, free: list[int])
     """By name where the values can be times, else the one column that holds nothing but dates, else none."""
     named = by_rank(log, TIME_NAMES, free=free)
     readable = [position for position in free if _is_readable_time(log, position)]
+    dates = [position for position in readable if all(map(looks_like_date, _filled(log, position)))]
     if named and settings.time_format is None:
-        # "time" may hold 12:30 beside a "date": a weaker name with readable values is better than that
-        named = by_rank(log, TIME_NAMES, free=readable) or named
+        # "time" may hold 12:30 beside a "date": a weaker name is better than that if its values are dates, and not the
+        # number of a weekday
+        named = (
+            [position for position in named if position in readable] or by_rank(log, TIME_NAMES, free=dates) or named
+        )
     if named:
         return _single(log, "time", named)
-    dates = [position for position in readable if all(map(looks_like_date, _filled(log, position)))]
     return _single(log, "time", dates) if dates else None
 
 

@@ -109,7 +109,7 @@ class Data:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Data:
         """Copy the folder, as from the temporary one in which it was made; gives the copy."""
-        with complete_folder(Path(path), overwrite=overwrite) as staging:
+        with complete_folder(Path(path), overwrite="data" if overwrite else False) as staging:
             shutil.copytree(self.folder, staging, dirs_exist_ok=True)
         return Data.open(path)
 

@@ -37,18 +37,25 @@ class JsonLinesFile:
     def holds_lists(self, position: int) -> bool:
         return any(isinstance(row.get(self.names[position]), list) for row in self._sample)
 
+    def holds_numbers(self, position: int) -> bool:
+        """Whether it holds lists, and they hold numbers alone."""
+        lists = [row[name] for row in self._sample if isinstance(row.get(name := self.names[position]), list)]
+        numbers = [type(entry) in (int, float) for entries in lists for entry in entries]
+        return bool(numbers) and all(numbers)
+
     def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:
-        stream = LogBytes(self.path)
-        decoder = _decoder({name: self.names[position] for name, position in positions.items()})
+        decoder = _decoder([self.names[position] for position in positions.values()], self.label)
         lists = {name for name, position in positions.items() if self.holds_lists(position)}
+        stream = LogBytes(self.path)
         line = 1
         try:
             for piece in _pieces(stream):
                 rows, numbers, malformed = _decoded(piece, decoder, line)
                 line += piece.count(b"\n")
                 frame = {ROW: pl.Series(numbers, dtype=pl.Int64)}
-                for name in positions:
-                    frame[name] = _column([getattr(row, name) for row in rows], is_list=name in lists)
+                for place, name in enumerate(positions):
+                    values = [getattr(row, _field(place)) for row in rows]
+                    frame[name] = _column(values, is_list=name in lists)
                 yield Block(frame=pl.DataFrame(frame), malformed=malformed, done=stream.consumed())
         finally:
             stream.close()
@@ -71,9 +78,20 @@ def _sampled(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _decoder(keys: Mapping[str, str]) -> msgspec.json.Decoder[Any]:
-    fields: list[Any] = [(name, Any, None) for name in keys]
-    return msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=dict(keys)))
+def _decoder(keys: list[str], label: str) -> msgspec.json.Decoder[Any]:
+    """Of rows with these keys, each in its field."""
+    names = {_field(place): key for place, key in enumerate(keys)}
+    fields: list[Any] = [(name, Any, None) for name in names]
+    try:
+        return msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=names))
+    except ValueError as error:  # msgspec knows no such keys
+        raise InputError(
+            f"{label}: a key holds a quotation mark, a backslash or a control character; give it another name."
+        ) from error
+
+
+def _field(place: int) -> str:
+    return f"field_{place}"  # a key may be no name
 
 
 def _pieces(stream: LogBytes) -> Iterator[bytes]:

@@ -34,16 +34,10 @@ def _rows(source: Any, item: str | None) -> pl.DataFrame:
     if item is not None and catalogue.columns["id"] != item:
         raise InputError(f"{catalogue.input.label} has no column {item!r}; --item names the column of the id.")
     frames = []
-    for block in catalogue.input.blocks(catalogue.positions):
-        for first in block.malformed[:1]:
+    for frame, malformed in catalogue.blocks():
+        for first in malformed[:1]:
             raise InputError(f"{catalogue.input.label}, row {first.row}: {first.reason}; correct it or take it out.")
-        frame = block.frame.drop("row")
-        text = id_text(pl.col("id"), frame.schema["id"])
-        if text is None:
-            raise InputError(
-                f"{catalogue.input.label}: the ids have the type {frame.schema['id']}; expected text or numbers."
-            )
-        frames.append(frame.with_columns(text))
+        frames.append(frame)
     return pl.concat(frames, how="vertical_relaxed")
 
 

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ from segue.data.times import TimeRule, forced_rule, looks_like_number_or_time, m
 from segue.data.vectors import VectorFile, apart, open_vectors, widths
 from segue.data.writer import Core, write_sequences, write_table
 from segue.errors import InputError, SettingsError
-from segue.folders import complete_folder, refuse_existing, write_manifest
+from segue.folders import Replaced, complete_folder, refuse_existing, write_manifest
 
 
 class Engine(Protocol):
@@ -134,7 +135,8 @@ def prepare_folder(
     """`prepare` with its settings as one object."""
     told = progress or _silent
     folder = _temporary_folder() if out is None else Path(out)
-    refuse_existing(folder, overwrite=overwrite)
+    replaced: Replaced = "data" if overwrite else False
+    refuse_existing(folder, overwrite=replaced)
     forced_rule(settings)
     with _opened(engine, spark_remote, source, settings, told) as opened:
         log = opened.log
@@ -144,7 +146,7 @@ def prepare_folder(
         vectors = [open_vectors(path) for path in arrays]
         look = opened.look_at_times()
         core = opened.core(look)
-        with complete_folder(folder, overwrite=overwrite) as staging:
+        with complete_folder(folder, overwrite=replaced) as staging:
             body = _written(staging, core, look, settings, catalogue, vectors, told)
             about = {"source": opened.described(), "settings": _settings(settings, log, look)}
             write_manifest(staging, "data", about | body)
@@ -230,7 +232,7 @@ def _test_from(settings: PrepareSettings, rule: TimeRule | None) -> int | None:
     if settings.split == "last" or rule is None:
         return None
     said = settings.split.removeprefix(SPLIT_BY_TIME)
-    found = moment(said, rule)
+    found = moment(said, replace(rule, zone=settings.time_zone))
     if found is None:
         raise SettingsError(
             f"--split time:{said} is neither a date nor a number in the unit of the times ({rule.description()})."

@@ -6,7 +6,6 @@ is just writing. Rows, numbers and refusals are those of the local engine.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from segue import errors
 from segue.data.blocks import ROW
 from segue.data.civil import MICROSECONDS
 from segue.data.gather import (
@@ -37,7 +35,7 @@ from segue.data.rejected import Rejected, example
 from segue.data.rules import k_core
 from segue.data.settings import PrepareSettings
 from segue.data.spark_reader import SparkSource, open_source
-from segue.data.spark_session import open_session
+from segue.data.spark_session import explained, open_session
 from segue.data.spark_writer import SparkEvents, numbered_events
 from segue.data.writer import Core, Numbers, final_numbers
 from segue.errors import InputError
@@ -51,25 +49,10 @@ def open_spark_engine(
     source: Any, settings: PrepareSettings, progress: Progress, *, remote: str | None
 ) -> Iterator[_SparkEngine]:
     """Open a session and the log in it."""
-    with open_session(remote) as spark, _explained(), ExitStack() as held:
+    with open_session(remote) as spark, explained("prepare the log"), ExitStack() as held:
         opened = open_source(spark, source, named=set(settings.named_columns().values()))
         log = known_log(opened.inputs, settings)
         yield _SparkEngine(log, spark, opened, settings, progress, held)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Turn what Spark reports into a sentence: an executor's own, or the first line of Spark's."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        if found := re.search(r"segue\.errors\.(InputError|SettingsError): (.+)", str(error)):
-            raise getattr(errors, found[1])(found[2]) from error
-        first = str(error).strip().split("\n")[0]
-        raise InputError(f"Spark could not prepare the log: {first}") from error
 
 
 @dataclass(slots=True)

@@ -16,10 +16,12 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from segue import errors
 from segue.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,6 +86,32 @@ def open_session(remote: str | None = None) -> Iterator[SparkSession]:
             yield session
         finally:
             session.stop()
+
+
+@contextmanager
+def explained(purpose: str) -> Iterator[None]:
+    """Turn what Spark says into a sentence: an executor's own, what its Python lacks, or the first line of Spark's.
+
+    A fault in what an executor was given to do stays as it is. `purpose`: what Spark could not do, as in `answer`.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException, PythonException
+
+    try:
+        yield
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        said = str(error).strip()
+        if found := re.search(r"segue\.errors\.(InputError|SettingsError): (.+)", said):
+            raise getattr(errors, found[1])(found[2]) from error
+        if "No module named 'segue'" in said:
+            raise InputError(
+                f"Python on the Spark executors has no segue; install segue {version('segue')} there, or name the "
+                "Python that has it with spark.pyspark.python."
+            ) from error
+        if isinstance(error, PythonException):
+            raise
+        first = said.split("\n")[0]
+        raise InputError(f"Spark could not {purpose} ({first}); look into its logs, and try again.") from error
 
 
 def _running() -> SparkSession | None:

@@ -70,7 +70,8 @@ def _ids(path: Path) -> pl.Series:
     if text.exists():
         check_file(text)
         try:
-            return pl.Series(text.read_text(encoding="utf-8").splitlines(), dtype=pl.String)
+            lines = text.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")  # universal newlines
+            return pl.Series(lines, dtype=pl.String)
         except UnicodeDecodeError as error:
             raise InputError(f"{text} is not UTF-8; save the ids as UTF-8, one a line.") from error
     if not array.exists():

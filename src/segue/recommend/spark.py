@@ -15,7 +15,6 @@ import uuid
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 
 from segue.data.dataset import Data
-from segue.data.spark_session import open_session
+from segue.data.spark_session import explained, open_session
 from segue.errors import FolderError, InputError, SegueError
 from segue.recommend.embed import run_digest
 from segue.recommend.recommender import INDEX, Recommender
@@ -77,7 +76,7 @@ class SparkWorkers:
                     yield _first(waiting)
             finally:
                 if waiting:
-                    with _explained():
+                    with explained("answer"):
                         spark.interruptTag(tag)
                 pool.shutdown(cancel_futures=True)
 
@@ -100,7 +99,7 @@ def _cores(spark: SparkSession) -> int:
     from pyspark.sql import functions as columns
 
     numbers = spark.range(1 << 16).select(columns.spark_partition_id().alias("part"))
-    with _explained():
+    with explained("answer"):
         return int(numbers.agg(columns.max("part")).collect()[0][0]) + 1
 
 
@@ -113,33 +112,13 @@ def _first(waiting: deque[tuple[T, Future[Arrays]]]) -> tuple[T, Arrays]:
 
 def _ask(spark: SparkSession, answered: Column, question: Arrays) -> Arrays:
     """One question, asked and awaited."""
-    with _explained():
+    with explained("answer"):
         frame = spark.createDataFrame([(_packed(question),)], "question binary").coalesce(1)
         rows = frame.select(answered.alias("said")).collect()
     said = rows[0].said
     if said.refusal is not None:
         raise FolderError(said.refusal)
     return _unpacked(said.answer)
-
-
-@contextmanager
-def _explained() -> Generator[None, None, None]:
-    """Turn what Spark says of its executors into a sentence; a fault in a task itself stays as it is."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException, PythonException
-
-    try:
-        yield
-    except PythonException as error:
-        if "No module named 'segue'" not in str(error):
-            raise
-        raise InputError(
-            f"Python on the Spark executors has no segue; install segue {version('segue')} there, or name the Python "
-            "that has it with spark.pyspark.python."
-        ) from error
-    except (PySparkException, Py4JError, OSError) as error:
-        said = str(error).strip().split("\n")[0]
-        raise InputError(f"Spark could not answer ({said}); look into its logs, and try again.") from error
 
 
 def _packed(arrays: Arrays) -> bytes:
