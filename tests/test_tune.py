@@ -102,6 +102,25 @@ def test_heads_share_every_width() -> None:
     assert space["model.heads"].choices == (1, 2)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"inputs": "rated", "value_width": 5, "width": 51, "heads": 1},
+        {"items": "codes", "code_parts": 6, "width": 48, "heads": 2},
+    ],
+    ids=["rated", "codes"],
+)
+def test_widths_fit_all_that_is_cut_from_them(model: dict[str, Any]) -> None:
+    """A trial that the settings refuse would stop the search, and every time it is taken up."""
+    settings = settings_of(model=model)
+    space = space_for(settings, LARGE)
+    widths = space["model.width"].choices if "model.width" in space else (settings.model.width,)
+    heads = space["model.heads"].choices if "model.heads" in space else (settings.model.heads,)
+    for width, head in product(widths, heads):
+        laid_over(settings, {"model.width": width, "model.heads": head})
+    assert settings.model.width in widths and settings.model.heads in heads
+
+
 def test_no_heads_are_offered_to_recurrent_networks() -> None:
     planned: dict[str, Any] = {"objective": {"task": "continuation"}}
     for body, offered in (("gru", False), ("transformer", True)):

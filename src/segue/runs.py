@@ -365,7 +365,7 @@ class _Job:
 
 
 def _partial(run: Path) -> Path:
-    return run.with_name(run.name + ".partial")
+    return run.parent / f"{run.name}.partial"  # of "." too, which has no name
 
 
 def _begun(
@@ -456,8 +456,15 @@ def _refuse_leak(origin: Recommender, data: Data) -> None:
 
 
 def _refuse_missing_times(settings: Settings, data: Data) -> None:
-    """Signals of times say nothing in a log that has an order and no times."""
-    if settings.model.inputs == "events" and settings.model.times and not data.manifest["has_time"]:
+    """Times say nothing in a log that has an order and no times."""
+    if data.manifest["has_time"]:
+        return
+    if settings.model.builder == "hstu":
+        raise SettingsError(
+            f"model.encoder = 'hstu' looks at the time between events, and {data.folder} has none, only an order: "
+            "prepare the log with --time, or choose another recipe, such as default."
+        )
+    if settings.model.inputs == "events" and settings.model.times:
         raise SettingsError(
             f"model.times = {msgspec.json.encode(settings.model.times).decode()} looks at times, and {data.folder} has "
             "none, only an order: prepare the log with --time, or leave them out with --set model.times=[]."

@@ -207,6 +207,14 @@ def test_a_column_can_order_events_of_the_same_time(tmp_path: Path) -> None:
     assert histories(prepare(log, order="position", **EVERYONE)) == {"u": ["z", "a", "b", "c", "d"]}
 
 
+def test_an_order_is_a_whole_number() -> None:
+    places = [1.0, 2.5, 1e300, 3.0, float("nan")]
+    table = pl.DataFrame({"user": ["u"] * 5, "item": list("abcde"), "time": [7] * 5, "position": places})
+    data = prepare(table, order="position", max_rejected=0.6, **EVERYONE)
+    assert histories(data) == {"u": ["a", "d"]}
+    assert data.manifest["counts"]["rejected"] == {"unreadable order": 3}
+
+
 def test_an_order_without_times_is_the_order(tmp_path: Path) -> None:
     rows = [("u", "c", 30), ("u", "a", 1), ("u", "b", 4)]
     log = write_csv(tmp_path / "log.csv", rows, header=("user", "item", "position"))

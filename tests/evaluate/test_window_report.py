@@ -358,10 +358,16 @@ def test_the_baselines_are_measured_by_the_same_ruler_and_all_of_it_is_shown() -
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    for ages, ahead, says in (((-1,), 14, "--ages"), ((math.nan,), 14, "--ages"), ((0,), 0, "--days")):
+    for ages, ahead, says in (
+        ((-1,), 14, "--ages"),
+        ((math.nan,), 14, "--ages"),
+        ((1e6,), 14, "--ages"),
+        ((0,), 0, "--days"),
+        ((0,), 1e6, "--days"),
+    ):
         with pytest.raises(SettingsError, match=says):
             evaluate_window(
                 by_last_item(ORDERS, 5), WALKS, split_at(WALKS), n_items=5, settings=KEPT, days=ahead, ages=ages
             )
-    with pytest.raises(SettingsError, match=r"evaluate\.days must be a number of days of at least 0, got -1"):
+    with pytest.raises(SettingsError, match=r"evaluate\.days must be a number of days from 0 to 36525, got -1"):
         EvaluateSettings(days=-1)

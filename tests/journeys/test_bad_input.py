@@ -353,6 +353,14 @@ def test_a_folder_of_something_else_is_never_overwritten(line: CommandLine, name
     line.refuses("prepare", "log.csv", "--out", "mine", "--overwrite", says=says)
 
 
+def test_times_that_are_an_order_are_no_times(line: CommandLine) -> None:
+    """hstu would learn from the numbers of rows, and answer without them."""
+    (line.folder / "log.csv").write_text("user,item\n" + "".join(f"u{n % 9},i{n % 7}\n" for n in range(90)))
+    line.does("prepare", "log.csv", "--out", "data")
+    says = ("'hstu' looks at the time between events", "only an order", "--time")
+    line.refuses("train", "data", "--out", "run", "--recipe", "hstu", says=says)
+
+
 def test_prepare_never_overwrites_a_run(line: CommandLine) -> None:
     write_log(line.folder, rows())
     (line.folder / "run").mkdir()
@@ -372,6 +380,7 @@ def test_run_folder_that_exists(line: CommandLine, cycle_data: Path, cycle_run: 
     before = tree(cycle_run)
     line.refuses("train", cycle_data, "--out", cycle_run, says=("exists already", "--out", "--resume"))
     assert tree(cycle_run) == before
+    line.refuses("train", cycle_data, "--out", ".", says=("exists already", "--out"))
     (line.folder / "run.partial").mkdir()
     (line.folder / "run.partial" / "settings.toml").write_text("")
     says = ("run.partial holds unfinished training", "--resume", "remove it")
@@ -667,6 +676,7 @@ def test_one_kind_of_folder_for_the_other(line: CommandLine, cycle_data: Path, c
         (("--set", "model.width=15", "--set", "model.heads=2"), ("width", "heads")),
         (("--set", "model.dropout=1.5"), ("model.dropout", "1.5")),
         (("--set", "train.epochs=0"), ("train.epochs", "0")),
+        (("--set", "train.seed=18446744073709551616"), ("train.seed must be at most", "18446744073709551616")),
         (("--set", "objective.loss=hinge"), ("objective.loss", "'hinge'")),
         (("--set", "evaluate.seen=sometimes"), ("evaluate.seen", "'sometimes'", "auto")),
         (("--set", "evaluate.at=[0]"), ("evaluate.at", "0")),

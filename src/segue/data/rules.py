@@ -13,6 +13,7 @@ from segue.data.times import WHOLE, TimeRule, read_times
 Settle = Callable[[nw.LazyFrame[Any]], nw.LazyFrame[Any]]
 """Computes a frame, so that whoever asks for it again does not."""
 
+MOST_WHOLE = 2.0**63  # below it a whole number fits where places are kept
 NUMBER = r"^[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?$"
 
 
@@ -56,7 +57,10 @@ def _with_number(
         value = value.str.strip_chars()
         return frame.with_columns(nw.when(value.str.contains(pattern)).then(value).cast(dtype).alias(name))
     if found.is_float():
-        value = nw.when(value.is_finite()).then(value)
+        usable = value.is_finite()
+        if dtype.is_integer():
+            usable = usable & (value == value.round(0)) & (value.abs() < MOST_WHOLE)
+        value = nw.when(usable).then(value)
     return frame.with_columns(value.cast(dtype).alias(name))
 
 

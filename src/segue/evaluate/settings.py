@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
@@ -16,6 +15,7 @@ from segue.errors import SettingsError
 SeenRule = Literal["excluded", "kept"]
 
 MOST_REPEATS = 0.05  # above this share of repeats among the validation targets, seen items stay candidates
+MOST_DAYS = 36_525  # a century: more is a slip, and no date far from any log has to be written
 ROWS_AT_A_TIME = 4_000_000  # events of histories looked at together
 
 
@@ -42,8 +42,8 @@ class EvaluateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise SettingsError(f"evaluate.at must hold depths of at least 1, got {list(self.at)}.")
         if self.bootstrap < 0:
             raise SettingsError(f"evaluate.bootstrap must be at least 0, got {self.bootstrap}.")
-        if not 0 <= self.days < math.inf:
-            raise SettingsError(f"evaluate.days must be a number of days of at least 0, got {self.days}.")
+        if not 0 <= self.days <= MOST_DAYS:
+            raise SettingsError(f"evaluate.days must be a number of days from 0 to {MOST_DAYS}, got {self.days}.")
 
 
 def seen_rule(settings: EvaluateSettings, sequences: Sequences, split: Split) -> tuple[SeenRule, float]:

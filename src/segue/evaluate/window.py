@@ -42,7 +42,7 @@ from segue.evaluate.metrics import (
 )
 from segue.evaluate.ranks import MISS, Exclusions, ranks_within
 from segue.evaluate.ruler import MOST_SCORES, TOKENS, Progress, Ruler, Scorer, best
-from segue.evaluate.settings import EvaluateSettings, seen_rule
+from segue.evaluate.settings import MOST_DAYS, EvaluateSettings, seen_rule
 from segue.evaluate.trained import training_counts
 from segue.evaluate.window_report import Age, WindowReport, moment_text
 
@@ -289,15 +289,15 @@ def _baselines(
 def _ages(ages: Sequence[float]) -> list[float]:
     """In order, and 0 among them: what every other age is compared with."""
     for age in ages:
-        if not 0 <= age < np.inf:
-            raise SettingsError(f"--ages takes numbers of days of at least 0, got {age:g}.")
+        if not 0 <= age <= MOST_DAYS:
+            raise SettingsError(f"--ages takes numbers of days from 0 to {MOST_DAYS}, got {age:g}.")
     return sorted({0, *ages})
 
 
 def _window(split: Split, days: float) -> tuple[int, int, int]:
     """(before when all training is, the moment, the window's end)."""
-    if not 0 < days < np.inf:
-        raise SettingsError(f"--days takes a number of days above 0, got {days:g}.")
+    if not 0 < days <= MOST_DAYS:
+        raise SettingsError(f"--days takes a number of days above 0 and at most {MOST_DAYS}, got {days:g}.")
     assert split.moments is not None, "the caller refuses --split last, where there is no moment"
     valid_from, test_from = split.moments
     return valid_from, test_from, test_from + round(days * DAY)

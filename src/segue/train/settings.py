@@ -10,6 +10,7 @@ import msgspec
 from segue.errors import SettingsError
 
 LEAST = {"epochs": 1, "patience": 1, "tokens": 2, "warmup": 0, "seed": 0, "threads": 0}
+MOST_SEED = 2**63 - 1  # torch takes no larger one
 
 
 class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -49,6 +50,8 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise SettingsError(f"train.{name} must be at least {least}, got {getattr(self, name)}.")
+        if self.seed > MOST_SEED:
+            raise SettingsError(f"train.seed must be at most {MOST_SEED}, got {self.seed}.")
         if not 0 < self.learning_rate < math.inf:
             raise SettingsError(f"train.learning_rate must be a number above 0, got {self.learning_rate}.")
         if not 0 <= self.weight_decay < math.inf:

@@ -97,7 +97,7 @@ def space_for(recipe: Settings, log: LogFacts) -> Space:
         LOSS: lambda loss: fewest < log.items if loss in SAMPLED else log.items <= MOST_ITEMS_OF_SOFTMAX,
         "objective.negatives": lambda count: count < log.items,
         "model.length": lambda length: length < log.longest or (length == covering and model.length < log.longest),
-        "model.width": lambda width: width % model.heads == 0,
+        "model.width": lambda width: _is_accepted(recipe, {"model.width": width}),
         "model.heads": lambda heads: heads == 1 or not (model.builder in UNPLACED or model.body == "gru"),
         "train.tokens": lambda tokens: tokens * LEAST_STEPS <= log.events,
     }
@@ -107,7 +107,11 @@ def space_for(recipe: Settings, log: LogFacts) -> Space:
         kept = [value for value in knob.choices if sensible.get(name, _always)(value)]
         space[name] = _widened(knob, kept, own[name]) if mine else msgspec.structs.replace(knob, choices=tuple(kept))
     widths = space["model.width"].choices
-    heads = [heads for heads in space["model.heads"].choices if all(int(width) % int(heads) == 0 for width in widths)]
+    heads = [
+        heads
+        for heads in space["model.heads"].choices
+        if all(_is_accepted(recipe, {"model.width": width, "model.heads": heads}) for width in widths)
+    ]
     space["model.heads"] = Knob(choices=tuple(heads))
     losses = [loss for loss in space[LOSS].choices if loss == own[LOSS] or _possible(recipe, space, str(loss))]
     space[LOSS] = Knob(choices=tuple(losses))
@@ -133,11 +137,17 @@ def _widened(knob: Knob, kept: list[Any], own: Any) -> Knob:
 def _possible(recipe: Settings, space: Space, loss: str) -> bool:
     """Whether the settings themselves accept this loss with all that belongs to it, for the recipe's task and model."""
     names = [name for name in belonging(space, loss) if space[name].losses]
-    for values in product(*(space[name].choices or (space[name].low, space[name].high) for name in names)):
-        try:
-            laid_over(recipe, {LOSS: loss, **dict(zip(names, values, strict=True))})
-        except SettingsError:
-            return False
+    ranges = (space[name].choices or (space[name].low, space[name].high) for name in names)
+    return all(
+        _is_accepted(recipe, {LOSS: loss, **dict(zip(names, values, strict=True))}) for values in product(*ranges)
+    )
+
+
+def _is_accepted(recipe: Settings, values: Values) -> bool:
+    try:
+        laid_over(recipe, values)
+    except SettingsError:
+        return False
     return True
 
 
