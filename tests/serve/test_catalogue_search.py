@@ -87,3 +87,19 @@ def test_a_catalogue_of_ids_alone() -> None:
     bare = Catalogue(Vocabulary(pl.DataFrame({"id": ["b", "a"], "count": [1, 2]})))
     assert [item.id for item in bare.search("", 5)] == ["a", "b"]
     assert bare.columns == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "column", "asked", "numbers"),
+    [
+        (pl.Float32, [19.99, 20.0, None, 0.1, 1.0, 2.0], ["19.99", "0.1"], [1, 4]),
+        (pl.Int64, [2**60 + step for step in range(6)], [str(2**60 + 3)], [4]),
+        (pl.Int64, [2, 3, 4, 5, 6, None], ["2.0", "3", "4.5", "four"], [1, 2]),
+        (pl.UInt8, [1, 2, 3, 4, 5, 6], ["-1", "300", "6"], [6]),
+    ],
+)
+def test_numbers_are_compared_exactly(
+    dtype: type[pl.DataType], column: list[float | None], asked: list[str | int | float | bool], numbers: list[int]
+) -> None:
+    catalogue = Catalogue(Vocabulary(TABLE.with_columns(pl.Series("price", column, dtype=dtype))))
+    assert catalogue.allowed({"price": asked}).tolist() == numbers

@@ -76,6 +76,7 @@ async def answers_questions_in_their_order(answering: Worker[Question, Encoded],
             await asyncio.sleep(0)  # one by one on their way
             assert not answering.take(large)
             assert not answering.take(Question(user="n" * 300)) and not answering.take(Question(model="n" * 300))
+            assert not answering.take(Question(user="字" * 100)), "bytes fill a pipe"
     assert not answering.take(asked[-1])
     answers: list[Encoded | Exception] = []
     while len(answers) < MOST_AHEAD:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import sqlite3
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +32,7 @@ from segue.recommend.recommender import Recommender
 from segue.serve import answering
 from segue.serve.bodies import LONGEST_ID, MOST_EVENTS
 from segue.serve.keys import Keys
+from segue.serve.lanes import Here
 from segue.serve.service import Service
 
 ITEMS = [f"i{number:02}" for number in range(14)]
@@ -601,3 +604,41 @@ def test_keys_open_what_they_are_for_and_a_refusal_changes_nothing(recommender: 
             assert status == (409 if role == "admin" else 200), "this service has fixed runs"
         for path in ("/", "/schema", "/schema/openapi.json", "/page/page.css", "/health/live", "/health/ready"):
             assert ask(None, "GET", path).status_code == 200, path
+
+
+def test_an_explanation_is_of_this_moment_unless_another_is_named(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As answers are: models that look at times would explain another answer."""
+    asked: list[Any] = []
+    explain = Recommender.explain
+
+    def spied(self: Recommender, *arguments: Any, now: Any = None, **rest: Any) -> Any:
+        asked.append(now)
+        return explain(self, *arguments, now=now, **rest)
+
+    monkeypatch.setattr(Recommender, "explain", spied)
+    for moment in ({}, {"now": 1000}):
+        assert client.post("/explanations", json={"history": ["i01"], **moment}).status_code == 200
+    assert abs(asked[0] - time.time()) < 60 and asked[1] == 1000
+
+
+def test_events_do_not_wait_for_an_engine_that_starts_again(
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are on disk, and others wait behind them."""
+    user = next(users)
+
+    class Restarting(Here):
+        async def call(self, lane: Any, method: str, *arguments: Any) -> Any:
+            if method == "unknown":
+                await asyncio.sleep(60)
+            return await super().call(lane, method, *arguments)
+
+    lanes = service._lanes
+    assert isinstance(lanes, Here)
+    monkeypatch.setattr("segue.serve.service.UNKNOWN_DEADLINE", 0.05)
+    with monkeypatch.context() as patched:
+        patched.setattr(service, "_lanes", Restarting(lanes.engine))
+        assert post_events(client, {"user": user, "item": "not met before"})["accepted"] == 1
+    assert [event["item"] for event in client.get(f"/users/{user}/history").json()["events"]] == ["not met before"]

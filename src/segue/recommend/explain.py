@@ -49,7 +49,8 @@ def explain_history(
     number = _best_answer(recommender, packed.batch, rules) if item is None else item
     chosen = np.array([number])
     ranking = recommender.rank(packed.batch, [Rules(k=1, keep_seen=True, only=chosen)])
-    score, fallback = float(ranking.scores[0, 0]), bool(ranking.fallback[0])
+    fallback = bool(ranking.fallback[0])
+    score = float(recommender.counts[number] if fallback else ranking.scores[0, 0])  # one without events is no answer
     numbers = vocabulary.numbers(history.items, unknown="zero")
     known = recommender.answerable[numbers]
     added = np.full(len(numbers), np.nan)

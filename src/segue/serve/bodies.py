@@ -230,6 +230,7 @@ class ExplanationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     keep_seen: KeepSeen = None
     where: Annotated[Where | None, about("Filters on the catalogue.")] = None
     attention: Annotated[bool, about("Whether to give the attention weights too.")] = True
+    now: Now = None
     model: ModelName = None
 
 

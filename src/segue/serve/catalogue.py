@@ -16,6 +16,7 @@ from segue.serve.questions import Value
 from segue.serve.store import AddedItem
 
 OWN = ("id", "title", "count")
+MOST_EXACT = 2.0**53  # beyond it not every whole number is a float of its own
 KEPT_FILTERS = 32  # an answer costs one list of item numbers each
 
 
@@ -105,11 +106,21 @@ def _text(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _numbers(values: Sequence[str], dtype: pl.DataType) -> pl.Series:
+    """The values that are numbers, in a column's own type, where no two numbers of the column are one: 2.0 is 2."""
+    texts = pl.Series(values, dtype=pl.String)
+    numbers = texts.cast(pl.Float64, strict=False)
+    if dtype.is_float():
+        return numbers.cast(dtype).drop_nulls()
+    whole = numbers.set((numbers != numbers.round()) | (numbers.abs() > MOST_EXACT), None)
+    exact = texts.cast(dtype, strict=False)
+    return exact.fill_null(whole.cast(dtype, strict=False)).drop_nulls()
+
+
 def _fits(column: pl.Series, values: Sequence[str]) -> np.ndarray:
     """Where a column has one of the values: numbers are compared as numbers, everything else as text."""
     if column.dtype.is_numeric():
-        numbers = pl.Series(values).cast(pl.Float64, strict=False).drop_nulls()
-        return column.cast(pl.Float64).is_in(numbers.to_list()).fill_null(value=False).to_numpy()
+        return column.is_in(_numbers(values, column.dtype).implode()).fill_null(value=False).to_numpy()
     if column.dtype.is_nested():
         raise InputError(f"The column {column.name!r} holds lists or records, by which nothing can be filtered.")
     return column.cast(pl.String).is_in(list(values)).fill_null(value=False).to_numpy()

@@ -106,6 +106,7 @@ class Engine:
             only=_only(asked, served),
             keep_seen=asked.keep_seen,
             attention=asked.attention,
+            now=time.time() if asked.now is None else asked.now,
         )
 
     def plan(self, asked: PlanRequest) -> PlanAnswer:

@@ -39,7 +39,7 @@ LANES: tuple[Lane, ...] = get_args(Lane)
 QUESTIONS: Literal["questions"] = "questions"  # the lane of those
 QUESTIONS_TOGETHER = 64  # that one engine in this process answers at once
 MOST_AHEAD = 128  # questions that a lane holds, those being answered among them
-SMALL = 256  # characters of names in a question: so many of those fit into a pipe that nobody reads
+SMALL = 256  # bytes of names in a question: so many of those fit into a pipe that nobody reads
 STOPPING_SECONDS = 10.0
 RETRIED_AFTER = 1.0  # seconds after an engine that could not be started
 FITTING = 65_536  # bytes that a pipe takes at once, so that nobody waits for the other half
@@ -134,7 +134,8 @@ class EngineProcess:
             self._asked[lane] = asyncio.ensure_future(self._heard(ends[lane]))
             result = await asyncio.shield(self._asked[lane])
         except (EOFError, OSError):
-            raise await self._start_again(ends) from None
+            # Whoever leaves meanwhile must not stop it half way.
+            raise await asyncio.shield(self._start_again(ends)) from None
         if isinstance(result, _Raised):
             raise result.error
         return result
@@ -253,7 +254,8 @@ class _Answering:
 def _small(question: Question) -> bool:
     """Whether it holds no list and no long name."""
     lists = (question.history, question.exclude, question.only, question.where)
-    return all(held is None for held in lists) and len(question.user or "") + len(question.model or "") <= SMALL
+    names = ((name or "").encode(errors="surrogatepass") for name in (question.user, question.model))
+    return all(held is None for held in lists) and sum(map(len, names)) <= SMALL
 
 
 def _spawned(settings: ServiceSettings) -> tuple[Any, Ends]:

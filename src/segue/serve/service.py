@@ -47,6 +47,7 @@ MOST_LOOKUPS = 128  # searches, histories, neighbours
 MOST_EXPLANATIONS = 16
 MOST_PLANS = 16  # that wait to be made
 MOST_FORGOTTEN = 64  # users who wait to be forgotten
+UNKNOWN_DEADLINE = 1.0  # seconds for the engine to say which items of written events it does not know
 WRITE_DEADLINE = 10.0  # seconds: the store may be busy with a user to forget, and an event is worth the wait
 FORGET_DEADLINE = 30.0  # seconds: a large file is wiped, not only unlinked
 DEADLINE = 2.0  # seconds; five times that for an explanation, which encodes a history as often as it has entries, and
@@ -226,10 +227,11 @@ class Service:
         if not new:
             return new
         try:
-            unknown: set[str] = await self._lanes.call("events", "unknown", new)
-        except (
-            SegueError
-        ):  # an engine that starts again: the events are on disk all the same, and the answer must say so
+            async with asyncio.timeout(UNKNOWN_DEADLINE):
+                unknown: set[str] = await self._lanes.call("events", "unknown", new)
+        except (SegueError, TimeoutError):
+            # An engine that starts again: the events are on disk all the same, and the answer must say so, before
+            # those that come after them have waited in vain.
             return set()
         if len(known) > MOST_KNOWN:
             known.clear()
