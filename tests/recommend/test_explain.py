@@ -250,6 +250,8 @@ def test_a_history_without_a_known_item_is_answered_by_popularity() -> None:
         assert recommender.explain(history, "f", exclude=["b"], only=["a", "b", "f"]).rank == 2
         assert recommender.explain(history, "f", exclude=["f"]).rank is None
     assert real(REAL_IDS).explain(["ghost"]).attention == []
+    recommender.answerable[4] = True  # as an item is that is known by its content
+    assert recommender.explain([], "d").item.score == 0.0, "its events in training"
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_whom_another_process_removed_is_noticed(store: HistoryStore, monkeypatc
     engine = engine_asked_about(store, *users, times=2)
     assert engine.models.active.memories.users == users
     for user in ("user-1", "user-4"):
-        store.forget(user)
+        store.forget([user])
     left = []
     for _ in range(3):
         told = engine.tidy()
@@ -156,7 +156,7 @@ def test_who_is_forgotten_during_an_answer_is_not_remembered_by_it(
     asking = threading.Thread(target=engine.answer, args=([Question(user="anna")],))
     asking.start()
     assert encoding.wait(10)
-    store.forget("anna")
+    store.forget(["anna"])
     forgetting = threading.Thread(target=engine.forget, args=("anna",))
     forgetting.start()
     forgetting.join(0.2)

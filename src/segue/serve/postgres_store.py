@@ -138,27 +138,26 @@ class PostgresStore:
             histories[place - 1].append((item.decode(), time, None if kind is None else kind.decode(), value))
         return histories
 
-    def forget(self, user: str) -> int:
-        """Remove a user's events, their ids and the user's id; gives the number of events.
+    def forget(self, users: Sequence[str]) -> list[int]:
+        """Remove users' events, their ids and the users' ids; gives each one's number of events.
 
         No query sees them any more. Their bytes are freed by the server's own VACUUM, as a rule within minutes
         (autovacuum), and overwritten as the space is used again; its write-ahead log, archives and backups keep them
         as long as you keep those.
         """
         with unicode_texts():
-            key = digest(user)
+            keys = [digest(user) for user in users]
 
-        def remove(link: Link) -> int:
-            _lock(link)  # a chunk being added may bring the user back: wait for it
+        def remove(link: Link) -> list[int]:
+            _lock(link)  # a chunk being added may bring a user back: wait for it
             state = _said(link, "fill", FillState)
-            if state is not None and not state.finished:
-                link.execute("INSERT INTO segue_forgotten VALUES (%s) ON CONFLICT DO NOTHING", (key,))
-            found = link.execute("SELECT number FROM segue_users WHERE digest = %s FOR UPDATE", (key,)).fetchone()
-            if found is None:
-                return 0
-            removed = link.execute("DELETE FROM segue_events WHERE number = %s", found).rowcount
-            link.execute("DELETE FROM segue_users WHERE number = %s", found)
-            return removed
+            filling = state is not None and not state.finished
+            removed = dict.fromkeys(keys, 0)
+            for key in sorted(removed):  # in one order, whoever else does the same
+                if filling:
+                    link.execute("INSERT INTO segue_forgotten VALUES (%s) ON CONFLICT DO NOTHING", (key,))
+                removed[key] = _removed(link, key)
+            return [removed.pop(key, 0) for key in keys]  # of one named twice nothing is left the second time
 
         return self._transaction(remove)
 
@@ -327,6 +326,16 @@ def _configure(link: Link) -> None:
     link.execute(
         "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (str(round(1000 * STUCK_SECONDS)),)
     )
+
+
+def _removed(link: Link, key: bytes) -> int:
+    """How many events of a user were deleted."""
+    found = link.execute("SELECT number FROM segue_users WHERE digest = %s FOR UPDATE", (key,)).fetchone()
+    if found is None:
+        return 0
+    removed = link.execute("DELETE FROM segue_events WHERE number = %s", found).rowcount
+    link.execute("DELETE FROM segue_users WHERE number = %s", found)
+    return removed
 
 
 def _lock(link: Link) -> None:

@@ -84,7 +84,9 @@ class Service:
         self._explaining = Batching[Call, Any](Together(self._explain_one), most_waiting=MOST_EXPLANATIONS)
         self._planning = Batching[Call, Any](Together(self._plan_one), most_waiting=MOST_PLANS)
         self._adding = Batching[Sequence[AddedItem], ItemsKept](Together(self._add_one), most_waiting=MOST_ADDED)
-        self._forgetting = Batching[str, int](Together(self._forget_one), most_waiting=MOST_FORGOTTEN)
+        self._forgetting = Batching[str, int](
+            Together(self._forget_together, most=MOST_FORGOTTEN), most_waiting=MOST_FORGOTTEN
+        )
         self._control = asyncio.Lock()
         self._known: set[str] = set()
 
@@ -198,12 +200,14 @@ class Service:
     async def _plan_one(self, calls: Sequence[Call]) -> list[Any]:
         return [await self._lanes.call("plans", *calls[0])]
 
-    async def _forget_one(self, users: Sequence[str]) -> list[int | Exception]:
-        """From the store first: what the engine reads there after it has forgotten is nothing."""
-        removed = await asyncio.to_thread(self.store.forget, users[0])
+    async def _forget_together(self, users: Sequence[str]) -> list[int]:
+        """From the store first: what the engine reads there after it has forgotten is nothing. A file is rewritten once
+        for them all."""
+        removed = await asyncio.to_thread(self.store.forget, users)
         with contextlib.suppress(OverloadedError):  # an engine that starts again remembers nobody
-            await self._lanes.call("deletions", "forget", users[0])
-        return [removed]
+            for user in users:
+                await self._lanes.call("deletions", "forget", user)
+        return removed
 
     async def _add_one(self, requests: Sequence[Sequence[AddedItem]]) -> list[ItemsKept]:
         async with self._control:

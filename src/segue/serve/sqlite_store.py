@@ -92,23 +92,22 @@ class SqliteStore:
         with unicode_texts(), self._reading() as connection:
             return [connection.execute(NEWEST, (user, most)).fetchall()[::-1] for user in users]
 
-    def forget(self, user: str) -> int:
-        """Remove a user's events, their ids and the user's id, from the file's bytes too.
+    def forget(self, users: Sequence[str]) -> list[int]:
+        """Remove users' events, their ids and the users' ids, from the file's bytes too.
 
         SQLite overwrites what is deleted, but leaves copies behind where it once moved rows between pages. So the
         file is rewritten (about a second for each 100 MB; writers wait meanwhile) and its log emptied. A file of
         more than 512 MB is not rewritten here: run `VACUUM` on it in a quiet hour.
         """
         with unicode_texts(), self._writing() as connection:
-            if _is_filling(connection):
-                connection.execute("INSERT OR IGNORE INTO forgotten VALUES (?)", (digest(user),))
-            number = _number(connection, user)
-            if number is None:
-                return 0
-            removed = connection.execute("DELETE FROM events WHERE user = ?", (number,)).rowcount
-            connection.execute("DELETE FROM users WHERE number = ?", (number,))
-        self._wipe()
-        return removed
+            filling, removed = _is_filling(connection), []
+            for user in users:
+                if filling:
+                    connection.execute("INSERT OR IGNORE INTO forgotten VALUES (?)", (digest(user),))
+                removed.append(_removed(connection, user))
+        if any(found is not None for found in removed):
+            self._wipe()
+        return [found or 0 for found in removed]
 
     def is_empty(self) -> bool:
         with self._reading() as connection:
@@ -317,6 +316,16 @@ def _sentence(error: sqlite3.Error | OSError, path: Path) -> str:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return f"The store {path} was busy for {BUSY_SECONDS:.0f} seconds: another process is writing. Try again."
     return f"The store {path} cannot be used: {error}."
+
+
+def _removed(connection: sqlite3.Connection, user: str) -> int | None:
+    """How many events of a user were deleted; None where there was no such user."""
+    number = _number(connection, user)
+    if number is None:
+        return None
+    removed = connection.execute("DELETE FROM events WHERE user = ?", (number,)).rowcount
+    connection.execute("DELETE FROM users WHERE number = ?", (number,))
+    return removed
 
 
 def _number(connection: sqlite3.Connection, user: str) -> int | None:

@@ -79,8 +79,8 @@ class HistoryStore(Protocol):
         """The newest `limit` events of each user (None: all), oldest first; of one moment, in the order they came."""
         ...
 
-    def forget(self, user: str) -> int:
-        """Remove a user's events, their ids and the user's id; gives the number of events."""
+    def forget(self, users: Sequence[str]) -> list[int]:
+        """Remove users' events, their ids and the users' ids, all or none; gives each one's number of events."""
         ...
 
     def is_empty(self) -> bool:
