@@ -41,7 +41,9 @@ class Script:
 def test_the_planted_cycle_is_learned(builder: str, tmp_path: Path) -> None:
     log = Log.of(cycle(150))
     shape = {"builder": builder, "width": 16} | ({"feed_forward": 4} if builder in {"hstu"} | UNPLACED else {})
-    recipe = recipe_of(model=shape, epochs=14, tokens=200, averaging=0.9, learning_rate=2e-2)
+    # A planner learns from one cut of a history an epoch: after 14 epochs four seeds were between .69 and .91.
+    epochs = 40 if builder == "seq2seq" else 14
+    recipe = recipe_of(model=shape, epochs=epochs, patience=epochs, tokens=200, averaging=0.9, learning_rate=2e-2)
     model, _ = log.chosen(recipe, tmp_path)
     ranks = Ruler(sequences=log.sequences, counts=log.counts, seen="kept").ranks(
         ModelScorer(model), log.split.cases("test")

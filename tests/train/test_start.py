@@ -201,7 +201,7 @@ def test_the_old_model_is_judged_by_days_where_epochs_are(
     times = np.asarray(log.sequences.times)
     moments = int(np.quantile(times, 0.6)), int(np.quantile(times, 0.8))
     cut = split_time(log.sequences, valid_from=moments[0], test_from=moments[1])
-    by_days = msgspec.structs.replace(RECIPE.evaluate, days=1e6)
+    by_days = msgspec.structs.replace(RECIPE.evaluate, days=36_500)
     recipe = replace(RECIPE, evaluate=by_days, train=msgspec.structs.replace(RECIPE.train, epochs=1))
     _, progress = gone_on(recipe, replace(log, split=cut), tmp_path)
     assert progress.history[0]["epoch"] == 0
