@@ -461,6 +461,34 @@ def test_a_known_user_whose_clicks_may_be_recorded(visit: Visit, service: Runnin
     expect(visit.history).to_have_count(len(now))
 
 
+def test_why_is_of_the_whole_history_though_its_newest_part_is_shown(visit: Visit, service: Running) -> None:
+    """An item seen long ago is no answer, and must not stand above one in its explanation."""
+    old, recent = ids(*range(12)), ids(*(12 + number % 3 for number in range(100)))
+    events = [{"user": "faithful", "item": item} for item in (*old, *recent)]
+    assert service.client.post("/events", json={"events": events}).status_code < 300
+    visit.open()
+    visit.open_user("faithful")
+    expect(visit.history).to_have_count(100)
+    answers = service.get("/users/faithful/recommendations")
+    visit.sees_answers(answers)
+    with visit.page.expect_request("**/explanations") as asked:
+        visit.ask_why(0)
+    first = answers["items"][0]
+    assert asked.value.post_data_json == {"user": "faithful", "item": first["id"]}
+    truth = service.client.post("/explanations", json=asked.value.post_data_json).json()
+    assert (truth["rank"], len(truth["contributions"])) == (1, 112)
+    expect(visit.detail).to_contain_text("rank 1")
+    shown = [
+        float(text.replace("−", "-").replace("±", ""))
+        for text in visit.page.locator("#history .contribution-value").all_inner_texts()
+    ]
+    expected = [entry["contribution"] for entry in reversed(truth["contributions"][12:])]
+    assert shown == pytest.approx([value for value in expected if value is not None], rel=0.01, abs=0.001)
+    assert len(shown) > 1
+    newest = visit.detail.locator(".contributions .place").all_inner_texts()
+    assert {int(place) for place in newest} <= set(range(100 - len(shown) + 1, 101))
+
+
 def test_a_user_without_a_history_gets_what_is_popular(visit: Visit, service: Running) -> None:
     visit.open()
     visit.open_user("nobody yet")

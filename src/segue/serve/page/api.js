@@ -123,11 +123,12 @@ export const userAnswers = async (user, { k, model, keepSeen, where }, signal) =
 export const answers = (history, { k, model, keepSeen, where }, signal) =>
   request("POST", "/recommendations", { body: stated({ history, k, model, keep_seen: keepSeen, where }), signal });
 
-export const explanation = (history, item, { model, keepSeen, where }, signal) =>
-  request("POST", "/explanations", { body: stated({ history, item, model, keep_seen: keepSeen, where }), signal });
+/** `whose`: {history}, or {user} for the history that the service keeps. */
+export const explanation = (whose, item, { model, keepSeen, where }, signal) =>
+  request("POST", "/explanations", { body: stated({ ...whose, item, model, keep_seen: keepSeen, where }), signal });
 
-export const plan = (history, n, { model, keepSeen, where }, signal) =>
-  request("POST", "/plans", { body: stated({ history, n, model, keep_seen: keepSeen, where }), signal });
+export const plan = (whose, n, { model, keepSeen, where }, signal) =>
+  request("POST", "/plans", { body: stated({ ...whose, n, model, keep_seen: keepSeen, where }), signal });
 
 export const record = event => request("POST", "/events", { body: event });
 

@@ -4,7 +4,7 @@ import { latest, plan, superseded } from "./api.js";
 import { byId, element, redrawn } from "./dom.js";
 import { nameOf, percent } from "./format.js";
 import { problemCard } from "./problem.js";
-import { historyToSend, modelToSend, on, shownModels, state } from "./state.js";
+import { historyToSend, modelToSend, on, ownHistory, shownModels, state } from "./state.js";
 import { meet } from "./titles.js";
 
 const ITEMS = 5;
@@ -31,7 +31,8 @@ async function ask() {
   }
   const { keepSeen, where } = state;
   try {
-    const found = await plan(historyToSend(), ITEMS, { model: modelToSend(model.name), keepSeen, where }, signal);
+    const whose = ownHistory() ? { user: state.user } : { history: historyToSend() };
+    const found = await plan(whose, ITEMS, { model: modelToSend(model.name), keepSeen, where }, signal);
     if (signal.aborted) return;
     meet(found.items);
     answer = found;

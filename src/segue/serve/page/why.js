@@ -7,7 +7,7 @@ import { brief, counted, decimal, nameOf, signed } from "./format.js";
 import { attentionView } from "./attention.js";
 import { problemCard } from "./problem.js";
 import { signedBar } from "./signed-bar.js";
-import { emit, historyToSend, modelNamed, modelToSend, state } from "./state.js";
+import { emit, historyToSend, modelNamed, modelToSend, ownHistory, state } from "./state.js";
 import { meet, titleOf } from "./titles.js";
 
 const SHOWN = 6; // contributions named here; the history shows them all
@@ -23,12 +23,8 @@ export function whyView(redraw) {
     const keys = state.entries.map(({ key }) => key);
     problem = null;
     try {
-      const answer = await explanation(
-        historyToSend(),
-        id,
-        { model: modelToSend(model), keepSeen: state.keepSeen, where: state.where },
-        signal,
-      );
+      const settings = { model: modelToSend(model), keepSeen: state.keepSeen, where: state.where };
+      const answer = await explained(id, settings, signal);
       if (signal.aborted || state.detail?.kind !== "why") return;
       meet([answer.item]);
       state.explanation = { ...answer, keys };
@@ -61,6 +57,26 @@ export function whyView(redraw) {
   }
 
   return { ask, draw };
+}
+
+/** As the answers: of a user's whole history as the service keeps it, though the page shows the newest of it alone. */
+async function explained(id, settings, signal) {
+  if (ownHistory()) {
+    const { user, entries } = state;
+    const whole = ofShown(await explanation({ user }, id, settings, signal), entries);
+    if (whole !== null) return whole;
+  }
+  return explanation({ history: historyToSend() }, id, settings, signal);
+}
+
+/** An explanation in the places of the entries shown; null where events came meanwhile, or attention goes beyond them. */
+function ofShown({ contributions, attention, ...answer }, entries) {
+  const before = contributions.length - entries.length;
+  if (before < 0 || entries.some(({ id }, at) => contributions[before + at].item !== id)) return null;
+  const moved = places => places.map(place => (place === null ? null : place - before));
+  const maps = attention.map(map => ({ ...map, rows: moved(map.rows), columns: moved(map.columns) }));
+  if (maps.some(({ columns }) => columns.some(place => place !== null && place < 0))) return null;
+  return { ...answer, contributions: contributions.slice(before), attention: maps };
 }
 
 function facts({ item, rank }, model) {
