@@ -24,7 +24,7 @@ from bench.results import publish
 from segue import api
 from segue.errors import SegueError
 from segue.evaluate.metrics import ndcg
-from segue.folders import digest, read_manifest
+from segue.folders import digest, partial_of, read_manifest
 from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, complain, say
 
 EVENTS = "events.tsv.gz"
@@ -92,7 +92,7 @@ def trained(arm: Arm, data: api.Data, epochs: int, cache: Path) -> Path:
                 f"train.epochs={epochs}",
                 f"train.patience={epochs}",
             ],
-            resume=run.with_name(run.name + ".partial").exists(),
+            resume=partial_of(run).exists(),
             processes=arm.processes,
             progress=display,
             measured=measuring,

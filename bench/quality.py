@@ -44,7 +44,7 @@ from segue.config import make_settings, read_recipe
 from segue.errors import InputError, SegueError
 from segue.evaluate.metrics import Difference
 from segue.evaluate.report import Report
-from segue.folders import digest, read_manifest
+from segue.folders import digest, partial_of, read_manifest
 from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, complain, say
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def trained(one: Training, data: api.Data, cache: Path, progress: Callable[[Step
 
 
 def _train(one: Training, data: api.Data, run: Path, progress: Callable[[Step], None] | None) -> None:
-    unfinished = run.with_name(run.name + ".partial").exists()
+    unfinished = partial_of(run).exists()
     if not unfinished:
         _commit_file(run).write_text(_commit() or "", encoding="utf-8")
     say(f"{one.name}: {'going on with' if unfinished else 'training into'} {run}")

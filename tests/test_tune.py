@@ -105,7 +105,7 @@ def test_heads_share_every_width() -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        {"inputs": "rated", "value_width": 5, "width": 51, "heads": 1},
+        {"inputs": "rated", "value_width": 5, "width": 64, "heads": 1},
         {"items": "codes", "code_parts": 6, "width": 48, "heads": 2},
     ],
     ids=["rated", "codes"],

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from segue.errors import InputError, SegueError
+from segue.folders import partial_of
 from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, complain, duration, say
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def train(
 
 def _way_on(data: Path, out: Path, processes: int) -> str:
     """What to do after Ctrl-C."""
-    partial = out.parent / f"{out.name}.partial"
+    partial = partial_of(out)
     if not partial.exists():
         return "Interrupted before training began; nothing was written."
     again = f"segue train {data} --out {out} --resume" + (f" --processes {processes}" if processes > 1 else "")
@@ -599,7 +600,7 @@ def embed(
 
 def _way_on_embedding(out: Path) -> str:
     """What to do after Ctrl-C."""
-    partial = out.parent / f"{out.name}.partial"
+    partial = partial_of(out)
     if not partial.exists():
         return "Interrupted before anything was written."
     return f"Interrupted; the parts that are done are in {partial}. The same command goes on with them."

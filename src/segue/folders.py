@@ -130,6 +130,11 @@ def _explained(error: OSError, path: Path, option: str) -> FolderError:
     return FolderError(f"{path} could not be written: {error.strerror or error}.")
 
 
+def partial_of(folder: Path) -> Path:
+    """Where a folder is while it is made over a longer time; of "." too, which has no name."""
+    return folder.parent / f"{folder.name}.partial"
+
+
 def write_json(path: Path, body: Any) -> None:
     """Indented JSON with a final newline, written whole or not at all."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")

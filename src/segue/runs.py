@@ -112,7 +112,7 @@ def _job(
     if resume and from_run is not None:
         raise SettingsError("--resume goes on with what is begun, and knows where it came from: leave --from out.")
     if started_again() and not resume:
-        resume = _partial(run).exists()
+        resume = folders.partial_of(run).exists()
         if run.exists() and not resume:
             return None
     job = (
@@ -364,10 +364,6 @@ class _Job:
         return codes
 
 
-def _partial(run: Path) -> Path:
-    return run.parent / f"{run.name}.partial"  # of "." too, which has no name
-
-
 def _begun(
     run: Path,
     data: Data,
@@ -387,7 +383,7 @@ def _begun(
     _refuse_missing_times(settings, data)
     if settings.evaluate.days:
         _refuse_windowless(data)
-    partial, name = _partial(run), str(recipe or DEFAULT_RECIPE)
+    partial, name = folders.partial_of(run), str(recipe or DEFAULT_RECIPE)
     if run.exists():
         raise FolderError(
             f"{run} exists already; name another folder with --out, or go on with it: --resume --set train.epochs=…"
@@ -486,7 +482,7 @@ def _taken_up(
     everything: bool,
 ) -> _Job:
     """Unfinished training, or a finished run's training with more to do. What is refused leaves nothing behind."""
-    partial, replaces = _partial(run), run.exists()
+    partial, replaces = folders.partial_of(run), run.exists()
     source = partial if partial.exists() else run
     if not source.exists():
         raise FolderError(f"There is nothing to resume: neither {run} nor {partial} exists. Train without --resume.")

@@ -209,16 +209,19 @@ def test_a_history_is_built_and_every_click_changes_the_answers(visit: Visit, se
     expect(visit.history).to_have_text([clicked["title"], title(9), title(8)])
 
 
+def contributions_drawn(visit: Visit) -> list[float]:
+    """On the history, the newest first."""
+    texts = visit.page.locator("#history .contribution-value").all_inner_texts()
+    return [float(text.replace("−", "-").replace("±", "")) for text in texts]
+
+
 def test_why_is_drawn_on_the_history_and_heads_can_be_chosen(visit: Visit, service: Running) -> None:
     visit.open(address(7, 8, 9))
     visit.ask_why(1)
     item = service.answer(ids(7, 8, 9))["items"][1]
     truth = service.explain(ids(7, 8, 9), item["id"])
     expect(visit.detail.get_by_role("heading", level=1)).to_have_text(item["title"])
-    shown = [
-        float(text.replace("−", "-").replace("±", ""))
-        for text in visit.page.locator("#history .contribution-value").all_inner_texts()
-    ]
+    shown = contributions_drawn(visit)
     expected = [entry["contribution"] for entry in reversed(truth["contributions"])]
     assert shown == pytest.approx(expected, rel=0.01, abs=0.001)
     bars = visit.page.locator("#history .signed-bar .fill")
@@ -478,10 +481,7 @@ def test_why_is_of_the_whole_history_though_its_newest_part_is_shown(visit: Visi
     truth = service.client.post("/explanations", json=asked.value.post_data_json).json()
     assert (truth["rank"], len(truth["contributions"])) == (1, 112)
     expect(visit.detail).to_contain_text("rank 1")
-    shown = [
-        float(text.replace("−", "-").replace("±", ""))
-        for text in visit.page.locator("#history .contribution-value").all_inner_texts()
-    ]
+    shown = contributions_drawn(visit)
     expected = [entry["contribution"] for entry in reversed(truth["contributions"][12:])]
     assert shown == pytest.approx([value for value in expected if value is not None], rel=0.01, abs=0.001)
     assert len(shown) > 1

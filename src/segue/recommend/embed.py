@@ -160,7 +160,7 @@ def _finished(out: Path, job: _Job) -> EmbedReport | None:
 def _taken_up(out: Path, job: _Job) -> Iterator[Path]:
     """OUT.partial with what it belongs to, new or left by a run that was killed, for this process alone."""
     folders.refuse_existing(out, overwrite=None)  # another process may have finished it meanwhile
-    partial = out.with_name(out.name + ".partial")
+    partial = folders.partial_of(out)
     with folders.explained_writing(partial):
         partial.mkdir(parents=True, exist_ok=True)
     with _held(partial):
