@@ -12,7 +12,6 @@ import msgspec
 import typer
 
 from segue.errors import InputError, SegueError
-from segue.folders import partial_of
 from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, complain, duration, say
 
 if TYPE_CHECKING:
@@ -263,7 +262,7 @@ def train(
 
 def _way_on(data: Path, out: Path, processes: int) -> str:
     """What to do after Ctrl-C."""
-    partial = partial_of(out)
+    partial = out.parent / f"{out.name}.partial"
     if not partial.exists():
         return "Interrupted before training began; nothing was written."
     again = f"segue train {data} --out {out} --resume" + (f" --processes {processes}" if processes > 1 else "")
@@ -600,7 +599,7 @@ def embed(
 
 def _way_on_embedding(out: Path) -> str:
     """What to do after Ctrl-C."""
-    partial = partial_of(out)
+    partial = out.parent / f"{out.name}.partial"
     if not partial.exists():
         return "Interrupted before anything was written."
     return f"Interrupted; the parts that are done are in {partial}. The same command goes on with them."
