@@ -18,6 +18,7 @@ from segue.models.decomposition import right_directions
 from segue.models.settings import ModelSettings
 
 N_ITEMS = 40
+WAYS = ("clusters", "svd", "random")
 
 
 def settings_of(**changed: Any) -> ModelSettings:
@@ -65,7 +66,7 @@ def test_items_stand_in_the_order_of_numpys_own_decomposition(events: int, monke
     directions = np.linalg.svd(had)[2][:4].T[trained]
     expected = np.stack([even_bins(direction, 8) for direction in directions.T], 1)
     turned = np.stack([even_bins(-direction, 8) for direction in directions.T], 1)
-    codes = found(log)[trained].astype(int)
+    codes = found(log, codes="svd")[trained].astype(int)
     for part in range(4):  # a direction may point either way, and what is nearly equal may be changed by the noise
         apart = [np.abs(codes[:, part] - way[:, part]) for way in (expected, turned)]
         least = min(apart, key=lambda differences: int(differences.sum()))
@@ -81,7 +82,7 @@ def test_bins_have_as_many_items_each_up_to_one(n: int, values: int, seed: int) 
     assert (np.diff(bins[np.argsort(feature)].astype(int)) >= 0).all()
 
 
-@pytest.mark.parametrize("way", ["svd", "random"])
+@pytest.mark.parametrize("way", WAYS)
 def test_what_is_held_out_changes_no_code(way: str) -> None:
     """Whatever the last two items of a user are, in any order among the users."""
     log, rng = random_log(), np.random.default_rng(5)
@@ -94,17 +95,18 @@ def test_what_is_held_out_changes_no_code(way: str) -> None:
     assert np.array_equal(found(log, codes=way), found(changed, codes=way))
 
 
-def test_only_items_that_were_met_take_values() -> None:
+@pytest.mark.parametrize("way", ["svd", "random"])
+def test_only_items_that_were_met_take_values(way: str) -> None:
     """So that those of the others are not wasted on what is never answered."""
     log = log_of([[1, 2, 3, 4, 39, 40], [4, 3, 2, 1, 39, 40]])
-    codes = found(log, code_values=4)
+    codes = found(log, code_values=4, codes=way)
     assert all(sorted(codes[1:5, part].tolist()) == [0, 1, 2, 3] for part in range(4))
     assert not codes[5:].any()
 
 
 def test_the_same_seed_gives_the_same_codes_and_another_others() -> None:
     log = random_log()
-    for way in ("svd", "random"):
+    for way in WAYS:
         assert np.array_equal(found(log, codes=way), found(log, codes=way))
     other = assigned_codes(settings_of(codes="random"), log, split_last(log).train_end, N_ITEMS, seed=2)
     assert other is not None and not np.array_equal(found(log, codes="random"), other)
@@ -114,6 +116,42 @@ def test_fewer_items_than_values() -> None:
     log = log_of([[1, 2, 3, 1, 2], [3, 2, 1, 3, 1]])
     codes = assigned_codes(settings_of(code_values=256), log, split_last(log).train_end, 3, seed=1)
     assert codes is not None and codes.max() == 2
+
+
+def test_clusters_are_of_items_that_come_close_together() -> None:
+    """Everybody had all forty, ten of a kind at a time: who had what says nothing, what is near says all."""
+    rng = np.random.default_rng(3)
+    kinds = np.arange(1, N_ITEMS + 1).reshape(4, 10)
+    log = log_of(
+        [[*np.concatenate([rng.permutation(kind) for kind in rng.permutation(kinds)]), 1, 2] for _ in range(60)]
+    )
+
+    def common(way: str) -> tuple[float, float]:
+        """Codes that two items of a kind have in common, and two of different kinds."""
+        codes, same = found(log, code_values=6, codes=way)[1:], np.kron(np.eye(4), np.ones((10, 10))) > 0
+        alike = (codes[:, None] == codes[None]).mean(2)
+        return float(alike[same].mean()), float(alike[~same].mean())
+
+    near, far = common("clusters")
+    assert near > 0.4 and far < 0.15
+    near, far = common("svd")
+    assert abs(near - far) < 0.15
+
+
+def test_items_that_always_come_together_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in the log tells such a pair apart, but the model could not learn what comes after each of them."""
+    rng = np.random.default_rng(4)
+    log = log_of([np.stack((pairs, pairs + 20), 1).ravel().tolist() for pairs in rng.integers(1, 21, (80, 7))])
+    codes, items = found(log), np.arange(1, N_ITEMS + 1)
+    assert shared_codes(codes, items) < 6
+    assert (codes[1:21] != codes[21:]).sum(1).mean() < 2.5, "still more alike than two items by lot: 3.5"
+    monkeypatch.setattr(assign, "ROUNDS", 0)
+    assert shared_codes(found(log), items) == N_ITEMS
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_event_is_enough(way: str) -> None:
+    assert (found(log_of([[7, 8, 9], [1, 2]]), codes=way)[7] < 8).all()
 
 
 def test_items_that_cannot_be_told_apart_are_counted() -> None:
@@ -130,7 +168,7 @@ def test_a_tall_matrix_has_the_same_directions(monkeypatch: pytest.MonkeyPatch) 
 
     def directions() -> torch.Tensor:
         generator = torch.Generator().manual_seed(3)
-        return right_directions(lambda x: matrix @ x, lambda x: matrix.T @ x, (60, 50), 6, generator=generator)
+        return right_directions(lambda x: matrix @ x, lambda x: matrix.T @ x, (60, 50), 6, generator=generator)[0]
 
     plain = directions()
     monkeypatch.setattr(decomposition, "TALL", 1)

@@ -1,4 +1,5 @@
-"""What training met → codes of items: alike where the same users had them, or drawn by lot."""
+"""What training met → codes of items: alike where they come close together in histories, or the same users had them,
+or drawn by lot."""
 
 from __future__ import annotations
 
@@ -12,11 +13,16 @@ from torch.nn import functional
 
 from segue.data.batch import ragged_rows
 from segue.data.sequences import Sequences
+from segue.models.clusters import Clusters
 from segue.models.decomposition import right_directions
 from segue.models.settings import ModelSettings
 
-EVENTS = 1 << 22  # of consecutive users at a time, where pairs are sorted
-NOISE = 1e-5  # of what is scaled to [0, 1]: items that are equal share out their bins by lot
+EVENTS = 1 << 22  # of consecutive histories at a time, where pairs are sorted
+NOISE = 1e-5  # of features of the order of one: items that are equal share out their bins and clusters by lot
+STRETCH = 10  # events of a history that count as close together
+FEATURES_A_PART = 4  # that are clustered: with twice as many MovieLens-1M was learned no better
+COMMONNESS = 2.0  # how much further items are apart by how often they come than by any other feature
+ROUNDS = 3  # in which items that have all codes in common are told apart; what is left is counted
 
 
 def assigned_codes(
@@ -24,25 +30,74 @@ def assigned_codes(
 ) -> np.ndarray | None:
     """Codes [V + 1, parts] uint8 of what each user had before `ends` [U]; None where the settings ask for none.
 
-    By `model.codes = "svd"` the matrix of users and items, one where a user had an item, is brought down to a feature
-    for each part, and the items in the order of a feature are shared out evenly among the values of its code. Items
-    that nobody had take no part in that: nothing is learned of them.
+    Items that nobody had take no part in that: nothing is learned of them.
     """
     if settings.items != "codes":
         return None
-    had = _Had.of(sequences, ends, n_items)
-    rng, parts = np.random.default_rng(seed), settings.code_parts
-    values = code_values(settings, n_items)
-    trained = had.trained()
-    codes = np.zeros((n_items + 1, parts), dtype=np.uint8)
-    features = _features(had, parts, rng) if settings.codes == "svd" else None
-    for part in range(parts):
-        if features is None:
-            feature = rng.random(len(trained))
-        else:
-            feature = scaled(features[:, part].numpy()[trained]) + NOISE * rng.standard_normal(len(trained))
-        codes[trained, part] = even_bins(feature, values)
+    begins, ends = np.asarray(sequences.offsets)[:-1], np.asarray(ends)
+    if settings.codes == "clusters":
+        begins, ends = _stretches(begins, ends)
+    had = _Had.of(sequences.items, begins, ends, n_items)
+    rng, trained, values = np.random.default_rng(seed), had.trained(), code_values(settings, n_items)
+    codes = np.zeros((n_items + 1, settings.code_parts), dtype=np.uint8)
+    parts, codes = settings.code_parts, np.zeros((n_items + 1, settings.code_parts), dtype=np.uint8)
+    match settings.codes:
+        case "clusters":
+            codes[trained] = _by_clusters(had, trained, parts, values, rng)
+        case "svd":
+            codes[trained] = _by_directions(had, trained, parts, values, rng)
+        case "random":
+            codes[trained] = np.stack([even_bins(rng.random(len(trained)), values) for _ in range(parts)], axis=1)
     return codes
+
+
+def _by_directions(had: _Had, trained: np.ndarray, parts: int, values: int, rng: np.random.Generator) -> np.ndarray:
+    """RecJPQ's own: the matrix of users and items, one where a user had an item, is brought down to a feature for each
+    part, and the items in the order of a feature are shared out evenly among the values of its code."""
+    features = had.directions(parts, rng)[0].numpy()[trained]
+    noise = NOISE * rng.standard_normal(features.T.shape)
+    return np.stack([even_bins(scaled(one) + by, values) for one, by in zip(features.T, noise, strict=True)], axis=1)
+
+
+def _by_clusters(had: _Had, trained: np.ndarray, parts: int, values: int, rng: np.random.Generator) -> np.ndarray:
+    """The matrix has a row for each stretch of a history, so that items are alike which come close together. A part has
+    several features and its code names the cluster of an item among them: as in product quantisation, where a feature
+    a part as above would spend all of its bits on eight features and none on the others."""
+    features = _places(had, trained, parts * FEATURES_A_PART, rng)
+    generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+    found = [Clusters.of(features[:, part::parts], values, generator=generator) for part in range(parts)]
+    codes = np.stack([each.nearest(features[:, part::parts])[:, 0] for part, each in enumerate(found)], axis=1)
+    for _ in range(ROUNDS):
+        late = _like_an_earlier(codes)
+        chosen = rng.integers(0, parts, len(late))
+        for part, each in enumerate(found):  # one part of theirs, by lot, is that of the cluster next to their own
+            moved = late[chosen == part]
+            codes[moved, part] = each.nearest(features[moved, part::parts], n=2)[:, -1]
+    return codes
+
+
+def _places(had: _Had, trained: np.ndarray, width: int, rng: np.random.Generator) -> Tensor:
+    """Where items lie [n, width]: in which direction, whatever their number, and how common they are."""
+    counts = had.counts()
+    directions, sizes = had.directions(width, rng, weights=counts.clamp(min=1).rsqrt())
+    features = directions[trained].mul_(sizes)
+    features[:, 0] = 0  # with these weights the first says how common items are, and nothing else
+    features = functional.normalize(features)
+    common = counts[trained].log()
+    features[:, 0] = COMMONNESS * (common - common.mean()) / (common.std(correction=0) + 1e-6) / width**0.5
+    return features.add_(torch.from_numpy(NOISE * rng.standard_normal(features.shape)))
+
+
+def _like_an_earlier(codes: np.ndarray) -> np.ndarray:
+    """The items whose codes are those of an item before them."""
+    return np.setdiff1d(np.arange(len(codes)), np.unique(_names(codes), return_index=True)[1])
+
+
+def _stretches(begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Histories in pieces of `STRETCH` events, the last of each maybe shorter: where they begin and end."""
+    pieces = -(-(ends - begins) // STRETCH)
+    first = np.repeat(begins, pieces) + STRETCH * ragged_rows(np.zeros_like(pieces), pieces)
+    return first, np.minimum(first + STRETCH, np.repeat(ends, pieces))
 
 
 def code_values(settings: ModelSettings, n_items: int) -> int:
@@ -66,65 +121,82 @@ def even_bins(feature: np.ndarray, values: int) -> np.ndarray:
 
 def shared_codes(codes: np.ndarray, numbers: np.ndarray) -> int:
     """How many of these items have codes that another of them has too."""
-    rows = np.ascontiguousarray(codes[numbers])
-    names = rows.view(np.dtype((np.void, rows.shape[1])))[:, 0]
-    _, sizes = np.unique(names, return_counts=True)
+    _, sizes = np.unique(_names(codes[numbers]), return_counts=True)
     return int(sizes[sizes > 1].sum())
 
 
-def _features(had: _Had, parts: int, rng: np.random.Generator) -> Tensor:
-    """The directions along which users differ most [V + 1, parts]."""
-    first = torch.Generator().manual_seed(int(rng.integers(2**63)))
-    return right_directions(had.times, had.turned_times, had.shape, parts, generator=first)
+def _names(codes: np.ndarray) -> np.ndarray:
+    """All codes of an item as one."""
+    rows = np.ascontiguousarray(codes)
+    return rows.view(np.dtype((np.void, rows.shape[1])))[:, 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Some:
-    """What some consecutive users had, both ways round, each item once a user."""
+    """What is in some consecutive histories, both ways round, each item once a history."""
 
-    users: slice
-    items: Tensor  # [P] int32, user after user
-    begins: Tensor  # [users] int32: where a user's items begin
-    met: Tensor  # [N] int64: the items that any of them had, ascending
-    owners: Tensor  # [P] int32, item after item: who had it, counted from the first user
+    histories: slice
+    items: Tensor  # [P] int32, history after history
+    begins: Tensor  # [histories] int32: where a history's items begin
+    met: Tensor  # [N] int64: the items that are in any of them, ascending
+    owners: Tensor  # [P] int32, item after item: the histories it is in, counted from the first
     item_begins: Tensor  # [N] int32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Had:
-    """A matrix of users and items, one where a user had an item: twelve bytes an event, and no more."""
+    """A matrix of histories, or stretches of them, and items, one where it holds an item: twelve bytes an event, and no
+    more."""
 
     some: list[_Some]
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, sequences: Sequences, ends: np.ndarray, n_items: int) -> _Had:
-        offsets, ends = np.asarray(sequences.offsets), np.asarray(ends)
-        taken = [_some(sequences.items, offsets, ends, users) for users in _consecutive(ends - offsets[:-1])]
+    def of(cls, items: np.ndarray, begins: np.ndarray, ends: np.ndarray, n_items: int) -> _Had:
+        taken = [_some(items, begins[one], ends[one], one) for one in _consecutive(ends - begins)]
         return cls(taken, (len(ends), n_items + 1))
 
+    def counts(self) -> Tensor:
+        """In how many rows each item is [V + 1]."""
+        counts = torch.zeros(self.shape[1])
+        for part in self.some:
+            ends = functional.pad(part.item_begins[1:], (0, 1), value=len(part.owners))
+            counts.index_add_(0, part.met, (ends - part.item_begins).float())
+        return counts
+
     def trained(self) -> np.ndarray:
-        """The items that anybody had, ascending."""
-        met = np.zeros(self.shape[1], dtype=bool)
-        for part in self.some:
-            met[part.met.numpy()] = True
-        return np.flatnonzero(met)
+        """The items that are in any row, ascending."""
+        return self.counts().nonzero()[:, 0].numpy()
 
-    def times(self, other: Tensor) -> Tensor:
-        """The product with a full matrix [V + 1, X]."""
-        return torch.cat([functional.embedding_bag(part.items, other, part.begins, mode="sum") for part in self.some])
+    def directions(
+        self, width: int, rng: np.random.Generator, *, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Those along which rows differ most [V + 1, width], items having `weights` [V + 1] in them, and by how much
+        [width]."""
+        first = torch.Generator().manual_seed(int(rng.integers(2**63)))
 
-    def turned_times(self, other: Tensor) -> Tensor:
-        """The product of the turned matrix with a full one [U, X]."""
-        found = other.new_zeros(self.shape[1], other.shape[1])
-        for part in self.some:
-            added = functional.embedding_bag(part.owners, other[part.users], part.item_begins, mode="sum")
-            found.index_add_(0, part.met, added)
-        return found
+        def times(other: Tensor) -> Tensor:
+            """The product with a full matrix [V + 1, X]."""
+            return torch.cat([_sums(other, part.items, part.begins, weights) for part in self.some])
+
+        def turned_times(other: Tensor) -> Tensor:
+            """The product of the turned matrix with a full one [rows, X]."""
+            found = other.new_zeros(self.shape[1], other.shape[1])
+            for part in self.some:
+                found.index_add_(0, part.met, _sums(other[part.histories], part.owners, part.item_begins))
+            return found if weights is None else found.mul_(weights[:, None])
+
+        return right_directions(times, turned_times, self.shape, width, generator=first)
+
+
+def _sums(rows: Tensor, numbers: Tensor, begins: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Sums of the rows that are named from each beginning to the next, times their weights."""
+    each = None if weights is None else weights[numbers]
+    return functional.embedding_bag(numbers, rows, begins, mode="sum", per_sample_weights=each)
 
 
 def _consecutive(lengths: np.ndarray) -> Iterator[slice]:
-    """All users, so many at a time that their events are about `EVENTS`; one at least."""
+    """All histories, so many at a time that their events are about `EVENTS`; one at least."""
     reached, begin = np.cumsum(lengths), 0
     while begin < len(lengths):
         before = reached[begin - 1] if begin else 0
@@ -133,9 +205,8 @@ def _consecutive(lengths: np.ndarray) -> Iterator[slice]:
         begin = end
 
 
-def _some(items: np.ndarray, offsets: np.ndarray, ends: np.ndarray, users: slice) -> _Some:
-    begins = offsets[:-1][users]
-    lengths = ends[users] - begins
+def _some(items: np.ndarray, begins: np.ndarray, ends: np.ndarray, histories: slice) -> _Some:
+    lengths = ends - begins
     had = items[ragged_rows(begins, lengths)].astype(np.int64)
     owners = np.repeat(np.arange(len(lengths)), lengths)
     pairs = np.unique(owners * (int(had.max(initial=0)) + 1) + had)
@@ -143,7 +214,7 @@ def _some(items: np.ndarray, offsets: np.ndarray, ends: np.ndarray, users: slice
     order = np.argsort(had, kind="stable")
     met, first = np.unique(had[order], return_index=True)
     return _Some(
-        users=users,
+        histories=histories,
         items=_int32(had),
         begins=_int32(np.searchsorted(owners, np.arange(len(lengths)))),
         met=torch.from_numpy(met),

@@ -21,12 +21,13 @@ Product = Callable[[Tensor], Tensor]
 
 def right_directions(
     times: Product, turned_times: Product, shape: tuple[int, int], width: int, *, generator: torch.Generator
-) -> Tensor:
-    """The right singular vectors of the largest singular values [columns, width]; zeros where the rank is smaller."""
+) -> tuple[Tensor, Tensor]:
+    """The right singular vectors of the largest singular values [columns, width], and those values [width]; zeros where
+    the rank is smaller."""
     rows, columns = shape
     wanted = min(width, rows, columns)
     if not wanted:
-        return torch.zeros(columns, width)
+        return torch.zeros(columns, width), torch.zeros(width)
     some = min(wanted + SPARE, rows, columns)
     basis = _orthonormal(times(torch.randn(columns, some, generator=generator)))
     for _ in range(TURNS):
@@ -34,9 +35,9 @@ def right_directions(
         basis = _orthonormal(times(basis))
     left, sizes = _left(turned_times(basis))
     rank = min(wanted, int((sizes > LEAST_SIZE * sizes[0]).sum()))
-    directions = torch.zeros(columns, width)
-    directions[:, :rank] = left[:, :rank]
-    return directions
+    directions, kept = torch.zeros(columns, width), torch.zeros(width)
+    directions[:, :rank], kept[:rank] = left[:, :rank], sizes[:rank]
+    return directions, kept
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:

@@ -98,9 +98,9 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Parts of an item's vector, for items = 'codes': a byte each is all that is kept of an item."""
     code_values: int = 256
     """Vectors that a part may be, at most 256; no more than there are items."""
-    codes: Literal["svd", "random"] = "svd"
-    """Which items share a part: those that the same users had in training, found by a singular value decomposition; or
-    any."""
+    codes: Literal["clusters", "svd", "random"] = "clusters"
+    """Which items share a part: those that come close together in the histories of training, by clusters of a singular
+    value decomposition; those that the same users had, as in RecJPQ, by the decomposition alone; or any."""
     vectors: str = ""
     """Content: a column of the catalogue that holds vectors."""
     texts: tuple[str, ...] = ()

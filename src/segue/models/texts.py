@@ -180,4 +180,4 @@ def _counted(owners: np.ndarray, terms: np.ndarray) -> _Found:
 def _directions(matrix: _Sparse, width: int) -> Tensor:
     """The directions along which texts differ most [N, width]."""
     first = torch.Generator().manual_seed(SEED)
-    return right_directions(matrix.times, matrix.turned.times, matrix.shape, width, generator=first)
+    return right_directions(matrix.times, matrix.turned.times, matrix.shape, width, generator=first)[0]
