@@ -164,7 +164,7 @@ def assign(items: int) -> dict[str, Any]:
     assert codes is not None
     row = {"events": USERS * EVENTS_A_USER, "assigning s": time.perf_counter() - began}
     notes = (f"{USERS:,} users with {EVENTS_A_USER} events each, one thread.",)
-    return {"title": "Codes by a singular value decomposition", "row": row, "notes": notes}
+    return {"title": "Codes by clusters", "row": row, "notes": notes}
 
 
 def _peak() -> int:
