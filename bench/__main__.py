@@ -22,6 +22,7 @@ SUBJECTS = (
     "replicas",
     "catalogue",
     "index",
+    "mixture",
     "increment",
     "plan",
     "embed",
@@ -32,7 +33,7 @@ SUBJECTS = (
     "codes",
     "scale",
 )
-NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "replicas", "cold", "spark", "processes")
+NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "replicas", "mixture", "cold", "spark", "processes")
 MAY_HAVE_DATA = ("window", "codes")
 WHERE = (
     "give DATA=folder with an events.tsv.gz of the columns user, item, ts. The figures quoted are for MovieLens-1M, "

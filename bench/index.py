@@ -64,7 +64,7 @@ def measure(items: int, questions: int) -> dict[str, Any]:
     index = ApproximateIndex.build(vectors, questions=asked[:FITTED])
     seconds = time.perf_counter() - began
     fresh = asked[FITTED:]
-    exact, approximate = turns([index.exact, index], fresh)
+    exact, approximate = (statistics.median(times) for times, _ in turns([index.exact, index], fresh, max(DEPTHS)))
     found = {f"recall@{k}": recall(index, index.exact, fresh, k) for k in DEPTHS}
     return {
         "items": items,
@@ -78,15 +78,16 @@ def measure(items: int, questions: int) -> dict[str, Any]:
     }
 
 
-def turns(indexes: list[ItemIndex], questions: Tensor) -> list[float]:
-    """The median milliseconds of each index."""
+def turns(indexes: list[ItemIndex], questions: Tensor, k: int) -> list[tuple[list[float], Tensor]]:
+    """Of each index the milliseconds of every question but the first few, and the scores of its k answers to all."""
     spent: list[list[float]] = [[] for _ in indexes]
+    found: list[list[Tensor]] = [[] for _ in indexes]
     for question in questions:
-        for index, times in zip(indexes, spent, strict=True):
+        for index, times, scores in zip(indexes, spent, found, strict=True):
             began = time.thread_time()  # all of it happens in this thread, and others may be busy
-            index.search(question[None], max(DEPTHS))
-            times.append(time.thread_time() - began)
-    return [1000 * statistics.median(times[WARM:]) for times in spent]
+            scores.append(index.search(question[None], k)[1])
+            times.append(1000 * (time.thread_time() - began))
+    return [(times[WARM:], torch.cat(scores)) for times, scores in zip(spent, found, strict=True)]
 
 
 if __name__ == "__main__":

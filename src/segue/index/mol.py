@@ -23,12 +23,12 @@ from segue.index.exact import (
     write_file,
 )
 from segue.index.search import Joined, Ragged
+from segue.models.clusters import Clusters
 from segue.models.mol import Mixture, Side
 
 CHUNK = 4096  # items taken out of the table at a time, so that they stay in the cache
 GROUPS = 8  # for each square root of an item: scoring all of them costs no more than scoring those that are kept
 ROUNDS, MEMBERS = 4, 16  # rounds of k-means, and items a group that it learns from
-TILE_PRODUCTS = 250_000  # of items and centres, in memory at a time, so that they stay in the cache
 SEED = 1
 
 
@@ -211,7 +211,7 @@ class Groups:
 
     def with_rows(self, new: Side, order: np.ndarray | slice, items: Side) -> Groups:
         """Groups of these `items`: the old rows and then the `new` ones, in this `order` [n]."""
-        nearest = _nearest(new.components.mean(1), self.centres.components.mean(1)).numpy()
+        nearest = Clusters(self.centres.components.mean(1)).nearest(new.components.mean(1)).numpy()
         return Groups(np.concatenate((self.owners, nearest))[order], items)
 
     def allowed_sizes(self, allowed: np.ndarray) -> np.ndarray:
@@ -226,23 +226,8 @@ class Groups:
 
 @torch.no_grad()
 def alike(vectors: Tensor, count: int) -> Tensor:
-    """Each vector's group [n] of at most `count`: k-means, learned from a sample."""
-    count = min(count, len(vectors))
-    if not count:
+    """Each vector's group [n] of at most `count`."""
+    if not len(vectors):
         return torch.zeros(0, dtype=torch.int64)
-    drawn = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(SEED))[: MEMBERS * count]
-    sample = vectors[drawn]
-    centres = sample[:count]
-    for _ in range(ROUNDS):
-        owners = _nearest(sample, centres)
-        sizes = torch.bincount(owners, minlength=count)[:, None]
-        sums = torch.zeros_like(centres).index_add_(0, owners, sample)
-        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
-    return _nearest(vectors, centres)
-
-
-def _nearest(vectors: Tensor, centres: Tensor) -> Tensor:
-    """Which centre is nearest to each vector [n]."""
-    lengths = centres.square().sum(1) / 2
-    parts = torch.split(vectors, max(1, TILE_PRODUCTS // len(centres)))
-    return torch.cat([torch.addmm(-lengths, part, centres.T).max(1).indices for part in parts])
+    first = torch.Generator().manual_seed(SEED)
+    return Clusters.of(vectors, count, rounds=ROUNDS, members=MEMBERS, generator=first).nearest(vectors)

@@ -22,7 +22,8 @@ NOISE = 1e-5  # of features of the order of one: items that are equal share out 
 STRETCH = 10  # events of a history that count as close together
 FEATURES_A_PART = 4  # that are clustered: with twice as many MovieLens-1M was learned no better
 COMMONNESS = 2.0  # how much further items are apart by how often they come than by any other feature
-ROUNDS = 3  # in which items that have all codes in common are told apart; what is left is counted
+ROUNDS, MEMBERS = 25, 64  # of k-means, and items a cluster that it learns from
+PUSHES = 3  # by which items that have all codes in common are told apart; those that are left are counted
 
 
 def assigned_codes(
@@ -65,14 +66,17 @@ def _by_clusters(had: _Had, trained: np.ndarray, parts: int, values: int, rng: n
     a part as above would spend all of its bits on eight features and none on the others."""
     features = _places(had, trained, parts * FEATURES_A_PART, rng)
     generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-    found = [Clusters.of(features[:, part::parts], values, generator=generator) for part in range(parts)]
-    codes = np.stack([each.nearest(features[:, part::parts])[:, 0] for part, each in enumerate(found)], axis=1)
-    for _ in range(ROUNDS):
+    found = [
+        Clusters.of(features[:, part::parts], values, rounds=ROUNDS, members=MEMBERS, generator=generator)
+        for part in range(parts)
+    ]
+    codes = np.stack([each.nearest(features[:, part::parts]).numpy() for part, each in enumerate(found)], axis=1)
+    for _ in range(PUSHES):
         late = _like_an_earlier(codes)
         chosen = rng.integers(0, parts, len(late))
         for part, each in enumerate(found):  # one part of theirs, by lot, is that of the cluster next to their own
             moved = late[chosen == part]
-            codes[moved, part] = each.nearest(features[moved, part::parts], n=2)[:, -1]
+            codes[moved, part] = each.second_nearest(features[moved, part::parts]).numpy()
     return codes
 
 
