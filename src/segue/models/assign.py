@@ -40,8 +40,9 @@ def assigned_codes(
         begins, ends = _stretches(begins, ends)
     had = _Had.of(sequences.items, begins, ends, n_items)
     rng, trained, values = np.random.default_rng(seed), had.trained(), code_values(settings, n_items)
-    codes = np.zeros((n_items + 1, settings.code_parts), dtype=np.uint8)
     parts, codes = settings.code_parts, np.zeros((n_items + 1, settings.code_parts), dtype=np.uint8)
+    if not len(trained):
+        return codes
     match settings.codes:
         case "clusters":
             codes[trained] = _by_clusters(had, trained, parts, values, rng)
@@ -65,18 +66,20 @@ def _by_clusters(had: _Had, trained: np.ndarray, parts: int, values: int, rng: n
     several features and its code names the cluster of an item among them: as in product quantisation, where a feature
     a part as above would spend all of its bits on eight features and none on the others."""
     features = _places(had, trained, parts * FEATURES_A_PART, rng)
-    generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+    generator = _generator(rng)
     found = [
         Clusters.of(features[:, part::parts], values, rounds=ROUNDS, members=MEMBERS, generator=generator)
         for part in range(parts)
     ]
-    codes = np.stack([each.nearest(features[:, part::parts]).numpy() for part, each in enumerate(found)], axis=1)
+    codes = np.empty((len(trained), parts), dtype=np.uint8)
+    for part, each in enumerate(found):
+        codes[:, part] = each.nearest(features[:, part::parts])
     for _ in range(PUSHES):
         late = _like_an_earlier(codes)
         chosen = rng.integers(0, parts, len(late))
         for part, each in enumerate(found):  # one part of theirs, by lot, is that of the cluster next to their own
             moved = late[chosen == part]
-            codes[moved, part] = each.second_nearest(features[moved, part::parts]).numpy()
+            codes[moved, part] = each.second_nearest(features[moved, part::parts])
     return codes
 
 
@@ -89,7 +92,7 @@ def _places(had: _Had, trained: np.ndarray, width: int, rng: np.random.Generator
     features = functional.normalize(features)
     common = counts[trained].log()
     features[:, 0] = COMMONNESS * (common - common.mean()) / (common.std(correction=0) + 1e-6) / width**0.5
-    return features.add_(torch.from_numpy(NOISE * rng.standard_normal(features.shape)))
+    return features.add_(torch.randn(features.shape, generator=_generator(rng)), alpha=NOISE)
 
 
 def _like_an_earlier(codes: np.ndarray) -> np.ndarray:
@@ -177,7 +180,6 @@ class _Had:
     ) -> tuple[Tensor, Tensor]:
         """Those along which rows differ most [V + 1, width], items having `weights` [V + 1] in them, and by how much
         [width]."""
-        first = torch.Generator().manual_seed(int(rng.integers(2**63)))
 
         def times(other: Tensor) -> Tensor:
             """The product with a full matrix [V + 1, X]."""
@@ -190,7 +192,11 @@ class _Had:
                 found.index_add_(0, part.met, _sums(other[part.histories], part.owners, part.item_begins))
             return found if weights is None else found.mul_(weights[:, None])
 
-        return right_directions(times, turned_times, self.shape, width, generator=first)
+        return right_directions(times, turned_times, self.shape, width, generator=_generator(rng))
+
+
+def _generator(rng: np.random.Generator) -> torch.Generator:
+    return torch.Generator().manual_seed(int(rng.integers(2**63)))
 
 
 def _sums(rows: Tensor, numbers: Tensor, begins: Tensor, weights: Tensor | None = None) -> Tensor:
