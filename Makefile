@@ -39,7 +39,7 @@ check: $(VENV)/.dev  ## lint, format and types
 docs: $(VENV)/.dev  ## make pages of the API in build/api, from the docstrings
 	@$(VENV)/bin/python docs/api_pages.py build/api
 
-bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|spark|recommend|evaluate|serve|durability|replicas|catalogue|index|increment|plan|embed|window|cold|processes|codes|scale, DATA=folder with events.tsv.gz)
+bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|spark|recommend|evaluate|serve|durability|replicas|catalogue|index|mixture|increment|plan|embed|window|cold|processes|codes|scale, DATA=folder with events.tsv.gz)
 	@$(VENV)/bin/python -m bench $(or $(SUBJECT),$(SUBJECTS)) $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 results: $(VENV)/.segue  ## make a row of docs/results.md (ROW=ml-1m/sasrec DATA=folder with events.tsv.gz); without ROW, list them
