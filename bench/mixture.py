@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.index import turns
+from bench.index import WARM, turns
 from bench.quality import prepared, trained
 from bench.quality_table import read_rows
 from bench.results import publish
@@ -49,13 +49,13 @@ def main(argv: list[str]) -> None:
     with TrainDisplay() as display:
         model = Recommender.open(trained(one, data, chosen.cache, display)).model
     asked = sample_questions(model, data.sequences, data.split.cases("test", "last"))
-    assert asked is not None and len(asked) >= chosen.questions
+    assert asked is not None and len(asked) >= chosen.questions + WARM
     assert isinstance(model.similarity, MixtureOfLogits)
-    flat = a_million(model.items.output()[1:].detach(), model.similarity, chosen.items)
+    flat = copied(model.items.output()[1:].detach(), model.similarity, chosen.items)
     index = MolIndex.build(model.similarity.mixture, flat, cut=Cut())
     every = MolIndex(index.mixture, index.items, index.numbers, n_items=index.n_items)
     del flat
-    (slow, best), (fast, found) = turns([every, index], asked[: chosen.questions], K)
+    (slow, best), (fast, found) = turns([every, index], asked[: chosen.questions + WARM], K)
     row = {
         "items": chosen.items,
         "every item ms": statistics.median(slow),
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
     notes = (
         f"Medians of the processor time of {chosen.questions} test users of MovieLens-1M, one at a time on one thread, "
         f"by turns; both have the items' components and gates ready. Items: those of the run {ROW}, each copied with "
-        f"noise of {NOISE} of its vectors' standard deviation.",
+        f"noise of {NOISE} of its vectors' standard deviation: the catalogue is in heaps, as groups would have it.",
     )
     publish(
         "mixture", title="A mixture of logits over many items", rows=[row], notes=notes, body={"each": [slow, fast]}
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
 
 
 @torch.no_grad()
-def a_million(vectors: Tensor, similarity: MixtureOfLogits, items: int) -> Tensor:
+def copied(vectors: Tensor, similarity: MixtureOfLogits, items: int) -> Tensor:
     """What so many items are compared by, row 0 being padding: trained ones [V, D] over and over, with noise."""
     first = torch.Generator().manual_seed(1)
     spread, similarity = vectors.std(0), similarity.eval()

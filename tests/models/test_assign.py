@@ -95,7 +95,7 @@ def test_what_is_held_out_changes_no_code(way: str) -> None:
     assert np.array_equal(found(log, codes=way), found(changed, codes=way))
 
 
-@pytest.mark.parametrize("way", ["svd", "random"])
+@pytest.mark.parametrize("way", WAYS)
 def test_only_items_that_were_met_take_values(way: str) -> None:
     """So that those of the others are not wasted on what is never answered."""
     log = log_of([[1, 2, 3, 4, 39, 40], [4, 3, 2, 1, 39, 40]])
@@ -136,6 +136,16 @@ def test_clusters_are_of_items_that_come_close_together() -> None:
     assert near > 2 * far
     near, far = common("svd")
     assert abs(near - far) < 0.15
+
+
+def test_every_stretch_of_a_history_counts() -> None:
+    """Kinds that are never among the first ten events, between others that are: still they are kept apart."""
+    rng = np.random.default_rng(6)
+    first, kinds = np.arange(1, 21), np.arange(21, 41).reshape(2, 10)
+    rows = [[*rng.permutation(first)[:10], *rng.permutation(kinds[user % 2]), 1, 2] for user in range(60)]
+    codes = found(log_of(rows), code_values=6)[21:].reshape(2, 10, 4)
+    within = np.mean([(kind[:, None] == kind[None]).mean() for kind in codes])
+    assert within > 1.25 * (codes[0][:, None] == codes[1][None]).mean()
 
 
 def test_items_that_always_come_together_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from segue.models.decomposition import right_directions
 from segue.models.settings import ModelSettings
 
 EVENTS = 1 << 22  # of consecutive histories at a time, where pairs are sorted
-NOISE = 1e-5  # of features of the order of one: items that are equal share out their bins and clusters by lot
+NOISE = 1e-5  # of what is scaled to [0, 1]: items that are equal share out their bins by lot
+SHAKE = 1e-3  # of the length of what is clustered: items that are equal share out clusters by lot
 STRETCH = 10  # events of a history that count as close together
 FEATURES_A_PART = 4  # that are clustered: with twice as many MovieLens-1M was learned no better
 COMMONNESS = 2.0  # how much further items are apart by how often they come than by any other feature
@@ -63,8 +64,8 @@ def _by_directions(had: _Had, trained: np.ndarray, parts: int, values: int, rng:
 
 def _by_clusters(had: _Had, trained: np.ndarray, parts: int, values: int, rng: np.random.Generator) -> np.ndarray:
     """The matrix has a row for each stretch of a history, so that items are alike which come close together. A part has
-    several features and its code names the cluster of an item among them: as in product quantisation, where a feature
-    a part as above would spend all of its bits on eight features and none on the others."""
+    several features and its code names the cluster of an item among them, as in product quantisation: one feature a
+    part, as above, would spend all of the code on a few features and nothing on the others."""
     features = _places(had, trained, parts * FEATURES_A_PART, rng)
     generator = _generator(rng)
     found = [
@@ -74,9 +75,10 @@ def _by_clusters(had: _Had, trained: np.ndarray, parts: int, values: int, rng: n
     codes = np.empty((len(trained), parts), dtype=np.uint8)
     for part, each in enumerate(found):
         codes[:, part] = each.nearest(features[:, part::parts])
-    for _ in range(PUSHES):
+    lot = rng.integers(0, parts, len(trained))
+    for push in range(PUSHES):
         late = _like_an_earlier(codes)
-        chosen = rng.integers(0, parts, len(late))
+        chosen = (lot[late] + push) % parts
         for part, each in enumerate(found):  # one part of theirs, by lot, is that of the cluster next to their own
             moved = late[chosen == part]
             codes[moved, part] = each.second_nearest(features[moved, part::parts])
@@ -84,20 +86,28 @@ def _by_clusters(had: _Had, trained: np.ndarray, parts: int, values: int, rng: n
 
 
 def _places(had: _Had, trained: np.ndarray, width: int, rng: np.random.Generator) -> Tensor:
-    """Where items lie [n, width]: in which direction, whatever their number, and how common they are."""
+    """Where items lie [n, width]: in which direction, whatever their number, and how common they are.
+
+    Common items weigh less in the matrix, or all directions would be theirs; but no item much more than the average,
+    or a few that one history alone holds would have directions to themselves (as in regularised spectral clustering).
+    """
     counts = had.counts()
-    directions, sizes = had.directions(width, rng, weights=counts.clamp(min=1).rsqrt())
+    directions, sizes = had.directions(width, rng, weights=(counts + counts[trained].mean()).rsqrt())
     features = directions[trained].mul_(sizes)
-    features[:, 0] = 0  # with these weights the first says how common items are, and nothing else
-    features = functional.normalize(features)
+    del directions
+    features[:, 0] = 0  # the first says above all how common items are, for which there is something better
+    features /= features.norm(dim=1, keepdim=True).clamp_(min=1e-12)
     common = counts[trained].log()
     features[:, 0] = COMMONNESS * (common - common.mean()) / (common.std(correction=0) + 1e-6) / width**0.5
-    return features.add_(torch.randn(features.shape, generator=_generator(rng)), alpha=NOISE)
+    generator = _generator(rng)
+    for feature in features.T:
+        feature.add_(torch.randn(feature.shape, generator=generator), alpha=SHAKE)
+    return features
 
 
 def _like_an_earlier(codes: np.ndarray) -> np.ndarray:
     """The items whose codes are those of an item before them."""
-    return np.setdiff1d(np.arange(len(codes)), np.unique(_names(codes), return_index=True)[1])
+    return np.delete(np.arange(len(codes)), np.unique(_names(codes), return_index=True)[1])
 
 
 def _stretches(begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -152,8 +162,8 @@ class _Some:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Had:
-    """A matrix of histories, or stretches of them, and items, one where it holds an item: twelve bytes an event, and no
-    more."""
+    """A matrix of histories, or stretches of them, and items, one where it holds an item: twelve bytes an event, and
+    twelve for each item that some of them hold."""
 
     some: list[_Some]
     shape: tuple[int, int]

@@ -40,6 +40,8 @@ def carry_over(
             "another: train anew without --from."
         )
     with torch.no_grad():
+        if isinstance(new.items, CodeTable):
+            new.items.codes.copy_(_translated(new.items.codes, learned["items.codes"], rows["items.codes"]))
         for name, tensor in new.state_dict().items():
             if name in FACTS:
                 continue
@@ -76,7 +78,7 @@ def _rows(
     if isinstance(new.items, CategoryTable):
         assert isinstance(old.items, CategoryTable)
         own = _places(_names(old.items.categories, before, category), _names(new.items.categories, now, category))
-    if isinstance(new.items, CodeTable):  # what is learned is the codes', of which new items have some as all others
+    if isinstance(new.items, CodeTable):  # what is learned is the codes', which new items share with others
         tables = {id(new.items.codes): items}
     else:
         tables = {id(table): own for table in new.items.learned}
@@ -87,6 +89,19 @@ def _rows(
             tables[id(part.table)] = _kind_places(old.kinds, new.kinds)
     named = (*new.named_parameters(), *new.named_buffers())
     return {name: tables[id(tensor)] for name, tensor in named if id(tensor) in tables}
+
+
+def _translated(codes: Tensor, kept: Tensor, rows: np.ndarray) -> Tensor:
+    """Codes [V + 1, parts] in the numbers of the `kept` ones, for what was learned of those: a number becomes what most
+    of the items have that had it then too. `rows` [V + 1]: those that items have in `kept`, or NEW."""
+    there = torch.from_numpy(np.flatnonzero(rows[1:] != NEW) + 1)
+    told = codes[there].long(), kept[torch.from_numpy(rows)[there]].long()
+    names, found = 1 + int(max(codes.max(), kept.max())), codes.clone()
+    for part, (now, then) in enumerate(zip(told[0].T, told[1].T, strict=True)):
+        votes = torch.bincount(now * names + then, minlength=names * names).view(names, names)
+        meaning = torch.where(votes.any(1), votes.argmax(1), torch.arange(names))
+        found[:, part] = meaning[codes[:, part].long()]
+    return found
 
 
 def _places(old: pl.Series, new: pl.Series) -> np.ndarray:

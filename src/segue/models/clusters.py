@@ -47,5 +47,5 @@ class Clusters:
         """Of some points at a time, how close they are to each centre [some, clusters]: half of what the squares of
         their distances differ by, less being further."""
         lengths = self.centres.square().sum(1) / 2
-        for some in torch.split(points, max(1, TILE_PRODUCTS // max(1, len(self.centres)))):
+        for some in torch.split(points, max(1, TILE_PRODUCTS // len(self.centres))):
             yield torch.addmm(-lengths, some, self.centres.T)
