@@ -207,6 +207,12 @@ def test_new_items_have_the_old_numbers_of_the_codes_they_share() -> None:
     assert table_of(new).codes[1:].T.tolist() == [[*then, 1, 2, 2]] * 4
 
 
+def test_a_run_of_ids_that_names_the_codes_of_before_still_opens(tmp_path: Path) -> None:
+    settings = ModelSettings(width=8, codes="svd")
+    save_model(build_model(settings, 5, generator=torch.Generator().manual_seed(1)), settings, tmp_path)
+    assert load_model(tmp_path).items.n_items == 5
+
+
 def test_no_item_can_be_added() -> None:
     with pytest.raises(SettingsError, match="can say nothing of new ones"):
         model_of().items.extended(NO_FACTS)

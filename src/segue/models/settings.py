@@ -344,7 +344,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ("content_hidden", self.has_content, f"items = {self.items!r} has no content"),
             ("code_parts", self.items == "codes", "it belongs to items = 'codes'"),
             ("code_values", self.items == "codes", "it belongs to items = 'codes'"),
-            ("codes", self.items == "codes", "it belongs to items = 'codes'"),
+            # "svd" was the default once, so runs of any kind may be written with it.
+            ("codes", self.items == "codes" or self.codes == "svd", "it belongs to items = 'codes'"),
             ("id_dropout", self.items == "ids+vectors", "it belongs to items = 'ids+vectors'"),
         ):
             # What a builder from outside makes of its settings is not known here.
