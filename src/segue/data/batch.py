@@ -25,8 +25,16 @@ class Batch:
     kinds: np.ndarray | None = None  # [T] int64
     values: np.ndarray | None = None  # [T] float32
     histories: np.ndarray | None = None  # [B] int64: events that are history, where those after them continue it
+    users: np.ndarray | None = None  # [B] int64: whose they are, where it matters: a user may have several windows
 
-    def tokens(self, chosen: np.ndarray, lengths: np.ndarray, *, asked: np.ndarray | None = None) -> Batch:
+    def tokens(
+        self,
+        chosen: np.ndarray,
+        lengths: np.ndarray,
+        *,
+        asked: np.ndarray | None = None,
+        users: np.ndarray | None = None,
+    ) -> Batch:
         """The tokens `chosen` (rows, or a mask), of which each user then has `lengths`."""
         return Batch(
             items=self.items[chosen],
@@ -35,6 +43,7 @@ class Batch:
             asked=asked,
             kinds=None if self.kinds is None else self.kinds[chosen],
             values=None if self.values is None else self.values[chosen],
+            users=users,
         )
 
 
@@ -44,7 +53,14 @@ def ragged_rows(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.asarray(np.arange(lengths.sum()) + np.repeat(starts - first, lengths))
 
 
-def gather(sequences: Sequences, starts: np.ndarray, ends: np.ndarray, *, asked: np.ndarray | None = None) -> Batch:
+def gather(
+    sequences: Sequences,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    *,
+    asked: np.ndarray | None = None,
+    users: np.ndarray | None = None,
+) -> Batch:
     """Pack the rows starts[b] .. ends[b] of each b."""
     lengths = ends - starts
     rows = ragged_rows(starts, lengths)
@@ -55,6 +71,7 @@ def gather(sequences: Sequences, starts: np.ndarray, ends: np.ndarray, *, asked:
         asked=None if asked is None else asked // MICROSECONDS,
         kinds=None if sequences.kinds is None else sequences.kinds[rows].astype(np.int64),
         values=None if sequences.values is None else sequences.values[rows],
+        users=users,
     )
 
 
@@ -104,7 +121,7 @@ def epoch_batches(
         groups = cut_by_budget(lengths[users], tokens)
         for index in rng.permutation(len(groups)):
             chosen = users[groups[index]]
-            yield gather(sequences, starts[chosen], ends[chosen])
+            yield gather(sequences, starts[chosen], ends[chosen], users=sequences.owners(starts[chosen]))
 
 
 def case_batches(
@@ -136,7 +153,7 @@ def newest(batch: Batch, length: int, step: int = 1) -> Batch:
         return batch
     ends = np.cumsum(batch.lengths)
     kept = batch.lengths - window_begins(batch.lengths, length, step)
-    return batch.tokens(ragged_rows(ends - kept, kept), kept, asked=batch.asked)
+    return batch.tokens(ragged_rows(ends - kept, kept), kept, asked=batch.asked, users=batch.users)
 
 
 def take(batch: Batch, rows: np.ndarray, length: int | None = None, step: int = 1) -> Batch:
@@ -146,5 +163,6 @@ def take(batch: Batch, rows: np.ndarray, length: int | None = None, step: int = 
     lengths = batch.lengths[rows]
     kept = lengths if length is None else lengths - window_begins(lengths, length, step)
     chosen = ragged_rows(np.cumsum(batch.lengths)[rows] - kept, kept)
-    taken = batch.tokens(chosen, kept, asked=None if batch.asked is None else batch.asked[rows])
+    asked, users = (None if one is None else one[rows] for one in (batch.asked, batch.users))
+    taken = batch.tokens(chosen, kept, asked=asked, users=users)
     return taken if length is not None or batch.histories is None else replace(taken, histories=batch.histories[rows])

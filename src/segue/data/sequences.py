@@ -24,3 +24,7 @@ class Sequences:
     @property
     def n_events(self) -> int:
         return len(self.items)
+
+    def owners(self, rows: np.ndarray) -> np.ndarray:
+        """Whose events these rows are."""
+        return np.asarray(np.searchsorted(self.offsets, rows, side="right") - 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from segue.objective.scores import own_scores, shared_scores
 from segue.objective.settings import ANSWERS, ObjectiveSettings
 from segue.objective.softmax import coded_softmax, full_softmax, sampled_softmax, shared_softmax
 from segue.objective.task import EXTRA, Continuation, Examples, MaskedItem, Recency, Task, next_item
+from segue.objective.users import Positives, Shares
 from segue.objective.window import AllAction, DenseAllAction, NextAction
 
 LEAST_CODED = 10_000  # items from which on a full softmax goes by their codes
@@ -63,6 +65,16 @@ class Objective:
         self.sampler = _sampler(settings, counts, self._answers, self._candidates)
         among = len(counts) - 1 if self._candidates is None else len(self._candidates)
         self._beta = gbce_beta(among, settings.negatives, settings.calibration) if settings.loss == "gbce" else 1.0
+        self._shares: Shares | None = None
+        self._positives: Positives | None = None
+
+    def meet(self, windows: Iterable[Batch], histories: Iterable[Batch], n_users: int) -> None:
+        """Look once, before training, at all windows and at whole training histories for what no batch can tell of its
+        users. Without it the users of a batch are all there are."""
+        if self.settings.equal_users:
+            self._shares = Shares.of(windows, self._task, n_users)
+        if isinstance(self._task, NextAction | DenseAllAction | AllAction) and self.sampler is not None:
+            self._positives = Positives.of(histories, self._task.positive, n_users)
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -71,7 +83,23 @@ class Objective:
 
     def examples(self, batch: Batch, rng: np.random.Generator) -> Examples:
         """What to encode of a batch, which states to question, and the right answers."""
-        return self._task(batch, rng)
+        examples = self._task(batch, rng)
+        return examples if self._positives is None else replace(examples, own=self._positives.own(examples))
+
+    def weight(self, examples: Examples) -> float:
+        """What the questions count together: their number, or that of the states or users that count alike."""
+        if self.settings.loss == "lambdarank":
+            assert examples.positions is not None
+            return len(np.unique(examples.positions))
+        if self.settings.equal_users:
+            rows = np.unique(examples.users)
+            return len(rows) if self._shares is None else float(self._shares.rows(examples)[rows].sum())
+        return len(examples.targets) if examples.weights is None else float(examples.weights.sum())
+
+    def scale(self, examples: Examples) -> float:
+        """What the mean loss of a batch is to be multiplied by before its gradient is taken: where users count alike,
+        a batch of many has to count more than one of few."""
+        return 1.0 if self._shares is None else self.weight(examples) / self._shares.users_a_batch
 
     def loss(
         self,
@@ -106,6 +134,8 @@ class Objective:
         if self.settings.equal_users and len(hidden):
             weights = hidden.new_ones(len(hidden)) if weights is None else weights
             weights = user_weights(weights, _tensor(examples.users, hidden))
+            if self._shares is not None:
+                weights = weights * _tensor(self._shares.rows(examples)[examples.users], hidden).to(weights)
         draws = model.draws(hidden) if isinstance(model, DrawingModel) else None
         if draws is None:
             return self._asked(model, hidden, weights, part, generator)
@@ -140,16 +170,7 @@ class Objective:
 
     def _share(self, mean: Tensor, part: Part) -> Tensor:
         """A mean over the part's questions → what it is of the mean over all."""
-        return mean if part.team.size == 1 else mean * (self._weight(part.own) / self._weight(part.whole))
-
-    def _weight(self, examples: Examples) -> float:
-        """What the questions count together: their number, or that of the states or users that count alike."""
-        if self.settings.loss == "lambdarank":
-            assert examples.positions is not None
-            return len(np.unique(examples.positions))
-        if self.settings.equal_users:
-            return len(np.unique(examples.users))
-        return len(examples.targets) if examples.weights is None else float(examples.weights.sum())
+        return mean if part.team.size == 1 else mean * (self.weight(part.own) / self.weight(part.whole))
 
     def _many(self, items: CodeTable) -> bool:
         """Whether candidates are so many that sums over their codes are faster than products with their vectors."""

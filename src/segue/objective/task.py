@@ -20,7 +20,7 @@ class Examples:
     targets: np.ndarray  # [M] int64, item numbers
     positions: np.ndarray | None = None  # [M] int64, the input tokens questioned; None: all of them, in order
     weights: np.ndarray | None = None  # [M] float32; None: all alike
-    own: tuple[np.ndarray, np.ndarray] | None = None  # users [P] and items [P] int64: no negatives of theirs
+    own: tuple[np.ndarray, np.ndarray] | None = None  # rows [P] of the inputs, items [P] int64: no negatives of theirs
 
     @property
     def users(self) -> np.ndarray:
@@ -45,7 +45,8 @@ def next_item(batch: Batch, rng: np.random.Generator) -> Examples:  # noqa: ARG0
     inputs[ends - 1] = False
     answers[ends - batch.lengths] = False
     return Examples(
-        inputs=batch.tokens(inputs, batch.lengths - 1, asked=batch.times[ends - 1]), targets=batch.items[answers]
+        inputs=batch.tokens(inputs, batch.lengths - 1, asked=batch.times[ends - 1], users=batch.users),
+        targets=batch.items[answers],
     )
 
 
@@ -132,7 +133,7 @@ class Recency:
         asked = own[cut] & ~kept[drawn]
         pairs = np.unique(last[cut[asked]] * tokens + drawn[asked])  # each answer once a state
         return Examples(
-            inputs=batch.tokens(kept, lengths, asked=batch.times[begins + batch.lengths - 1]),
+            inputs=batch.tokens(kept, lengths, asked=batch.times[begins + batch.lengths - 1], users=batch.users),
             targets=batch.items[pairs % tokens],
             positions=pairs // tokens,
         )

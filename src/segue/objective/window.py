@@ -132,9 +132,9 @@ def _examples(batch: Batch, ahead: Ahead, asked: np.ndarray, answers: np.ndarray
     places, lengths = _places(batch.lengths), np.zeros_like(batch.lengths)
     np.maximum.at(lengths, owner[asked], places[asked] + 1)
     kept, known = places < lengths[owner], lengths > 0
-    own = ahead.places[known[owner[ahead.places]]]
+    own, users = ahead.places[known[owner[ahead.places]]], None if batch.users is None else batch.users[known]
     return Examples(
-        inputs=batch.tokens(kept, lengths[known], asked=batch.times[(begins + lengths)[known]]),
+        inputs=batch.tokens(kept, lengths[known], asked=batch.times[(begins + lengths)[known]], users=users),
         targets=batch.items[answers],
         positions=(np.cumsum(kept) - 1)[asked],
         own=((np.cumsum(known) - 1)[owner[own]], batch.items[own]),

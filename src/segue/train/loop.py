@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from segue.data.batch import Batch, epoch_batches, window_starts
+from segue.data.batch import Batch, cut_by_budget, epoch_batches, gather, window_starts
 from segue.data.sequences import Sequences
 from segue.errors import TrainingError
 from segue.layers.dropout import draw_from
@@ -66,6 +66,23 @@ class Windows:
     def batches(self, tokens: int, rng: np.random.Generator) -> Iterator[Batch]:
         return epoch_batches(self.sequences, self.starts, self.ends, tokens=tokens, rng=rng)
 
+    def in_order(self, tokens: int) -> Iterator[Batch]:
+        """Every window once, as they come."""
+        return _gathered(self.sequences, self.starts, self.ends, tokens)
+
+    def histories(self, tokens: int) -> Iterator[Batch]:
+        """All that each user did up to the end of its newest window."""
+        users, place = np.unique(self.sequences.owners(self.starts), return_inverse=True)
+        ends = np.zeros(len(users), dtype=np.int64)
+        np.maximum.at(ends, place, self.ends)
+        return _gathered(self.sequences, np.asarray(self.sequences.offsets)[users], ends, tokens)
+
+
+def _gathered(sequences: Sequences, starts: np.ndarray, ends: np.ndarray, tokens: int) -> Iterator[Batch]:
+    """In batches of about so many tokens."""
+    for some in cut_by_budget(ends - starts, tokens):
+        yield gather(sequences, starts[some], ends[some], users=sequences.owners(starts[some]))
+
 
 def training_windows(sequences: Sequences, ends: np.ndarray, *, length: int, stride: int | None = None) -> Windows:
     """The newest `length` events of each user before `ends`, or with a `stride` also older windows of that length,
@@ -106,6 +123,7 @@ def fit(
     same weights, and the first one writes the state, from which any number of them can go on.
     """
     state = TrainingState(model, optimiser(model, settings), seed=settings.seed, counted=objective.state)
+    objective.meet(windows.in_order(settings.tokens), windows.histories(settings.tokens), windows.sequences.n_users)
     if team.by_first(state_file.exists):
         state.load(state_file)
     elif continued and judge:
@@ -157,7 +175,7 @@ def _epoch(
     team: Team,
 ) -> None:
     """Every user once, in one of the processes."""
-    model, began, total, asked, done = state.model.train(), time.perf_counter(), 0.0, 0, 0
+    model, began, total, counted, asked, done = state.model.train(), time.perf_counter(), 0.0, 0.0, 0, 0
     assert isinstance(model, SequenceModel)
     device = next(model.parameters()).device
     for batch in windows.batches(settings.tokens, state.rng):
@@ -170,15 +188,16 @@ def _epoch(
         hidden = model.encode(tensors(part.own.inputs, device))
         loss = objective.loss(model, hidden, examples, state.generator, part)
         state.adamw.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss * objective.scale(examples))
         value = add_up_gradients(list(model.parameters()), loss, team)
         if not math.isfinite(value):
             raise _diverged(f"The loss became {value}", state)
         set_step_size(state.adamw, settings, step=state.progress.step, passed=passed)
         state.step(settings)
-        total, asked = total + value * len(examples.targets), asked + len(examples.targets)
+        weight = objective.weight(examples)
+        total, counted, asked = total + value * weight, counted + weight, asked + len(examples.targets)
         if progress:
-            progress(_step(state, epochs, done, windows, loss=total / asked, elapsed=time.perf_counter() - began))
+            progress(_step(state, epochs, done, windows, loss=total / counted, elapsed=time.perf_counter() - began))
     if not asked:
         raise TrainingError(
             f"No event before the split can be asked for: objective.task = {objective.settings.task!r} needs positive "
@@ -190,7 +209,7 @@ def _epoch(
         raise _diverged("The weights became infinite", state)
     state.progress.epoch += 1
     state.progress.seconds.append(time.perf_counter() - began)
-    state.progress.history.append({"epoch": state.progress.epoch, "loss": total / asked, "positions": asked})
+    state.progress.history.append({"epoch": state.progress.epoch, "loss": total / counted, "positions": asked})
 
 
 def _diverged(what: str, state: TrainingState) -> TrainingError:
