@@ -1,4 +1,4 @@
-"""What is known of users beyond a batch: they weigh the same over an epoch, and none of their positives is a negative."""
+"""What is known of users beyond a batch: all weigh the same over an epoch, and no positive of theirs is a negative."""
 
 from __future__ import annotations
 

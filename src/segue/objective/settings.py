@@ -80,8 +80,8 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     answers of a state, for `all-action`. Of a history longer than a window the newest so many are never inputs."""
     positive: tuple[Positive, ...] = ()
     """The events that `dense-all-action`, `all-action` and `next-action` ask for, such as [{kind = "buy"}, {kind =
-    "rate", min_value = 4.0}]; where none is named, all. Of drawn negatives a user's own positives are left out, all that its training history
-    holds."""
+    "rate", min_value = 4.0}]; where none is named, all. No positive of a user's training history is drawn as a negative
+    of it."""
     equal_users: bool = False
     """Whether every user weighs the same in an epoch, however many of its states are asked, in however many windows:
     the mean of the users' means."""

@@ -1,4 +1,4 @@
-"""What training knows of users beyond a batch: in how many windows each is asked, and all that each is to be asked for.
+"""What training knows of users beyond a batch: the windows in which each is asked, and all that each is asked for.
 
 A user with a long history has several windows, which come in different batches, and a batch of long windows has few
 users. So neither a user's weight nor the items that are no negatives of it can be seen in a batch.
