@@ -15,7 +15,8 @@ import datetime
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +55,8 @@ ROOT = Path(__file__).parent.parent
 EVENTS = "events.tsv.gz"
 TABLE = "table"
 ORDER = "shuffled place"
+NONE = "none"
+"""As a choice of trainings: nothing is trained, and what is there is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,17 @@ class Places:
     cache: Path
 
 
+@contextmanager
+def goes_on() -> Iterator[None]:
+    """Around a command whose trainings can be taken up again: Ctrl-C ends it with a sentence, not with a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        complain("Interrupted; the same command goes on from the last epoch that was finished.")
+        sys.exit(130)
+
+
+@goes_on()
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="make results", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--row", help=f"ROW=: a row of bench/results.toml, or {TABLE} to write the tables only")
@@ -158,6 +172,23 @@ def trained(one: Training, data: api.Data, cache: Path, progress: Callable[[Step
         run.parent.mkdir(parents=True, exist_ok=True)
         _train(one, data, run, progress)
     return run
+
+
+def chosen_of(trainings: Sequence[Training], only: str | None) -> list[Training]:
+    """All of them, or those of the row or of the single training with this name, which is what follows its last /."""
+    if only is None:
+        return list(trainings)
+    if only == NONE:
+        return []
+    found = [one for one in trainings if only in (_short(one.row.name), _short(one.name))]
+    if not found:
+        known = ", ".join(_short(one.name) for one in trainings)
+        raise InputError(f"There is no training {only!r}; there are {known}, and {NONE} trains nothing.")
+    return found
+
+
+def _short(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _train(one: Training, data: api.Data, run: Path, progress: Callable[[Step], None] | None) -> None:
@@ -263,6 +294,3 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except SegueError as error:
         sys.exit(f"results: {error}")
-    except KeyboardInterrupt:
-        complain("Interrupted; the same command goes on from the last epoch that was finished.")
-        sys.exit(130)

@@ -16,6 +16,8 @@ from bench import cold, window
 from bench.__main__ import MAY_HAVE_DATA, NEED_DATA, SUBJECTS
 from bench.moments import EVENTS, ITEMS, ML_1M, SHOP, prepared
 from bench.paired import averaged, difference, difference_of_falls, mean_interval, verdict
+from bench.quality import chosen_of
+from bench.quality_table import figure
 from bench.section import markdown, plain, write_section
 from segue.config import make_settings, read_recipe, recipe_names
 from segue.data.batch import Batch
@@ -26,6 +28,7 @@ from segue.evaluate.metrics import Difference
 from segue.evaluate.ranks import MISS
 from segue.evaluate.settings import EvaluateSettings
 from segue.evaluate.window import WindowEvaluation, evaluate_window
+from segue.folders import read_manifest
 
 USERS = np.arange(40)
 
@@ -114,6 +117,34 @@ def _shop() -> list[Any]:
     return window.trainings("shop", window.ARMS, [1])
 
 
+def test_seen_items_stay_answers_in_the_shop() -> None:
+    kept = [make_settings(read_recipe(one.row.recipe), one.overrides).evaluate.seen for one in _shop()]
+    assert kept == ["keep"] * len(window.ARMS)
+
+
+def test_one_training_can_be_chosen_and_a_misspelt_one_is_refused(tmp_path: Path) -> None:
+    there = window.trainings("shop", window.ARMS, [1, 2])
+    assert chosen_of(there, None) == there and chosen_of(there, "none") == []
+    assert [one.name for one in chosen_of(there, "dense")] == ["window-shop/dense-1", "window-shop/dense-2"]
+    assert [one.name for one in chosen_of(there, "dense-2")] == ["window-shop/dense-2"]
+    for main in (window.main, cold.main):
+        with pytest.raises(InputError, match=r"There is no training 'dens'; there are .*-3, and none trains nothing"):
+            main(["--data", str(tmp_path), "--cache", str(tmp_path), "--only", "dens"])
+
+
+@pytest.mark.parametrize("subject", [window, cold])
+def test_an_interrupted_bench_says_how_it_goes_on(
+    subject: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subject, "prepared", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        subject.main(["--data", str(tmp_path), "--cache", str(tmp_path)])
+    assert ended.value.code == 130 and "the same command goes on" in capsys.readouterr().err
+
+
 def test_every_claim_is_about_arms_that_there_are() -> None:
     names = {arm.name for arm in window.ARMS}
     assert all({claim.ours, claim.theirs} <= names for claim in window.CLAIMS) and len(window.CLAIMS) == 6
@@ -192,12 +223,43 @@ def test_rows_of_arms_ages_and_claims(
     assert [row["recall@10 at age"] for row in ages] == ["dense", "sasrec"]
     fresh, stale = (np.mean([one.values[age]["recall@10"].mean() for one in dense.aged]) for age in (0, 14))
     assert ages[0]["lost by 14 d"] == f"{1 - stale / fresh:.1%}"
-    (claim,) = window.claim_rows(found)  # the only one between these two
-    assert claim["claim"].startswith("lost in 14 days") and claim["so"] in (
-        "undecided",
-        "against the paper",
-        "as in the paper",
+    fresh, stale = (
+        np.mean([next(at for at in one.report.ages if at.days == age).metrics["p90_coverage@10"] for one in dense.aged])
+        for age in (0, 14)
     )
+    assert ages[0]["p90_coverage@10 at 0 d"] == figure(float(fresh))
+    assert ages[0]["p90_coverage@10 at 14 d"] == figure(float(stale))
+    (claim,) = window.claim_rows(found)
+    assert claim["claim"].startswith("lost in 14 days"), "the only one between these two"
+
+
+def test_claims_on_values_whose_verdict_is_known(
+    measured: tuple[dict[str, window.Measured], WindowEvaluation],
+) -> None:
+    """Dense is better than all-action, which is worse than next action; dense and next agree in the mean alone. With
+    age dense loses a half, SASRec a quarter."""
+    odd = np.arange(len(measured[1].users)) % 2
+    found = {
+        "dense": _planted(measured[1], fresh=0.4 + 0.2 * odd, stale=0.2 + 0.1 * odd),
+        "all": _planted(measured[1], fresh=0.3 + 0.2 * odd, stale=0.3 + 0.2 * odd),
+        "next": _planted(measured[1], fresh=0.6 - 0.2 * odd, stale=0.3 - 0.1 * odd),
+        "sasrec": _planted(measured[1], fresh=0.4 + 0.2 * odd, stale=0.3 + 0.15 * odd),
+    }
+    said = [(row["claim"], row["difference here"], row["so"]) for row in window.claim_rows(found)]
+    assert said == [
+        ("dense all-action over all-action", "+0.1000", "as in the paper"),
+        ("all-action over next action", "-0.1000", "against the paper"),
+        ("dense all-action over next action", "+0.0000", "undecided"),
+        ("lost in 14 days: dense less than SASRec", "+25.0%", "against the paper"),
+    ]
+    swapped = {"dense": found["sasrec"], "sasrec": found["dense"]}
+    assert [row["so"] for row in window.claim_rows(swapped)] == ["as in the paper"]
+
+
+def _planted(like: WindowEvaluation, *, fresh: np.ndarray, stale: np.ndarray) -> window.Measured:
+    """An arm whose users have these values, fresh and at the greatest age."""
+    one = replace(like, values={0: {window.RECALL: fresh}, window.AGES[-1]: {window.RECALL: stale}})
+    return window.Measured(plain=[one], aged=[one], minutes=1.0)
 
 
 def test_the_tables_go_into_the_document(
@@ -219,13 +281,38 @@ def test_the_tables_go_into_the_document(
 # --- cold items ------------------------------------------------------------------------------------------------------
 
 
+_LISTS = ((np.arange(1, 11), np.arange(1, 11)), (np.arange(1, 11), np.arange(11, 21)))
+"""What two users are shown: the same ten items, or ten of their own."""
+
+
+def test_both_recipes_are_trained_alike() -> None:
+    plain, content = (
+        make_settings(read_recipe(one.row.recipe), one.overrides)
+        for recipe in (cold.PLAIN, cold.CONTENT)
+        for one in cold.trainings(recipe, [1])
+    )
+    assert plain.train == content.train and plain.evaluate == content.evaluate
+    assert (plain.model.dropout, plain.model.width) == (content.model.dropout, content.model.width) == (0.5, 128)
+
+
+def test_the_epoch_that_validation_chose_is_named(cycle_run: Path) -> None:
+    training = read_manifest(cycle_run, "run")["training"]
+    said = f"{training['best_epoch']} of {training['epochs']}"
+    assert cold.epochs_note({"sasrec": [cycle_run] * 2}) == f"Best epoch of each seed: sasrec {said}, {said}."
+
+
 def test_cold_and_warm_targets_apart() -> None:
     """Four targets, two of them cold. Plain misses those; with contents one of them is found, and a warm target falls
-    from rank 1 to rank 3, which is half of its ndcg@10: a third of the mean of 1 and 1/2 is lost."""
+    from rank 1 to rank 3, which is half of its ndcg@10: a third of the mean of 1 and 1/2 is lost. Plain shows 10 items
+    to both users; with contents one has 10 others."""
     users, is_cold = np.array([1, 1, 2, 2]), np.array([False, True, False, True])
-    plain = cold.Ranked([np.array([1, MISS, 3, MISS])], users, is_cold)
-    content = cold.Ranked([np.array([3, 50, 3, 51])], users, is_cold)
+    same, apart = (np.bincount(np.concatenate(lists), minlength=1001) for lists in _LISTS)
+    plain = cold.Ranked([np.array([1, MISS, 3, MISS])], [same], users, is_cold)
+    content = cold.Ranked([np.array([3, 50, 3, 51])], [apart], users, is_cold)
     table = cold.rows(plain, content, n_items=1000)
+    assert [row["coverage@10"] for row in table] == [".0100", ".0200", "–"]
+    assert [row["p90_coverage@10"] for row in table] == [".0090", ".0180", "–"]
+    assert len({tuple(row) for row in table}) == 1, "every row has the same columns"
     assert [row["cold hit@50"] for row in table] == [".0000", ".5000", ".0500"]
     assert [row["times chance"] for row in table] == ["0.0", "10.0", "1.0"]
     assert table[0]["warm ndcg@10"] == ".7500" and table[1]["warm ndcg@10"] == ".5000"

@@ -180,6 +180,7 @@ def evaluate(
     at: Sequence[int] | None = None,
     days: float,
     ages: Sequence[float] = (0,),
+    interest: str | None = None,
     encoder: Builder | None = None,
     progress: Measured | None = None,
 ) -> WindowReport: ...
@@ -192,6 +193,7 @@ def evaluate(
     at: Sequence[int] | None = None,
     days: float | None = None,
     ages: Sequence[float] = (0,),
+    interest: str | None = None,
     encoder: Builder | None = None,
     progress: Measured | None = None,
 ) -> Report | WindowReport:
@@ -200,6 +202,8 @@ def evaluate(
     days: measure by window instead, on data prepared with `--split time:WHEN`: how much of what each user meets in so
         many days after WHEN is among the answers.
     ages: of the window, also with histories that end so many days before WHEN: how fast an embedding ages.
+    interest: of the window, a column of the catalogue, such as a category: how varied a user's list is in it, in the
+        place of the run's `evaluate.interest`.
     encoder: as for `load`, where `run` is a folder.
 
     A run trained with `all_events` has seen the test part: for it this is the report of the run that chose its epochs.
@@ -209,9 +213,10 @@ def evaluate(
 
     recommender = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
     refuse_added(recommender.manifest, recommender.folder, "measured", "measure")
-    settings = settings_of(recommender)
-    if at is not None:
-        settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, at=tuple(at)))
+    settings, asked = settings_of(recommender), dict[str, Any]()
+    asked |= {} if at is None else {"at": tuple(at)}
+    asked |= {} if interest is None else {"interest": interest}
+    settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, **asked))
     if days is not None:
         return _evaluate_window(recommender, data, settings, days, ages, progress)
     if not recommender.manifest["all"]:

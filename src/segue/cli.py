@@ -377,19 +377,29 @@ def evaluate(
             "--ages", help="Also with histories that end so many days earlier, such as 0,1,3,7,14.", show_default="0"
         ),
     ] = None,
+    interest: Annotated[
+        str | None,
+        typer.Option(
+            "--interest",
+            help="With --days: a column of the catalogue, such as a category, in which lists are varied or not.",
+            metavar="COLUMN",
+            show_default="the run's",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure a run and the baselines with one ruler."""
     from segue import api
 
-    if ages is not None and days is None:
-        raise InputError("--ages needs --days: how many days after the moment of the split are asked for.")
+    for name, given in (("--ages", ages), ("--interest", interest)):
+        if given is not None and days is None:
+            raise InputError(f"{name} needs --days: how many days after the moment of the split are asked for.")
     depths, old = None if at is None else _depths(at), (0.0,) if ages is None else _ages(ages)
     with MeasureDisplay(quiet=json) as display:
         report = (
             api.evaluate(run, data=data, at=depths, progress=display)
             if days is None
-            else api.evaluate(run, data=data, at=depths, days=days, ages=old, progress=display)
+            else api.evaluate(run, data=data, at=depths, days=days, ages=old, interest=interest, progress=display)
         )
     if json:
         answer(report)

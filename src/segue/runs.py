@@ -308,6 +308,13 @@ def ruler_of(model: SequenceModel, data: Data, settings: Settings) -> Ruler:
     )
 
 
+def _refuse_unmeasurable(settings: Settings, data: Data) -> None:
+    """What evaluation by window would refuse, before anything is trained."""
+    if settings.evaluate.days:
+        _refuse_windowless(data)
+    data.vocabulary.categories(settings.evaluate.interest)  # refuses a column that the catalogue has not
+
+
 def _refuse_windowless(data: Data) -> None:
     """Days after a moment need a moment that is the same for everybody, and days."""
     if data.manifest["split"]["kind"] == "last":
@@ -381,8 +388,7 @@ def _begun(
     refuse_other_builder(settings.model, encoder, whose="The recipe" if from_run is None else str(from_run.folder))
     PositiveEvents(settings.objective.positive, data.kinds).refuse_without_values(data.sequences.values)
     _refuse_missing_times(settings, data)
-    if settings.evaluate.days:
-        _refuse_windowless(data)
+    _refuse_unmeasurable(settings, data)
     partial, name = folders.partial_of(run), str(recipe or DEFAULT_RECIPE)
     if run.exists():
         raise FolderError(
@@ -497,6 +503,7 @@ def _taken_up(
     named = [] if encoder is None else [_setting(before.model.encoder)]
     settings = make_settings(read_recipe(recipe) if recipe else tables, [*overrides, *named])
     refuse_changes(before, settings)
+    _refuse_unmeasurable(settings, data)
     terms = msgspec.structs.replace(belonging, everything=everything or belonging.everything)
     if source == partial:
         _write_terms(partial, settings, terms)

@@ -240,9 +240,28 @@ def test_what_a_model_knows_by_content_may_be_answered() -> None:
         return evaluate_window(scorer, log, split, n_items=3, settings=KEPT, days=14, answerable=answerable).report
 
     assert (report().unknown, report().metrics["recall@1"]) == (1, 0)
+    assert [(part.name, part.targets, part.metrics["recall@2"]) for part in report().by_target] == [("cold", 1, 0)]
     content = report(answerable=lambda counts: np.arange(len(counts)) > 0)
     assert (content.unknown, content.metrics["recall@1"]) == (0, 1), "it is read in the history, too"
     assert content.baselines["last-item"]["recall@1"] == 0 and content.baselines.keys() == report().baselines.keys()
+
+
+def test_warm_and_cold_targets_by_hand() -> None:
+    """Training met 1 and 2. The first user meets 2 and 3 after 1, the second 3 alone; 2 and 3 are shown to both."""
+    log = days([(1, 1), (2, 2), (1, 9), (2, 11), (3, 12)], [(1, 1), (3, 12)])
+    scorer, everything = by_last_item({1: [2, 3, 1]}, 3), np.arange(4) > 0
+    report = evaluate_window(
+        scorer, log, split_at(log), n_items=3, settings=KEPT, days=14, answerable=lambda _: everything
+    ).report
+    warm, cold = report.by_target
+    assert (warm.name, warm.users, warm.targets) == ("warm", 1, 1)
+    assert (cold.name, cold.users, cold.targets) == ("cold", 2, 2)
+    assert warm.metrics == {"recall@1": 1, "hit@1": 1, "recall@2": 1, "hit@2": 1}
+    assert cold.metrics == {"recall@1": 0, "hit@1": 0, "recall@2": 1, "hit@2": 1}
+    lines = [line.split() for line in window_table(report).splitlines()]
+    assert ["warm", "1", "1", "1.0000", "1.0000"] in lines and ["cold", "2", "2", "1.0000", "1.0000"] in lines
+    assert [part.name for part in measured().report.by_target] == ["warm"], "where there are none"
+    assert "cold" not in window_table(measured().report)
 
 
 def test_ties_count_against_the_scorer() -> None:
@@ -295,6 +314,41 @@ def test_recall_is_what_counting_gives(seed: int, ties: bool, age: float) -> Non
         slowly = recall_slowly(log, scorer, age, k)
         assert evaluation.users.tolist() == list(slowly)
         assert evaluation.values[age][f"recall@{k}"] == pytest.approx(list(slowly.values()))
+
+
+def parts_slowly(log: Sequences, scorer: Table, k: int, *, cold: bool) -> list[float]:
+    """The recall of each user with targets that training met, or never met, over these, counted one by one. Every
+    item may be answered and read."""
+    met = {int(item) for item, time in zip(log.items, log.times, strict=True) if time < 5 * DAY}
+    recalls = []
+    for user in range(log.n_users):
+        rows = range(log.offsets[user], log.offsets[user + 1])
+        events = [(int(log.items[row]), int(log.times[row]) / DAY) for row in rows]
+        targets = {item for item, day in events if 10 < day <= 24 and (item not in met) == cold}
+        if targets:
+            scores = scorer.table[[item for item, day in events if day < 10][-1]].tolist()[1:]
+            within = [item for item in targets if sum(other >= scores[item - 1] for other in scores) <= k]
+            recalls.append(len(within) / len(targets))
+    return recalls
+
+
+@given(st.integers(0, 10_000), st.booleans())
+@settings(max_examples=20)
+def test_warm_and_cold_targets_are_what_counting_gives(seed: int, ties: bool) -> None:
+    log, scorer = random_log(seed, users=6, n_items=20), random_scorer(seed, ties=ties, n_items=20)
+    how = EvaluateSettings(seen="keep", at=(1, 5, 12), bootstrap=0)
+    split, everything = split_at(log), np.arange(21) > 0
+    report = evaluate_window(
+        scorer, log, split, n_items=20, settings=how, days=14, answerable=lambda _: everything, baselines=False
+    ).report
+    slowly = {name: {k: parts_slowly(log, scorer, k, cold=name == "cold") for k in how.at} for name in ("warm", "cold")}
+    assert [part.name for part in report.by_target] == [name for name, by_depth in slowly.items() if by_depth[1]]
+    assert sum(part.targets for part in report.by_target) == report.targets
+    for part in report.by_target:
+        for k, recalls in slowly[part.name].items():
+            assert part.users == len(recalls)
+            assert part.metrics[f"recall@{k}"] == pytest.approx(np.mean(recalls))
+            assert part.metrics[f"hit@{k}"] == pytest.approx(np.mean([recall > 0 for recall in recalls]))
 
 
 @given(st.integers(0, 10_000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import polars as pl
@@ -80,6 +81,27 @@ def test_the_command_says_what_python_says(line: CommandLine, daily: Path) -> No
     assert "metrics" in line.answers("evaluate", daily / "run") and "ages" not in line.answers(
         "evaluate", daily / "run"
     )
+
+
+def test_interest_may_be_named_when_measuring(line: CommandLine, daily: Path) -> None:
+    """In a column where every item has a value of its own, a list of three has the entropy of three kinds."""
+    own, shelves = (segue.evaluate(daily / "run", days=1, interest=name).metrics for name in ("id", "shelf"))
+    assert own["entropy@3"] == pytest.approx(math.log(3)) and own["entropy@1"] == 0
+    assert shelves == segue.evaluate(daily / "run", days=1).metrics, "the run's own"
+    assert "entropy@3" not in segue.evaluate(daily / "run", days=1, interest="").metrics
+    assert line.answers("evaluate", daily / "run", "--days", "1", "--interest", "id")["metrics"] == own
+    misspelt = ("no column 'shelv'", "it has shelf")
+    line.refuses("evaluate", daily / "run", "--days", "1", "--interest", "shelv", says=misspelt)
+    line.refuses("evaluate", daily / "run", "--interest", "shelf", says=("--interest needs --days",))
+
+
+def test_a_misspelt_interest_is_refused_before_training(line: CommandLine, daily: Path, quick_recipe: Path) -> None:
+    misspelt, says = ("--set", "evaluate.interest=shelv"), ("no column 'shelv'", "it has shelf")
+    line.refuses("train", daily / "data", "--out", "run", "--recipe", quick_recipe, *misspelt, says=says)
+    assert not list(line.folder.glob("run*"))
+    more = ("--resume", "--set", "train.epochs=16")
+    line.refuses("train", daily / "data", "--out", daily / "run", *more, *misspelt, says=says)
+    assert not (daily / "run.partial").exists()
 
 
 def test_what_has_no_window_is_refused(line: CommandLine, daily: Path, cycle_run: Path, cycle_data: Path) -> None:

@@ -7,6 +7,7 @@ One case a user with a history before the moment WHEN of `--split time:WHEN` and
   answered, other targets too, so a user with more than k targets cannot reach 1; ties count against the scorer; a
   target that is no candidate is a miss.
 - hit@k: the share of users with at least one target among the first k.
+- Both also over the targets that training met and over those that it never did, each time of the users with any.
 - p90_coverage@k: the smallest share of the catalogue that makes up 90 % of everything shown. It tells a model that
   gives all the same from one that does not, where recall cannot.
 - entropy@k: the entropy in nats of the values of `evaluate.interest` among a user's first k, on average over users.
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -44,7 +46,7 @@ from segue.evaluate.ranks import MISS, Exclusions, ranks_within
 from segue.evaluate.ruler import MOST_SCORES, TOKENS, Progress, Ruler, Scorer, best
 from segue.evaluate.settings import MOST_DAYS, EvaluateSettings, seen_rule
 from segue.evaluate.trained import training_counts
-from segue.evaluate.window_report import Age, WindowReport, moment_text
+from segue.evaluate.window_report import Age, TargetPart, WindowReport, moment_text
 
 DAY = 86_400 * MICROSECONDS
 
@@ -72,6 +74,12 @@ class WindowCases:
     def sizes(self) -> np.ndarray:
         """Targets of each case [C]."""
         return np.bincount(self.owner, minlength=len(self))
+
+    def only(self, which: np.ndarray) -> WindowCases:
+        """Some of the targets [N] bool, and the users who have any of them."""
+        kept, owner = np.unique(self.owner[which], return_inverse=True)
+        starts, ends = self.starts[kept], self.ends[kept]
+        return WindowCases(self.moment, self.users[kept], starts, ends, owner, self.targets[which])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,6 +191,20 @@ def user_values(cases: WindowCases, found: Found, ks: Sequence[int]) -> dict[str
     return values
 
 
+def by_target(cases: WindowCases, found: Found, counts: np.ndarray, ks: Sequence[int]) -> list[TargetPart]:
+    """recall and hit over the targets that training met and over those that it never did; `counts` [V + 1] are its
+    events of each item."""
+    cold, parts = counts[cases.targets] == 0, list[TargetPart]()
+    names: dict[Literal["warm", "cold"], np.ndarray] = {"warm": ~cold, "cold": cold}
+    for name, which in names.items():
+        if which.any():
+            some = cases.only(which)
+            values = user_values(some, replace(found, ranks=found.ranks[which], entropy={}), ks)
+            means = {measure: float(column.mean()) for measure, column in values.items()}
+            parts.append(TargetPart(name=name, users=len(some), targets=len(some.targets), metrics=means))
+    return parts
+
+
 def evaluate_window(
     scorer: Scorer,
     sequences: Sequences,
@@ -240,6 +262,7 @@ def evaluate_window(
         unknown=int(unknown.sum()),
         metrics=_metrics(values[0], aged[0], ks),
         intervals=spread(values[0]),
+        by_target=by_target(cases, aged[0], counts, ks),
         baselines={one.name: one.metrics for one in others},
         baseline_intervals={one.name: one.intervals for one in others},
         baseline_notes={one.name: one.note for one in others},

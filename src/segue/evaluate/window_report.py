@@ -14,6 +14,17 @@ from segue.evaluate.settings import SeenRule
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+class TargetPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The targets of one kind alone, of the users who have any."""
+
+    name: Literal["warm", "cold"]
+    """Whether training met them."""
+    users: int
+    targets: int
+    metrics: dict[str, float]
+    """recall and hit of the model at age 0, each at every depth."""
+
+
 class Age(msgspec.Struct, frozen=True, kw_only=True):
     """The same users and targets, asked with histories that end so many days before the moment."""
 
@@ -49,6 +60,8 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
     depth."""
     intervals: dict[str, tuple[float, float]]
     """95 % intervals, users resampled."""
+    by_target: list[TargetPart]
+    """Warm targets and cold ones apart; a kind that does not occur is left out."""
     baselines: dict[str, dict[str, float]]
     baseline_intervals: dict[str, dict[str, tuple[float, float]]]
     baseline_notes: dict[str, str]
@@ -79,6 +92,7 @@ def window_table(report: WindowReport) -> str:
         [str(depth), *(f"{report.metrics[f'{name}@{depth}']:.4f}" for name in measures)] for depth in report.depths
     ]
     parts = [*_protocol(report), "", *aligned(rows), "", "The model at every depth:", *aligned(others)]
+    parts += _warm_and_cold(report, k) if any(part.name == "cold" for part in report.by_target) else []
     return "\n".join([*parts, *(_freshness(report, k) if len(report.ages) > 1 else [])])
 
 
@@ -95,6 +109,14 @@ def _protocol(report: WindowReport) -> list[str]:
     if report.unknown:
         lines.append(f"{report.unknown:,} targets never occur in training: counted as misses.")
     return lines
+
+
+def _warm_and_cold(report: WindowReport, k: int) -> list[str]:
+    rows = [["", "users", "targets", f"recall@{k}", f"hit@{k}"]]
+    for part in report.by_target:
+        known = [f"{part.metrics[f'{name}@{k}']:.4f}" for name in ("recall", "hit")]
+        rows.append([part.name, f"{part.users:,}", f"{part.targets:,}", *known])
+    return ["", "Targets that training met, and cold ones, which it never did:", *aligned(rows)]
 
 
 def _freshness(report: WindowReport, k: int) -> list[str]:
