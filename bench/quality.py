@@ -2,6 +2,7 @@
 
     python -m bench.quality                                   the rows, and which of them are measured
     python -m bench.quality --row ml-1m/sasrec --data FOLDER  one row; a row that was interrupted goes on
+    python -m bench.quality --row ml-1m/baselines --data FOLDER   what methods without training reach on that log
     python -m bench.quality --row table                       the tables alone
 
 `make results` calls it. Data folders and runs stay in a cache folder, so nothing is trained twice: the name of a run
@@ -31,6 +32,7 @@ from bench.quality_table import (
     Measured,
     Results,
     Rows,
+    Simple,
     Training,
     difference_text,
     figure,
@@ -43,6 +45,8 @@ from bench.results import machine
 from segue import api
 from segue.config import make_settings, read_recipe
 from segue.errors import InputError, SegueError
+from segue.evaluate.baselines.popularity import Popularity
+from segue.evaluate.evaluate import evaluate
 from segue.evaluate.metrics import Difference
 from segue.evaluate.report import Report
 from segue.folders import digest, partial_of, read_manifest
@@ -53,7 +57,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 EVENTS = "events.tsv.gz"
-TABLE = "table"
+TABLE, BASELINES = "table", "/baselines"
 ORDER = "shuffled place"
 NONE = "none"
 """As a choice of trainings: nothing is trained, and what is there is shown."""
@@ -82,7 +86,11 @@ def goes_on() -> Iterator[None]:
 @goes_on()
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="make results", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--row", help=f"ROW=: a row of bench/results.toml, or {TABLE} to write the tables only")
+    parser.add_argument(
+        "--row",
+        help=f"ROW=: a row of bench/results.toml, LOG{BASELINES} for what needs no training there, or {TABLE} to write "
+        "the tables only",
+    )
     parser.add_argument("--data", type=Path, help=f"DATA=: the folder with the log of the row, {EVENTS}")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
     chosen = parser.parse_args(argv)
@@ -98,10 +106,13 @@ def main(argv: list[str]) -> None:
     elif chosen.row == TABLE:
         write_tables(places.document, rows, read_results(places.measured))
     else:
-        wanted = rows.named(chosen.row)
+        simple = chosen.row.endswith(BASELINES)
+        wanted = rows.of_log(chosen.row.removesuffix(BASELINES)) if simple else rows.named(chosen.row)
         if chosen.data is None or not (chosen.data / EVENTS).is_file():
             parser.error(f"{chosen.row} needs DATA=folder with {EVENTS}, the log of {rows.logs[wanted[0].row.log].url}")
-        for one in wanted:
+        if simple:
+            make_baselines(wanted[0], rows, chosen.data, places)
+        for one in () if simple else wanted:
             with TrainDisplay() as display:
                 make_row(one, rows, chosen.data, places, progress=display)
 
@@ -132,6 +143,25 @@ def make_row(
     write_results(places.measured, results, rows)
     write_tables(places.document, rows, results)
     return entered
+
+
+def make_baselines(one: Training, rows: Rows, folder: Path, places: Places) -> None:
+    """Measure and enter what methods without training reach, by the rules of this row of the log."""
+    data = prepared(one, rows.logs[one.row.log], folder, places.cache)
+    settings = make_settings(read_recipe(one.row.recipe), one.overrides).evaluate
+    n_items = len(data.vocabulary)
+    scorer = Popularity.fit(data.sequences, data.split, n_items)  # a report is always of someone, beside the baselines
+    report = evaluate(scorer, data.sequences, data.split, n_items=n_items, settings=settings).report
+    found = {
+        name: Simple(metrics["hit@10"], metrics["ndcg@10"], report.baseline_intervals[name]["ndcg@10"])
+        for name, metrics in report.baselines.items()
+    }
+    results = read_results(places.measured)
+    results.baselines[one.row.log] = dict(sorted(found.items(), key=lambda each: each[1].ndcg))
+    write_results(places.measured, results, rows)
+    write_tables(places.document, rows, results)
+    for name, each in results.baselines[one.row.log].items():
+        say(f"{one.row.log}, {name}: hit@10 {figure(each.hit)}, ndcg@10 {figure(each.ndcg)}")
 
 
 def prepared(one: Training, log: Log, folder: Path, cache: Path) -> api.Data:

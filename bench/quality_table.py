@@ -135,6 +135,12 @@ class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InputError(f"There is no row {name!r}; there are {', '.join(one.name for one in self.trainings)}.")
         return found
 
+    def of_log(self, log: str) -> list[Training]:
+        """The trainings on a log as it is, no tie shuffled."""
+        if log not in self.logs:
+            raise InputError(f"There is no log {log!r}; there are {', '.join(self.logs)}.")
+        return [one for one in self.trainings if one.row.log == log and one.row.shuffle_ties is None]
+
 
 class Machine(msgspec.Struct, frozen=True):
     """What minutes depend on."""
@@ -168,12 +174,22 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     date: str
 
 
+class Simple(msgspec.Struct, frozen=True):
+    """What a method without training gave."""
+
+    hit: float
+    ndcg: float
+    ndcg_interval: tuple[float, float]
+
+
 class Results(msgspec.Struct):
     """All of results.json."""
 
     rows: dict[str, Measured]
     differences: dict[str, Difference]
     """By the name of the row: its ndcg@10 minus that of the row it is held against, paired."""
+    baselines: dict[str, dict[str, Simple]] = {}
+    """By log and by name, best last."""
 
 
 def read_rows(path: Path) -> Rows:
@@ -206,6 +222,7 @@ def write_results(path: Path, results: Results, rows: Rows) -> None:
         Results(
             rows={name: results.rows[name] for name in names if name in results.rows},
             differences={name: results.differences[name] for name in names if name in results.differences},
+            baselines={log: results.baselines[log] for log in rows.logs if log in results.baselines},
         ),
     )
 
@@ -242,6 +259,7 @@ def tables(rows: Rows, results: Results) -> str:
         lines += [f"{counts} ([published]({log.url})). {log.about}", ""]
         lines += [_line(HEADER), _line(["---"] * 2 + ["--:"] * 5 + ["---"] * 3)]
         lines += [line for row in own for line in _row_lines(row, rows, results)]
+        lines += [_baseline_line(each, found) for each, found in results.baselines.get(name, {}).items()]
         notes = [note for row in own for note in _notes(row, results)]
         lines += ["", *notes] if notes else []
     cited = [f"- [{name}]({source.url}): {source.title}" for name, source in rows.sources.items()]
@@ -266,6 +284,12 @@ def _row_lines(row: Row, rows: Rows, results: Results) -> Iterator[str]:
         spread = f"{figure(min(m.ndcg for m in measured))} to {figure(max(m.ndcg for m in measured))}"
         minutes = f"{statistics.mean(m.minutes for m in measured):.1f}"
         yield _line([f"**`{row.name}`, mean**", "", "", "", minutes, *mean, spread, "", ""])
+
+
+def _baseline_line(name: str, found: Simple) -> str:
+    low, high = found.ndcg_interval
+    shown = [figure(found.hit), figure(found.ndcg), f"{figure(low)} to {figure(high)}"]
+    return _line([f"{name}, not trained", "", "", "", "", *shown, "", ""])
 
 
 def _measured_cells(one: Training, measured: Measured | None) -> list[str]:

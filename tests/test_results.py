@@ -10,7 +10,7 @@ import pytest
 from planted_logs import cycle_log
 
 from bench import quality
-from bench.quality import Places, make_row, prepared
+from bench.quality import Places, make_baselines, make_row, prepared
 from bench.quality_table import (
     BEGIN,
     END,
@@ -70,6 +70,8 @@ def test_every_recipe_has_a_row_and_the_default_three_seeds() -> None:
 def test_an_unknown_row_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InputError, match=r"no row 'ml-1m/sasrek'; there are .*ml-1m/sasrec,"):
         read_rows(OURS.rows).named("ml-1m/sasrek")
+    with pytest.raises(InputError, match=r"no log 'ml-2m'; there are ml-1m, beauty"):
+        quality.main(["--row", "ml-2m/baselines"])
 
 
 def test_the_rows_are_listed_and_a_row_without_its_log_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,6 +163,24 @@ def test_a_row_from_the_log_to_the_table(places: Places) -> None:
     assert "not measured yet" in line_of("cycle/wide", places)
     text = places.document.read_text()
     assert text.startswith("Before.\n") and text.endswith("\n\nAfter.\n") and "old" not in text
+
+
+def test_what_needs_no_training_stands_under_the_rows_of_its_log(places: Places) -> None:
+    """It is what a trained run's report has beside the model, and stays when a row is measured after it."""
+    rows, one = made("cycle/narrow", places)
+    make_baselines(one, rows, places.rows.parent / "log", places)
+    make("cycle/narrow", places)
+    (run,) = (path for path in (places.cache / "runs" / "cycle").iterdir() if path.is_dir())
+    report = msgspec.json.decode((run / "metrics.json").read_bytes(), type=Report)
+    found = read_results(places.measured).baselines["cycle"]
+    assert {name: (each.hit, each.ndcg) for name, each in found.items()} == {
+        name: (metrics["hit@10"], metrics["ndcg@10"]) for name, metrics in report.baselines.items()
+    }
+    scores = [each.ndcg for each in found.values()]
+    assert scores == sorted(scores) and scores[0] < scores[-1]
+    shown = [line.split(" | ") for line in places.document.read_text().splitlines() if ", not trained" in line]
+    assert [cells[0].strip("| ").split(",")[0] for cells in shown] == list(found)
+    assert [cells[6] for cells in shown] == [f"{score:.4f}".removeprefix("0") for score in scores]
 
 
 def test_a_run_that_is_there_is_not_trained_again(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
