@@ -49,9 +49,9 @@ COMMON = (
 # Half of the shop's customers have at most 45 purchases, most of Beauty's at most 10 reviews. People buy again in the
 # shop, so what was seen stays an answer there; in the other logs validation decides.
 OF_LOG = {
-    "shop": ("model.length=100", "train.epochs=16", "evaluate.seen=keep"),
-    "beauty": ("model.length=50", "train.epochs=30"),
-    "ml-1m": ("model.length=100", "train.epochs=8"),
+    "shop": ("model.length=100", "train.epochs=8", "evaluate.seen=keep"),
+    "beauty": ("model.length=50", "train.epochs=12"),
+    "ml-1m": ("model.length=100", "train.epochs=4"),
 }
 LOGS = {log.name: log for log in (SHOP, BEAUTY, ML_1M)}
 
