@@ -42,7 +42,7 @@ COLD_DEPTH, WARM_DEPTH = 50, 10
 # Validation asks once a user: each of 40,000 later events after every epoch would take longer than the epoch.
 SET = (
     *("model.length=50", "model.dropout=0.5", "train.learning_rate=2e-3", "train.decay=1.0"),
-    *("train.epochs=16", "train.patience=4", "evaluate.target=first", "evaluate.bootstrap=100"),
+    *("train.epochs=12", "train.patience=4", "evaluate.target=first", "evaluate.bootstrap=100"),
 )
 
 
