@@ -81,7 +81,8 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     positive: tuple[Positive, ...] = ()
     """The events that `dense-all-action`, `all-action` and `next-action` ask for, such as [{kind = "buy"}, {kind =
     "rate", min_value = 4.0}]; where none is named, all. No positive of a user's training history is drawn as a negative
-    of it."""
+    of it. They are also what evaluation by window asks for, and validation with evaluate.days; validation and reports
+    that ask for the next event ask for every kind."""
     equal_users: bool = False
     """Whether every user weighs the same in an epoch, however many of its states are asked, in however many windows:
     the mean of the users' means."""
