@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import torch
 from command_line import CommandLine
 
 import segue
@@ -19,6 +20,7 @@ SMALL = (
     *("model.content_hidden=16", "train.epochs=12", "train.tokens=300", "train.learning_rate=1e-2"),
     *("train.averaging=0.9", "train.warmup=0", "train.threads=1", "evaluate.bootstrap=0"),
 )
+BY_CATEGORY = [one for one in SMALL if "text_width" not in one and "content" not in one] + ["model.category=topic"]
 
 
 def planted(folder: Path, *, users: int = 80) -> None:
@@ -38,7 +40,8 @@ def planted(folder: Path, *, users: int = 80) -> None:
         f"{TOPICS[topic]} of {TOPICS[(topic + 3) % 10]} colour, no. {place}" for place, (topic, _) in enumerate(items)
     ]
     ids = [item for _, item in items]
-    pl.DataFrame({"item": ids, "title": titles}).write_csv(folder / "items.csv")
+    topics = [TOPICS[topic] for topic, _ in items]
+    pl.DataFrame({"item": ids, "title": titles, "topic": topics}).write_csv(folder / "items.csv")
     looks = np.eye(len(TOPICS))[[topic for topic, _ in items]] + rng.normal(0, 0.1, (len(items), len(TOPICS)))
     np.save(folder / "looks.npy", looks)
     (folder / "looks.ids.txt").write_text("\n".join(ids))
@@ -92,3 +95,33 @@ def test_what_a_catalogue_cannot_give_is_refused(line: CommandLine) -> None:
         *("train", "data", "--out", "run", "--recipe", "sasrec-content"),
         says=("no column 'title' to take texts from", "segue prepare --items"),
     )
+
+
+def test_cold_items_are_found_by_a_category_that_was_trained(line: CommandLine) -> None:
+    planted(line.folder)
+    prepare = ("prepare", "log.csv", "--out", "data", "--items", "items.csv", "--min-user", 2, "--min-item", 1)
+    items = line.answers(*prepare, "--split", f"time:{CUT}")["counts"]["items"]
+    chosen = [word for setting in BY_CATEGORY for word in ("--set", setting)]
+    line.does("train", "data", "--out", "run", "--recipe", "sasrec", *chosen)
+    report = line.answers("evaluate", "run")
+    _, cold = report["slices"]["target"]
+    assert report["unknown"] == 0 and cold["cases"] >= 80 and cold["metrics"]["hit@10"] > 6 * 10 / items
+    answer = line.answers("recommend", "run", "--history", "3-new0", "-k", 20)
+    assert answer["unknown"] == [] and "3-new1" in [item["id"] for item in answer["items"]]
+
+
+def test_what_is_met_after_training_alone_changes_nothing_of_its_category(tmp_path: Path) -> None:
+    """The last event, that of the test, is an item which training knows; or, for users of one topic, a new one."""
+    learned = []
+    for last in ("known", "new"):
+        rows = [(f"u{user}", f"{user % 5}-{(user + step) % 7}", step) for user in range(30) for step in range(6)]
+        taken = ["0-" + (f"new{user}" if last == "new" else "1") for user in range(0, 30, 5)]
+        rows += [(f"u{user}", item, 6) for user, item in zip(range(0, 30, 5), taken, strict=True)]
+        log = pl.DataFrame(rows, schema=["user", "item", "time"], orient="row")
+        log.write_csv(tmp_path / "log.csv")
+        log.select("item", topic=pl.col("item").str.head(1)).unique().write_csv(tmp_path / "items.csv")
+        data = segue.prepare(tmp_path / "log.csv", items=tmp_path / "items.csv", min_item=1)
+        run = segue.train(data, recipe="sasrec", overrides=[*BY_CATEGORY, "train.epochs=1", "train.tokens=40"])
+        learned.append(run.model.items.into)
+    assert learned[0].shape == (6, 16)
+    torch.testing.assert_close(learned[0], learned[1], atol=1e-4, rtol=0)

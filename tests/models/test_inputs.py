@@ -195,6 +195,14 @@ def test_items_of_a_category_share_their_vector(tied: bool) -> None:
     assert torch.equal(one, same) and not torch.equal(one, other)
 
 
+def test_an_item_is_answerable_where_its_category_was_trained() -> None:
+    """Items 1 and 4 are of one category, 2 and 5 of another; 3 is alone."""
+    model = category_model()
+    for trained, known in ([4], [1, 4]), ([2, 3], [2, 3, 5]), ([], []), ([1, 2, 3], [1, 2, 3, 4, 5]):
+        counts = np.bincount(trained, minlength=6)
+        assert np.flatnonzero(model.answerable(counts)).tolist() == known
+
+
 def test_categories_are_saved_with_the_model(tmp_path: Path) -> None:
     model = category_model()
     save_model(model, settings_of(category="genre", inputs="rated"), tmp_path)

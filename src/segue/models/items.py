@@ -126,6 +126,12 @@ class CategoryTable(IdTable):
         super().__init__(len(categories) - 1, width, tied=tied, mask=mask, rows=int(categories.max()))
         self.register_buffer("categories", torch.from_numpy(categories))  # saved: it says whose vector is whose
 
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        """Those of a category that was trained on, whichever of its items it was."""
+        categories = self.categories.cpu().numpy()
+        answerable: np.ndarray = (np.bincount(categories, weights=counts) > 0)[categories]
+        return answerable
+
     def extended(self, facts: Facts) -> CategoryTable:
         """Of the new items' categories, the numbers that they have here."""
         assert facts.categories is not None and facts.categories.max() < len(self.into)

@@ -89,7 +89,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     vertical: int = 4
     """Filters of caser over a feature of all events that it sees."""
     category: str = ""
-    """A column of the catalogue: items with the same value share a vector. Empty: each item has its own."""
+    """A column of the catalogue: items with the same value share a vector, by which one that was never trained on
+    is known. Empty: each item has its own."""
     items: Literal["ids", "vectors", "ids+vectors", "codes"] = "ids"
     """What an item's vector is made of: learned for its id; made of its content, what the catalogue says of it, by a
     small network, so that an item nobody has touched is known as well; or the sum of both. Or of codes: parts that many

@@ -152,8 +152,8 @@ def _fit(
     if start is not None:
         fill_model(model, start)
     model = model.to(device_of(recipe.train, team))
-    # What an item shares with others, its content or parts of its codes, would be pushed away with it.
-    shared = recipe.model.items != "ids"
+    # What an item shares with others, its content, its category or parts of its codes, would be pushed away with it.
+    shared = recipe.model.items != "ids" or bool(recipe.model.category)
     objective = Objective(recipe.objective, counts, facts.kinds, length=model.length, only_trained=shared)
     stride = max(1, round(recipe.train.stride * model.length)) if recipe.train.stride else None
     windows = training_windows(sequences, ends, length=model.length + objective.extra, stride=stride)
