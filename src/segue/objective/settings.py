@@ -80,7 +80,9 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     answers of a state, for `all-action`. Of a history longer than a window the newest so many are never inputs."""
     positive: tuple[Positive, ...] = ()
     """The events that `dense-all-action`, `all-action` and `next-action` ask for, such as [{kind = "buy"}, {kind =
-    "rate", min_value = 4.0}]; where none is named, all. Of drawn negatives a user's own positives are left out."""
+    "rate", min_value = 4.0}]; where none is named, all. Of drawn negatives a user's own positives are left out.
+    They are also what evaluation by window asks for, and validation with evaluate.days; validation and reports that ask
+    for the next event ask for every kind."""
     equal_users: bool = False
     """Whether every user of a batch weighs the same, however many of its states are asked: the mean of the users'
     means. A user's several windows (train.stride) each count."""
