@@ -129,8 +129,8 @@ class CategoryTable(IdTable):
     def answerable(self, counts: np.ndarray) -> np.ndarray:
         """Those of a category that was trained on, whichever of its items it was."""
         categories = self.categories.cpu().numpy()
-        trained: np.ndarray = np.bincount(categories, weights=counts) > 0
-        return trained[categories]
+        answerable: np.ndarray = (np.bincount(categories, weights=counts) > 0)[categories]
+        return answerable
 
     def extended(self, facts: Facts) -> CategoryTable:
         """Of the new items' categories, the numbers that they have here."""
