@@ -59,7 +59,9 @@ def test_cold_items_are_found_by_their_content(line: CommandLine) -> None:
     )
     items = prepared["counts"]["items"]
     assert prepared["counts"]["vectors"] == {"looks": {"width": 10, "items": items}}
-    line.does("train", "data", "--out", "run", "--recipe", "sasrec-content", *settings())
+    # With five seeds cold items had a hit@10 of .58 to .93; half as many epochs left one of them below the bar.
+    longer = settings("train.epochs=24", "train.patience=24")
+    line.does("train", "data", "--out", "run", "--recipe", "sasrec-content", *longer)
     report = line.answers("evaluate", "run")
     assert report["unknown"] == 0
     warm, cold = report["slices"]["target"]
