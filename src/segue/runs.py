@@ -47,7 +47,7 @@ from segue.models.codes import CodeTable
 from segue.models.content import ContentTable
 from segue.models.facts import facts_of, refuse_silence
 from segue.models.sequence import SequenceModel
-from segue.models.texts import HashedTexts
+from segue.models.texts import TextEncoder
 from segue.objective.positive import PositiveEvents
 from segue.recommend.embed import run_digest
 from segue.recommend.recommender import Recommender
@@ -137,7 +137,7 @@ def _do(
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
     start = job.start(START)
-    texts = saved_texts(start) if start is not None and job.settings.model.texts else None
+    texts = saved_texts(start, job.settings.model) if start is not None and job.settings.model.texts else None
     codes = team.by_first(lambda: job.codes(CODES, data, split.train_end))
     facts = facts_of(job.settings.model, data.vocabulary, data.kinds, texts, codes)
     model, chosen = choose_epoch(
@@ -439,7 +439,7 @@ def _write_start(origin: Recommender, data: Data, job: _Job) -> Origin:
     return Origin(folder=str(origin.folder.absolute()), digest=run_digest(origin))
 
 
-def _texts_of(model: SequenceModel) -> HashedTexts | None:
+def _texts_of(model: SequenceModel) -> TextEncoder | None:
     """What a model's vectors of words were made by: it cannot read those of another."""
     return model.items.texts if isinstance(model.items, ContentTable) else None
 

@@ -13,12 +13,13 @@ from torch import Tensor
 from segue.errors import FolderError
 from segue.folders import write_json
 from segue.models.build import Builder, build_model, refuse_other_builder
-from segue.models.facts import Facts
+from segue.models.facts import TEXT_ENCODERS, Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.models.texts import HashedTexts
+from segue.models.texts import TextEncoder
 
 DESCRIPTION, WEIGHTS = "model.json", "weights.safetensors"
+TEXTS = "items.texts."
 
 
 class ModelDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -83,17 +84,18 @@ def _facts(description: ModelDescription, weights: dict[str, Tensor]) -> Facts:
         content=weights["items.content"].numpy() if settings.has_content else None,
         codes=weights["items.codes"].numpy() if settings.items == "codes" else None,
         kinds=description.kinds,
-        texts=_texts(weights) if settings.texts else None,
+        texts=_texts(settings, weights) if settings.texts else None,
     )
 
 
-def _texts(weights: dict[str, Tensor]) -> HashedTexts:
-    return HashedTexts(*(weights[f"items.texts.{name}"] for name in ("terms", "weights", "directions")))
+def _texts(settings: ModelSettings, weights: dict[str, Tensor]) -> TextEncoder:
+    buffers = {name.removeprefix(TEXTS): tensor for name, tensor in weights.items() if name.startswith(TEXTS)}
+    return TEXT_ENCODERS[settings.text_encoder].kept(buffers)
 
 
-def saved_texts(path: Path) -> HashedTexts:
-    """What makes vectors of words, of what `save_weights` wrote of a model that has it."""
-    return _texts(_read(path))
+def saved_texts(path: Path, settings: ModelSettings) -> TextEncoder:
+    """What makes vectors of words, of what `save_weights` wrote of a model of these settings, which has it."""
+    return _texts(settings, _read(path))
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from segue.data.vocabulary import PADDING
 from segue.layers.dropout import STEPS, byte_mask
 from segue.models.facts import Facts
 from segue.models.items import ItemTable, lengthened
-from segue.models.texts import HashedTexts
+from segue.models.texts import TextEncoder
 
 
 class ContentTable(ItemTable):
@@ -50,7 +50,7 @@ class ContentTable(ItemTable):
         self.register_buffer("spread", torch.from_numpy(spread))
         self.first = nn.Linear(len(centre), hidden) if hidden else None
         self.last = nn.Linear(hidden or len(centre), width)
-        self.texts: HashedTexts | None = facts.texts
+        self.texts: TextEncoder | None = facts.texts
         self._kept: Tensor | None = None
 
     @property

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from segue.data.vocabulary import Vocabulary
-from segue.errors import InputError
+from segue.errors import InputError, SettingsError
+from segue.models.hashed_texts import HashedTexts
+from segue.models.sentences import SentenceTexts
 from segue.models.settings import ModelSettings
-from segue.models.texts import HashedTexts
+from segue.models.texts import TextEncoder
+
+TEXT_ENCODERS: dict[str, type[TextEncoder]] = {"hashed": HashedTexts, "sentences": SentenceTexts}
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +26,7 @@ class Facts:
     codes: np.ndarray | None = None  # [V + 1, parts] uint8: as `assigned_codes` gives them
     kinds: tuple[str, ...] = ()
     """Names of the kinds of events, by number."""
-    texts: HashedTexts | None = None
+    texts: TextEncoder | None = None
     """What made vectors of the catalogue's words, and will of new items' words."""
 
 
@@ -34,7 +38,7 @@ def facts_of(
     settings: ModelSettings,
     vocabulary: Vocabulary,
     kinds: Sequence[str] = (),
-    texts: HashedTexts | None = None,
+    texts: TextEncoder | None = None,
     codes: np.ndarray | None = None,
 ) -> Facts:
     """The facts that a model of these settings needs; `kinds` as the data has them. `texts`: what makes vectors of
@@ -43,11 +47,12 @@ def facts_of(
     if not settings.has_content:
         return Facts(categories=vocabulary.categories(settings.category), kinds=tuple(kinds), codes=codes)
     if settings.texts and texts is None:
-        texts = HashedTexts.fitted(vocabulary.texts(settings.texts), settings.text_width)
+        encoder = TEXT_ENCODERS[settings.text_encoder]
+        texts = encoder.fitted(vocabulary.texts(settings.texts), settings.text_width)
     return Facts(content=content_of(settings, vocabulary, texts), kinds=tuple(kinds), texts=texts)
 
 
-def content_of(settings: ModelSettings, vocabulary: Vocabulary, texts: HashedTexts | None) -> np.ndarray:
+def content_of(settings: ModelSettings, vocabulary: Vocabulary, texts: TextEncoder | None) -> np.ndarray:
     """What the columns that the settings name say of each item [V + 1, F]; row 0 is zero, and so are those of items of
     which they say nothing."""
     parts = [vocabulary.vectors(settings.vectors)] if settings.vectors else []
@@ -58,7 +63,8 @@ def content_of(settings: ModelSettings, vocabulary: Vocabulary, texts: HashedTex
 
 
 def refuse_silence(settings: ModelSettings, vocabulary: Vocabulary) -> None:
-    """Refuse a catalogue that does not say what the settings ask for, before anything is begun."""
+    """Refuse a catalogue that does not say what the settings ask for, or words that cannot be read, before anything is
+    begun."""
     vocabulary.categories(settings.category)
     said = bool(settings.vectors) and bool(vocabulary.vectors(settings.vectors).any())
     said |= bool(settings.texts) and any(vocabulary.texts(settings.texts))
@@ -68,3 +74,6 @@ def refuse_silence(settings: ModelSettings, vocabulary: Vocabulary) -> None:
             f"The catalogue says nothing of any item in {named}: give what model.texts or model.vectors name with "
             "`segue prepare --items`."
         )
+    refusal = TEXT_ENCODERS[settings.text_encoder].refusal() if settings.texts else None
+    if refusal is not None:
+        raise SettingsError(f"model.text_encoder = {settings.text_encoder!r}: {refusal}, or choose 'hashed'.")

@@ -17,6 +17,8 @@ CONTINUING = frozenset({"seq2seq"})
 """Builders with a decoder: they are asked for what comes after a cut, item by item, and so can plan."""
 UNPLACED = frozenset({"gru4rec", "narm", "caser", "nextitnet"})
 """Builders without places and heads: recurrent and convolutional ones."""
+SENTENCE_WIDTH = 384
+"""Features that the sentence model of text_encoder = 'sentences' makes of a text."""
 AT_LEAST_ONE = (
     *("width", "depth", "heads", "length", "feed_forward", "value_width", "kind_width"),
     *("kernel", "image_events", "horizontal", "vertical"),
@@ -106,8 +108,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Content: a column of the catalogue that holds vectors."""
     texts: tuple[str, ...] = ()
     """Content: columns of the catalogue whose words become a vector; beside `vectors` where both are given."""
+    text_encoder: Literal["hashed", "sentences"] = "hashed"
+    """How words become a vector: by hashed words and pieces of words, in the directions along which the catalogue's
+    differ most; or by a sentence model that knows English (the extra `sentences`), in such directions too."""
     text_width: int = 128
-    """Features of the vector that the words become."""
+    """Features of the vector that the words become; of 'sentences' at most 384, which are the model's own."""
     content_hidden: int = 128
     """Hidden width of the network that reads content; 0: it is linear."""
     id_dropout: float = 0.1
@@ -232,6 +237,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def _check_content(self) -> None:
         for name, sound, range_ in (
             ("text_width", self.text_width >= 1, "at least 1"),
+            (
+                "text_width",
+                self.text_encoder != "sentences" or self.text_width <= SENTENCE_WIDTH,
+                f"at most {SENTENCE_WIDTH} where model.text_encoder = 'sentences'",
+            ),
             ("content_hidden", self.content_hidden >= 0, "at least 0"),
             ("id_dropout", 0 <= self.id_dropout < 1, "in [0, 1)"),
         ):
@@ -341,6 +351,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             ("temperature", self.similarity == "cosine", "it is a cosine's"),
             ("vectors", self.has_content, f"items = {self.items!r} has no content"),
             ("texts", self.has_content, f"items = {self.items!r} has no content"),
+            ("text_encoder", bool(self.texts), "it belongs to model.texts"),
             ("text_width", bool(self.texts), "it belongs to model.texts"),
             ("content_hidden", self.has_content, f"items = {self.items!r} has no content"),
             ("code_parts", self.items == "codes", "it belongs to items = 'codes'"),

@@ -74,7 +74,11 @@ def refusal(recommender: Recommender) -> str | None:
     """Why a run can take no new item at all; None where it can take some."""
     if recommender.settings is None:
         return "this model is not of a run folder, so nothing says which columns its items are known by"
-    if isinstance(recommender.model.items, CategoryTable | ContentTable):
+    items = recommender.model.items
+    if isinstance(items, ContentTable) and items.texts is not None:
+        unread = items.texts.refusal()
+        return None if unread is None else f"the run's {unread}"
+    if isinstance(items, CategoryTable | ContentTable):
         return None
     return f"this run knows items by their ids alone; {NEEDED}"
 

@@ -1,0 +1,95 @@
+"""What every encoder of words keeps: the same words, the same vector, in this run and in the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from segue.data.vocabulary import Vocabulary
+from segue.index.build import build_index
+from segue.index.settings import IndexSettings
+from segue.models.build import build_model
+from segue.models.checkpoint import WEIGHTS, load_model, save_model, saved_texts
+from segue.models.content import ContentTable
+from segue.models.facts import TEXT_ENCODERS, facts_of
+from segue.models.settings import ModelSettings
+from segue.models.texts import TextEncoder
+from segue.recommend.recommender import Recommender
+
+TITLES = ["red shoe for women", "blue shoe", "", "steel hammer 500 g", "hammer, steel (large)", "Größe 40", "blue shoe"]
+WIDTH = 5
+
+
+@pytest.fixture(params=TEXT_ENCODERS, scope="module")
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def encoder(name: str) -> TextEncoder:
+    return TEXT_ENCODERS[name].fitted(TITLES, WIDTH)
+
+
+def test_the_settings_name_them_all() -> None:
+    assert set(get_args(get_type_hints(ModelSettings)["text_encoder"])) == set(TEXT_ENCODERS)
+
+
+def test_vectors_have_the_width_asked_for_and_equal_texts_are_equal(encoder: TextEncoder) -> None:
+    vectors = encoder.encode(TITLES)
+    assert vectors.shape == (len(TITLES), WIDTH) and vectors.dtype == np.float32 and encoder.width == WIDTH
+    assert encoder.encode([]).shape == (0, WIDTH)
+    np.testing.assert_allclose(vectors[1], vectors[6], atol=1e-6)
+    said = [0, 1, 3]
+    apart = np.linalg.norm(vectors[said, None] - vectors[None, said], axis=2) + np.eye(len(said))
+    assert apart.min() > 0.05, "different ones are different"
+
+
+def test_what_says_nothing_is_zero_whatever_it_was_fitted_to(name: str, encoder: TextEncoder) -> None:
+    assert (encoder.encode(["", "  \t\n", "\N{HEADPHONE}"]) == 0).all()
+    for nothing in ([], [""]):
+        found = TEXT_ENCODERS[name].fitted(nothing, WIDTH)
+        assert found.encode(["red shoe"]).tolist() == [[0.0] * WIDTH]
+
+
+def test_fitting_and_encoding_are_repeatable_and_need_no_company(name: str, encoder: TextEncoder) -> None:
+    again = TEXT_ENCODERS[name].fitted(TITLES, WIDTH)
+    assert all(torch.equal(one, other) for one, other in zip(encoder.buffers(), again.buffers(), strict=True))
+    together = encoder.encode(TITLES)
+    assert (again.encode(TITLES) == together).all()
+    alone = np.concatenate([encoder.encode([title]) for title in TITLES])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+def recommender(name: str) -> tuple[Recommender, ModelSettings]:
+    """A model that nobody trained, over items with titles."""
+    table = pl.DataFrame({"id": [f"i{n}" for n in range(len(TITLES))], "count": 3, "title": TITLES})
+    content: dict[str, Any] = {"items": "vectors", "texts": ("title",), "text_encoder": name, "text_width": WIDTH}
+    chosen = ModelSettings(builder="sasrec", width=8, depth=1, length=6, **content)
+    vocabulary = Vocabulary(table)
+    facts = facts_of(chosen, vocabulary)
+    model = build_model(chosen, len(TITLES), generator=torch.Generator().manual_seed(1), facts=facts).eval()
+    index = build_index(model, model.answerable(np.array([0] + [3] * len(TITLES))), IndexSettings())
+    return Recommender(model, index, vocabulary, settings=chosen), chosen
+
+
+def test_a_saved_model_reads_new_words_as_it_read_those_of_its_items(name: str, tmp_path: Path) -> None:
+    before, settings = recommender(name)
+    save_model(before.model, settings, tmp_path)
+    model = load_model(tmp_path)
+    assert isinstance(model.items, ContentTable) and type(model.items.texts) is TEXT_ENCODERS[name]
+    words = ["brown shoes", *TITLES]
+    assert isinstance(before.model.items, ContentTable) and before.model.items.texts is not None
+    expected = before.model.items.texts.encode(words)
+    assert (model.items.texts.encode(words) == expected).all() and expected[0].any()
+    assert (saved_texts(tmp_path / WEIGHTS, settings).encode(words) == expected).all()
+
+    opened = Recommender(model, before.index, before.vocabulary, settings=settings)
+    after = opened.with_items(pl.DataFrame({"id": ["new"], "title": ["steel hammer 500 g"]}))
+    scores = {item.id: item.score for item in after.recommend(["i0"], k=20, keep_seen=True).items}
+    assert scores["new"] == pytest.approx(scores["i3"], abs=1e-5)
+    assert len({round(score, 4) for score in scores.values()}) >= 4, "the others' are their own"
