@@ -74,6 +74,11 @@ class RecurrentDecoder(nn.Module):
             scores = scores.masked_fill(~read.may_look[:, 0], -math.inf)
         return scores.softmax(-1)
 
-    def first_looks(self, inputs: Tensor, read: Read) -> Tensor:  # noqa: ARG002  # the state asks before it is fed
-        """Where the first step looks [layers, B, heads, N]: there is one of each."""
-        return self.weights(read, self.begin(read))[None]
+    def looks(self, inputs: Tensor, read: Read) -> list[tuple[Tensor | None, Tensor]]:
+        """Where each of the steps that `forward` takes looks across [B, 1, M, N]; there is one layer, of one head, and
+        what a step knows of those before it is in its state."""
+        kept, weights = self.begin(read), []
+        for step in range(inputs.shape[1]):
+            weights.append(self.weights(read, kept))
+            _, kept = self.step(inputs[:, step], read, kept)
+        return [(None, torch.stack(weights, dim=2))]
