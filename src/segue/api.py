@@ -306,7 +306,8 @@ def explanation_lines(
     """An explanation as lines for a terminal.
 
     layer, head: draw the weights of this layer (its number or its name), of this head or of all of them.
-    query: who looks, as an entry's number or `?` for the question; else the last one, or in a drawing everyone.
+    query: who looks, as an entry's number, `?` for the question or `?2` for a plan's second step; else the one that the
+        answer is made from, or in a drawing everyone.
     """
     from segue.recommend.attention_text import View
     from segue.recommend.explain_text import lines

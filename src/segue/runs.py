@@ -463,7 +463,7 @@ def _refuse_missing_times(settings: Settings, data: Data) -> None:
         return
     if settings.model.builder == "hstu":
         raise SettingsError(
-            f"model.encoder = 'hstu' looks at the time between events, and {data.folder} has none, only an order: "
+            f"model.builder = 'hstu' looks at the time between events, and {data.folder} has none, only an order: "
             "prepare the log with --time, or choose another recipe, such as default."
         )
     if settings.model.inputs == "events" and settings.model.times:

@@ -181,6 +181,15 @@ def test_a_builder_that_gives_no_model_is_refused(cycle_data: Path, quick_recipe
         segue.train(cycle_data, recipe=quick_recipe, encoder=nothing)
 
 
+def test_what_is_no_function_is_refused(cycle_data: Path, quick_recipe: Path, outside_run: Path) -> None:
+    name: Any = "sasrec"
+    sentence = r"encoder= must be a function that builds a model, and 'sasrec' is none; .* model\.builder"
+    with pytest.raises(SettingsError, match=sentence):
+        segue.train(cycle_data, recipe=quick_recipe, encoder=name)
+    with pytest.raises(SettingsError, match=sentence):
+        segue.load(outside_run, encoder=name)
+
+
 def test_it_is_served_from_the_process_that_has_its_builder(outside_run: Path, cycle_run: Path, tmp_path: Path) -> None:
     """Beside a run of segue's own, which answers the same."""
     model, plain = opened(outside_run, mine), opened(cycle_run)

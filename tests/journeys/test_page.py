@@ -298,6 +298,23 @@ def test_attention_of_every_shape_is_drawn(visit: Visit) -> None:
     expect(cell).to_have_text(f"2 “{title(8)}” looks at 1 “{title(7)}”: 1.00")
 
 
+def test_steps_of_a_plan_are_drawn_with_what_they_choose(planned_visit: Visit, planner: Recommender) -> None:
+    """The answer is made from the first of them, which alone looks nowhere but at itself."""
+    planned_visit.open(address(7, 8, 9))
+    planned_visit.ask_why(0)
+    truth = planner.explain(ids(7, 8, 9), planner.recommend(ids(7, 8, 9)).ids[0])
+    gist, cell, canvas = (planned_visit.page.locator(name) for name in ("#gist", "#cell", "canvas"))
+    ((looked, *_),) = truth.attention[-1].weights  # of one head
+    most = max(range(3), key=looked.__getitem__)
+    expect(gist).to_contain_text(f"the answer looks most at {most + 1} “{title(7 + most)}” ({looked[most]:.3f})")
+    canvas.focus()
+    planned_visit.page.keyboard.press("ArrowUp")
+    names = [f"step {step}: {item.title}" for step, item in enumerate(truth.plan, start=1)]
+    expect(cell).to_contain_text(f"?4 “{names[3]}” looks at 3 “{title(9)}”: ")
+    planned_visit.choose("Layer", truth.attention[-2].name)
+    expect(gist).to_contain_text(f"the answer looks most at ?1 “{names[0]}” (1.00).")
+
+
 def test_a_model_without_attention_says_so(visit: Visit) -> None:
     shown_instead(visit, "**/model", lambda body: body["models"][0].update(attention=False))
     shown_instead(visit, "**/explanations", lambda body: body.update(attention=[]))

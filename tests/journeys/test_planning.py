@@ -36,7 +36,9 @@ def test_a_run_that_plans_ranks_and_explains_as_any_other(line: CommandLine, run
     explained = line.answers("explain", run, "--history", ROW)
     assert (explained["item"]["id"], explained["rank"]) == (best, 1)
     (looks,) = explained["attention"]
-    assert (looks["name"], looks["rows"]) == ("decoder, layer 1, at the history", [None])
+    assert (looks["name"], looks["rows"]) == ("decoder, layer 1, at the history", [None] * 5)
+    steps = [item["id"] for item in explained["plan"]]
+    assert steps == Recommender.open(run).plan(HISTORY, 5, beam=1).ids and steps[0] == best
     assert looks["columns"] == [0, 1, 2]
     assert "decoder, layer 1, at the history" in line.does("explain", run, "--history", ROW)
     assert line.answers("evaluate", run)["metrics"]["ndcg@10"] > 0

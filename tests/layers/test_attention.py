@@ -499,7 +499,7 @@ def test_the_fused_kernel_is_called_where_it_is_said_to_be(monkeypatch: pytest.M
         calls.append("fused")
         return real(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("segue.layers.attention._attention", counted)
+    monkeypatch.setattr("segue.layers.attention.fused_attention", counted)
     x, batch = normal(6, 4), batch_of(2, 1, 3)
     for name in VARIANTS:
         for gradients in (True, False):

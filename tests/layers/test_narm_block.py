@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 from packed_users import assert_close, batch_of, normal
 from torch import Tensor
+from torch.nn import functional
 
 from segue.layers.dropout import draw_from
-from segue.layers.hard_attention import Choice
+from segue.layers.hard_attention import Choice, chosen
 from segue.layers.narm import NarmBlock
+from segue.layers.packed import pack, pad
 from segue.layers.scores import Additive, ScoreKind
 
 every_score = pytest.mark.parametrize("scores", get_args(ScoreKind))
 every_choice = pytest.mark.parametrize("choice", get_args(Choice))
 
 
-def block_of(width: int, scores: ScoreKind = "additive", choice: Choice = "soft", *, seed: int = 0) -> NarmBlock:
+def block_of(
+    width: int, scores: ScoreKind = "additive", choice: Choice = "soft", *, temperature: float = 1.0, seed: int = 0
+) -> NarmBlock:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        block = NarmBlock(width, width, 0.0, scores=scores, choice=choice, temperature=1.0).double().eval()
+        block = NarmBlock(width, width, 0.0, scores=scores, choice=choice, temperature=temperature).double().eval()
     draw_from(block, torch.Generator().manual_seed(seed))
     return block
 
@@ -49,7 +53,8 @@ def test_a_masked_softmax_is_the_softmax_over_what_is_there() -> None:
     theirs = (scores * mask).softmax(0) * mask
     theirs = theirs / theirs.sum()
     assert_close(theirs[:2], torch.tensor([0.622459, 0.377541]), 1e-6)
-    assert_close(theirs[:2], scores[:2].softmax(0), 1e-6)
+    ours = chosen(scores, mask == 1, "soft", temperature=1.0, training=False, generator=None).weights
+    assert_close(ours, torch.tensor([0.622459, 0.377541, 0.0]), 1e-6)
 
 
 @every_score
@@ -62,6 +67,29 @@ def test_weights_are_those_of_the_valid_prefix(scores: ScoreKind) -> None:
         logits = block.score(x[place : place + 1], x[: place + 1])[0]
         assert_close(weights[0, 0, place, : place + 1], logits.softmax(0), 1e-12)
         assert (weights[0, 0, place, place + 1 :] == 0).all()
+
+
+@every_score
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_fused_kernel_mixes_by_the_weights_that_are_shown(
+    scores: ScoreKind, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of products, and softly; a block that is printed says so."""
+    calls = []
+
+    def counted(*tensors: Tensor, **how: Any) -> Tensor:
+        calls.append(how)
+        return functional.scaled_dot_product_attention(*tensors, **how)
+
+    monkeypatch.setattr("segue.layers.narm.fused_attention", counted)
+    block, batch, x = block_of(4, scores, temperature=temperature), batch_of(3, 1, 6), normal(10, 4)
+    weights = block.attention_weights(x, batch)[:, 0]
+    mixed = pack(weights @ pad(x, batch), batch)
+    assert_close(block(x, batch), torch.cat((mixed, x), dim=1) @ block.joined.weight.T, 1e-12)
+    block.newest(x, batch)
+    assert len(calls) == (0 if scores == "additive" else 2)
+    assert ("fused=always" in repr(block)) == (scores != "additive")
+    assert "fused=never" in repr(block_of(4, scores, "gumbel"))
 
 
 @every_score

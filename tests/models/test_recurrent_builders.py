@@ -115,8 +115,7 @@ def test_narm_keeps_the_laws_however_it_looks(scores: ScoreKind, choice: Choice)
     laws.batches_change_nothing(case)
     laws.questions_are_the_newest_states(case)
     laws.evaluation_is_repeatable(case)
-    if choice == "soft":
-        laws.parameters_learn(case)
+    laws.parameters_learn(case)
 
 
 @pytest.mark.parametrize("choice", [choice for choice in get_args(Choice) if choice != "soft"])

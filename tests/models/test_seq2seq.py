@@ -100,11 +100,37 @@ def test_it_can_plan_and_be_looked_into_and_is_read_whole_each_time(body: str) -
     assert not model.continuable and model.window_step == 1 and not model.target_time
 
 
+@both_bodies
+def test_attention_has_a_row_for_each_step_of_a_plan(body: str) -> None:
+    """Weights of a row add up to one, no step looks at a later one, and what comes later changes none; the first is
+    that of a history without a plan."""
+    model = model_of(body)
+    histories = [user[:read] for user, read in zip(USERS, READ, strict=True)]
+    whole, begun = model.attention_maps(packed(USERS, READ)), model.attention_maps(packed(histories))
+    shorter = model.attention_maps(packed([user[:-1] for user in USERS], READ))
+    assert [each.name for each in whole] == [each.name for each in begun]
+    assert [each.rows for each in whole].count("steps") == (1 if body == "gru" else 4)
+    for each, first, without in zip(whole, begun, shorter, strict=True):
+        assert_close(each.weights.sum(-1), torch.ones_like(each.weights[..., 0]))
+        if each.rows == "tokens":
+            assert_close(each.weights, first.weights)
+            continue
+        assert each.weights.shape[2] == 4 and first.weights.shape[2] == 1
+        kept = [slice(None, size) if each.columns == "steps" else slice(None) for size in (1, 3)]
+        assert_close(each.weights[:, :, :1, kept[0]], first.weights)
+        assert_close(each.weights[:, :, :3, kept[1]], without.weights)
+        if each.columns == "steps":
+            assert ((each.weights > 0) == torch.ones(4, 4, dtype=torch.bool).tril()).all()
+        else:
+            assert not torch.allclose(each.weights[:, :, 0], each.weights[:, :, 1]), "steps look at different events"
+
+
 # --- the bodies ---------------------------------------------------------------------------------------------------
 
 
-def by_hand(model: EncoderDecoder, history: list[int], plan: list[int]) -> Tensor:
-    """The recurrent states of one user, written out with torch's cells and the formulas of additive attention."""
+def by_hand(model: EncoderDecoder, history: list[int], plan: list[int]) -> tuple[Tensor, Tensor]:
+    """The recurrent states of one user, written out with torch's cells and the formulas of additive attention, and
+    where each step looked."""
     decoder, (reader,) = cast(RecurrentDecoder, model.decoder), cast(list[RecurrentReader], list(model.blocks))
     vectors = model.items.into * math.sqrt(WIDTH)
     read, _ = reader.gru(vectors[history][None])
@@ -114,20 +140,24 @@ def by_hand(model: EncoderDecoder, history: list[int], plan: list[int]) -> Tenso
     with torch.no_grad():
         for name, weight in cell.named_parameters():
             weight.copy_(getattr(decoder.gru, f"{name}_l0"))
-    states = []
+    states, looks = [], []
     for newest in (model.start, *vectors[plan]):
         asked = torch.tanh(read[0] @ score.key.weight.T + score.query.weight @ hidden)
-        context = torch.softmax(asked @ score.vector.weight[0], 0) @ read[0]
+        looks.append(torch.softmax(asked @ score.vector.weight[0], 0))
+        context = looks[-1] @ read[0]
         hidden = cell(torch.cat((newest, context))[None], hidden[None])[0]
         states.append(decoder.output.weight @ torch.cat((hidden, context)) + decoder.output.bias)
-    return cast(Tensor, model.norm(torch.stack(states)))
+    return cast(Tensor, model.norm(torch.stack(states))), torch.stack(looks)
 
 
 def test_the_recurrent_body_by_its_formulas() -> None:
     """With a longer user beside it, so that there is padding to look past."""
-    model = model_of("gru", depth=1)
-    found = model.encode(packed([[3, 1, 4, 5, 9], [1, 2, 3, 4, 5, 6, 7]], [3, 7]))
-    assert_close(found[2:5], by_hand(model, [3, 1, 4], [5, 9]))
+    model, batch = model_of("gru", depth=1), packed([[3, 1, 4, 5, 9], [1, 2, 3, 4, 5, 6, 7]], [3, 7])
+    expected, looks = by_hand(model, [3, 1, 4], [5, 9])
+    assert_close(model.encode(batch)[2:5], expected)
+    (shown,) = model.attention_maps(batch)
+    assert_close(shown.weights[0, 0, :, :3], looks)
+    assert shown.weights.shape == (2, 1, 3, 7) and (shown.weights[0, 0, :, 3:] == 0).all()
 
 
 def copy_attention(theirs: nn.MultiheadAttention, ours: Attention) -> None:
@@ -174,8 +204,8 @@ def torchs_own(model: EncoderDecoder) -> tuple[nn.TransformerEncoder, nn.Transfo
 def test_the_transformer_is_torchs_own() -> None:
     """Read with learned places from the newest, continued with sines and cosines: of place 1 at width 6, say, sin and
     cos of 1, of 10000^(-1/3) and of 10000^(-2/3)."""
-    model = model_of("transformer")
-    found = model.encode(packed([[3, 1, 4, 5, 9], [1, 2, 3, 4, 5, 6, 7]], [3, 7]))[2:5]
+    model, batch = model_of("transformer"), packed([[3, 1, 4, 5, 9], [1, 2, 3, 4, 5, 6, 7]], [3, 7])
+    found = model.encode(batch)[2:5]
     coder, decoder = torchs_own(model)
     vectors = model.items.into * math.sqrt(WIDTH)
     assert model.positions.table is not None
@@ -186,6 +216,17 @@ def test_the_transformer_is_torchs_own() -> None:
     ahead = nn.Transformer.generate_square_subsequent_mask(3, dtype=torch.float64)
     expected = decoder(fed[None], read, tgt_mask=ahead)[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    maps = {each.name: each.weights[0] for each in model.attention_maps(batch)}
+    x = fed[None]
+    for number, each in enumerate(decoder.layers, start=1):
+        layer = cast(nn.TransformerDecoderLayer, each)
+        update, back = layer.self_attn(x, x, x, attn_mask=ahead, average_attn_weights=False)
+        _, across = layer.multihead_attn(layer.norm1(x + update), read, read, average_attn_weights=False)
+        torch.testing.assert_close(maps[f"decoder, layer {number}, at its steps"], back[0], rtol=0, atol=1e-6)
+        shown = maps[f"decoder, layer {number}, at the history"]
+        torch.testing.assert_close(shown[:, :, :3], across[0], rtol=0, atol=1e-6)
+        assert (shown[:, :, 3:] == 0).all(), "nobody looks at padding"
+        x = layer(x, read, tgt_mask=ahead)
 
 
 @both_bodies

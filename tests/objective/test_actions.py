@@ -32,7 +32,9 @@ from segue.objective.task import Examples
 N_ITEMS = 8
 COUNTS = np.r_[0, np.ones(N_ITEMS, dtype=np.int64)]
 MIXED = {"loss": "sampled-softmax", "sampler": "answers+uniform", "negatives": 6}
-every_sampled_loss = pytest.mark.parametrize("loss", ["sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max"])
+every_sampled_loss = pytest.mark.parametrize(
+    "loss", ["sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1", "top1-max"]
+)
 shared_or_own = pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from segue.objective import binary, pairwise, softmax
 from segue.objective.binary import bce, gbce
-from segue.objective.pairwise import bpr, bpr_max, top1_max
+from segue.objective.pairwise import bpr, bpr_max, top1, top1_max
 from segue.objective.softmax import sampled_softmax
 
 Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -26,6 +26,7 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Loss, float]] = {
     "bpr": (bpr, bpr, 0.0),
     "bpr_max": (bpr_max, lambda p, n, w: bpr_max(p, n, weights=w), 0.0),
     "bpr_max, regularised": (bpr_max, lambda p, n, w: bpr_max(p, n, 1.5, w), 0.0),
+    "top1": (top1, top1, 0.0),
     "top1_max": (top1_max, top1_max, 0.0),
 }
 
@@ -55,7 +56,7 @@ def test_every_loss_is_held_to_this_contract() -> None:
         if list(inspect.signature(function).parameters)[:2] == ["positive", "negatives"]
     }
     assert found == {function for function, _, _ in LOSSES.values()}
-    assert len(found) == 6
+    assert len(found) == 7
 
 
 @every_loss

@@ -28,7 +28,7 @@ from segue.objective.sampler import InBatchSampler, Negatives, PopularitySampler
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.task import Examples, next_item
 
-SAMPLED_LOSSES = ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max")
+SAMPLED_LOSSES = ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1", "top1-max")
 
 N_ITEMS = 9
 COUNTS = np.array([0, 5, 3, 1, 4, 1, 5, 9, 2, 6])
@@ -282,10 +282,10 @@ def name_of(chosen: Combination) -> str:
 
 
 def test_there_are_so_many_combinations() -> None:
-    assert (len(TASKS), len(LOSSES), len(SAMPLERS)) == (7, 9, 7)
+    assert (len(TASKS), len(LOSSES), len(SAMPLERS)) == (7, 10, 7)
     assert set(SAMPLED_LOSSES) < set(LOSSES) and set(BUILDERS) == set(TASKS)
-    assert (len(combinations(wanted=True)), len(combinations(wanted=False))) == (7 * 6 * 6 * 2 + 12, 366)
-    assert len(TRIED_OUT) == 4 * 6 * 4 * 2 + 9 + 6 * 2 * 2 + 3 * 6 * 3 * 2 + 3
+    assert (len(combinations(wanted=True)), len(combinations(wanted=False))) == (7 * 7 * 6 * 2 + 12, 380)
+    assert len(TRIED_OUT) == 4 * 7 * 4 * 2 + 9 + 7 * 2 * 2 + 3 * 7 * 3 * 2 + 3
 
 
 TRIED_OUT = list(filter(tried_out, combinations(wanted=True)))
@@ -517,7 +517,7 @@ def test_log_q_is_subtracted_from_answers_and_negatives_or_from_neither(shared: 
     assert with_draws(corrected, draws, SLOPING_LOG_Q)[0] != pytest.approx(with_draws(plain, draws)[0], abs=1e-3)
 
 
-@pytest.mark.parametrize("loss", ["bce", "gbce", "bpr", "bpr-max", "top1-max"])
+@pytest.mark.parametrize("loss", ["bce", "gbce", "bpr", "bpr-max", "top1", "top1-max"])
 def test_losses_of_plain_scores_do_not_look_at_log_q(loss: str) -> None:
     settings = combined("next-item", loss, "popularity", shared=True)
     assert_equal(with_draws(settings, DRAWS, SLOPING_LOG_Q), with_draws(settings, DRAWS))
@@ -575,6 +575,7 @@ def one_state(
         ("bpr", {}, 1.0, (0.5, -0.2, 0.8), 0.445166),
         ("bpr-max", {}, 1.0, (0.5, -0.2, 0.8), 0.488574),
         ("bpr-max", {"regularisation": 1.0}, 1.0, (0.5, -0.2, 0.8), 0.886886),
+        ("top1", {}, 1.0, (0.5, -0.2, 0.8), 0.928704),
         ("top1-max", {}, 1.0, (0.5, -0.2, 0.8), 0.983475),
         ("bce", {}, 1.2, (-0.5,), 0.737359 / 2),
         ("bce", {}, 1.2, (-0.5, 0.3, 0.0, -1.0, 0.8), 0.628204),

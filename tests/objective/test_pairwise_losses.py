@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from segue.objective.pairwise import bpr, bpr_max, top1_max
+from segue.objective.pairwise import bpr, bpr_max, top1, top1_max
 from segue.objective.softmax import sampled_softmax
 
 # G13: one answer, three negatives.
@@ -24,6 +24,7 @@ def test_losses_of_g13() -> None:
     assert bpr_max(POSITIVE, NEGATIVES, 1.0).item() == pytest.approx(0.886886, abs=1e-6)
     assert top1_max(POSITIVE, NEGATIVES).item() == pytest.approx(0.983475, abs=1e-6)
     assert bpr(POSITIVE, NEGATIVES).item() == pytest.approx(0.445166, abs=1e-6)
+    assert top1(POSITIVE, NEGATIVES).item() == pytest.approx(0.928704, abs=1e-6)
 
 
 def test_with_one_negative_they_are_one_loss() -> None:
@@ -31,22 +32,26 @@ def test_with_one_negative_they_are_one_loss() -> None:
     expected = bpr(positive, negatives).item()
     assert bpr_max(positive, negatives).item() == pytest.approx(expected, abs=1e-12)
     assert sampled_softmax(positive, negatives).item() == pytest.approx(expected, abs=1e-12)
+    assert top1(positive, negatives).item() == pytest.approx(top1_max(positive, negatives).item(), abs=1e-12)
 
 
 def test_equal_scores() -> None:
     positive, negatives = torch.zeros(3), torch.zeros(3, 7)
     assert bpr(positive, negatives).item() == pytest.approx(math.log(2), abs=1e-6)
     assert bpr_max(positive, negatives, 5.0).item() == pytest.approx(math.log(2), abs=1e-6)
+    assert top1(positive, negatives).item() == pytest.approx(1, abs=1e-6)
     assert top1_max(positive, negatives).item() == pytest.approx(1, abs=1e-6)
 
 
 def test_the_hardest_negative_is_what_counts() -> None:
-    """A hundred beaten ones beside it leave the softened losses where they were, and drown it in BPR's mean."""
+    """A hundred beaten ones beside it leave the softened losses where they were, and drown it in the means of BPR
+    and TOP1, where each of them costs one for its size."""
     positive, hard = torch.tensor([0.0]), torch.tensor([[2.0]])
     many = torch.cat((hard, torch.full((1, 100), -20.0)), 1)
     for loss in (bpr_max, top1_max):
         assert loss(positive, many).item() == pytest.approx(loss(positive, hard).item(), abs=1e-4)
     assert bpr(positive, many).item() < bpr(positive, hard).item() / 50
+    assert top1(positive, many).item() == pytest.approx((top1(positive, hard).item() + 100) / 101, abs=1e-4)
 
 
 def test_a_hopeless_answer_still_has_a_gradient() -> None:

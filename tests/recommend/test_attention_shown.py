@@ -196,8 +196,8 @@ def test_steps_of_a_decoder_by_hand() -> None:
         "Where the newest known entry looks, head by head:",
         "  encoder, layer 1, head 1: 0.5 at 2 jug, 0.3 at 3 tin, 0.2 at 1 tea",
         "",
-        "Where step 2 looks, head by head:",
-        "  decoder, at the history, head 1: 1 at 1 tea",
+        "Where step 1 looks, head by head:",
+        "  decoder, at the history, head 1: 0.75 at 3 tin, 0.25 at 2 jug",
     ]
     assert drawn(explanation, layer="decoder, at the history") == drawn(explanation, layer="2")
     assert drawn(explanation, layer="2").split("\n")[3:] == [
@@ -322,7 +322,9 @@ def test_the_page_draws_every_kind_by_hand() -> None:
     assert text.count("class=down") == 2
     quarter = next(part for part in text.split("<rect") if "?1 looks at 2" in part)
     assert 'x="23" y="15"' in quarter and 'opacity="0.500"' in quarter, "the root of a quarter of the largest, 1"
-    assert "? is the question itself" in text
+    assert "?1 to ?2 are the steps of a plan. The answer is made from the first of them" in text
+    step = Attention("decoder", [None], [0, 1, 2], [[[0.0, 0.25, 0.75]]])
+    assert "? is the question itself, a token of the model's own. The answer is made from the last" in html(told(step))
     assert "is the question itself" not in html(told(layer_of(SOFT)))
 
 

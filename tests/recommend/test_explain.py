@@ -497,7 +497,8 @@ def test_the_command_says_why(line: CommandLine, learned_run: Path) -> None:
 
 def test_the_command_in_json(line: CommandLine, cycle_run: Path) -> None:
     told = line.answers("explain", cycle_run, "--history", "i00,ghost,i01,i02", "--item", "i07")
-    assert list(told) == ["item", "rank", "contributions", "attention", "unknown", "fallback"]
+    assert list(told) == ["item", "rank", "contributions", "attention", "plan", "unknown", "fallback"]
+    assert told["plan"] == []
     assert told["item"].keys() == {"id", "title", "score"} and told["item"]["id"] == "i07"
     assert [(entry["item"], entry["known"], entry["title"]) for entry in told["contributions"]] == [
         ("i00", True, None),

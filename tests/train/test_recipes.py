@@ -147,7 +147,7 @@ MASKED = ("model.builder=bert4rec", "objective.task=masked-item")
 IMPOSSIBLE: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = [
     *(
         ("sasrec", (f"objective.loss={loss}",), (f"'{loss}' needs", "objective.sampler", "objective.negatives"), DRAWN)
-        for loss in ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max")
+        for loss in ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1", "top1-max")
     ),
     ("sasrec-sampled", ("objective.sampler=none",), ("needs objective.sampler", "'uniform'", "'mixed'"), DRAWN),
     ("sasrec-sampled", ("objective.negatives=0",), ("objective.negatives of at least 1", "0"), DRAWN),

@@ -21,11 +21,17 @@ from segue.layers.hard_attention import Choice, Chosen, chosen
 from segue.layers.one_token import mapped
 from segue.layers.packed import PackedBatch, pack, pad
 from segue.layers.positions import RelativeBuckets, Rotary
-from segue.layers.scores import Product, ScoreKind, make_score
+from segue.layers.scores import Product, Score, ScoreKind, make_score
 
-_attention = functional.scaled_dot_product_attention
+fused_attention = functional.scaled_dot_product_attention
 
 Relative = Rotary | RelativeBuckets
+
+
+def fused_scale(score: Score, choice: Choice, temperature: float) -> float | None:
+    """What the fused kernel multiplies products by; None where it cannot do the mixing, as scores are no products or
+    one value is chosen instead of a mean."""
+    return score.scale / temperature if isinstance(score, Product) and choice == "soft" else None
 
 
 class Attention(nn.Module):
@@ -62,7 +68,7 @@ class Attention(nn.Module):
         self.temperature = temperature
         self.generator: torch.Generator | None = None
         # Looked at with every call: numbers are found faster than parts.
-        self._scale = self.score.scale / temperature if isinstance(self.score, Product) and choice == "soft" else None
+        self._scale = fused_scale(self.score, choice, temperature)
         self._learned_bias = isinstance(relative, RelativeBuckets)
         self._plain = self._scale is not None and relative is None and type(self.score) is Product
 
@@ -82,7 +88,7 @@ class Attention(nn.Module):
         q, k, v = self._heads(queries, keys, batch)
         looks = None if self.causal else batch.may_look
         if self._plain:  # training and answers come here so often that the way to the kernel is kept short
-            mixed = _attention(q, k, v, attn_mask=looks, is_causal=self.causal, scale=self._scale)
+            mixed = fused_attention(q, k, v, attn_mask=looks, is_causal=self.causal, scale=self._scale)
         else:
             mixed = self._mixed(q, k, v, looks)
         result: Tensor = self.output(pack(_joined(mixed), batch))
@@ -113,7 +119,7 @@ class Attention(nn.Module):
         q = self.query(queries).view(batch.size, self.heads, -1).transpose(0, 1)  # [H, B, d]
         asking = (q @ of_keys).transpose(0, 1)[:, None]  # [B, 1, H, D]
         streams = pad(keys, batch)[:, None]  # [B, 1, N, D]
-        mixed = _attention(asking, streams, streams, attn_mask=batch.may_look, scale=self._scale)[:, 0]
+        mixed = fused_attention(asking, streams, streams, attn_mask=batch.may_look, scale=self._scale)[:, 0]
         values = mixed.transpose(0, 1) @ of_values.transpose(1, 2)  # [H, B, d]
         mixed_values: Tensor = values.transpose(0, 1).flatten(1) + self.key_value.bias[width:]
         return mixed_values
@@ -176,7 +182,7 @@ class Attention(nn.Module):
         """Mixtures [B, H, M, d] for queries that are the last of the keys' tokens, or another stream's."""
         q, k, bias = self._placed(q, k)
         if self.causal and self.fused and may_look is None and bias is None and q.shape[2] == k.shape[2]:
-            return _attention(self._asking(q), k, v, is_causal=True, scale=self._scale)
+            return fused_attention(self._asking(q), k, v, is_causal=True, scale=self._scale)
         return self._kernel(q, k, v, self._looks(q, k, may_look), bias)
 
     def _kernel(self, q: Tensor, k: Tensor, v: Tensor, looks: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -186,7 +192,7 @@ class Attention(nn.Module):
             return self._chosen(q, k, looks, bias).weights @ v
         if bias is not None:
             looks = bias if looks is None else torch.where(looks, bias, -math.inf)
-        return _attention(self._asking(q), k, v, attn_mask=looks, scale=self._scale)
+        return fused_attention(self._asking(q), k, v, attn_mask=looks, scale=self._scale)
 
     def _asking(self, q: Tensor) -> Tensor:
         """Queries whose products with keys the fused kernel is to take."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from segue.layers.blocks import DecoderBlock, Decoding
@@ -48,14 +47,15 @@ class AttentiveDecoder(nn.Module):
         taken, before = kept
         return taken, [so_far.rows(chosen) for so_far in before]
 
-    def first_looks(self, inputs: Tensor, read: Read) -> Tensor:
-        """Where the first step, whose inputs [B, D] are given, looks across [layers, B, heads, N]."""
-        x, looks = self._placed(inputs[:, None], 0), []
+    def looks(self, inputs: Tensor, read: Read) -> list[tuple[Tensor | None, Tensor]]:
+        """Where each of the steps that `forward` takes looks in each layer: back [B, heads, M, M], and across
+        [B, heads, M, N]."""
+        x, looks = self._placed(inputs, 0), list[tuple[Tensor | None, Tensor]]()
         for place in range(len(self.blocks)):
             block = self._block(place)
-            looks.append(block.attention_weights(x, read.states, read.may_look)[1][:, :, 0])
+            looks.append(block.attention_weights(x, read.states, read.may_look))
             x = block(x, read.states, read.may_look)
-        return torch.stack(looks)
+        return looks
 
     def _placed(self, inputs: Tensor, taken: int) -> Tensor:
         """Inputs [B, M, D] that come after so many."""

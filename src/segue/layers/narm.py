@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from segue.layers.attention import fused_attention, fused_scale
 from segue.layers.dropout import Dropout
 from segue.layers.hard_attention import Choice, Chosen, chosen
 from segue.layers.packed import PackedBatch, pack, pad
-from segue.layers.scores import ScoreKind, make_score
+from segue.layers.scores import Product, ScoreKind, make_score
 
 
 class NarmBlock(nn.Module):
@@ -29,9 +30,16 @@ class NarmBlock(nn.Module):
         self.choice: Choice = choice
         self.temperature = temperature
         self.generator: torch.Generator | None = None
+        self._scale = fused_scale(self.score, choice, temperature)
+
+    def extra_repr(self) -> str:
+        """So that a model that is printed says which kernel it uses."""
+        return f"choice={self.choice}, fused={'never' if self._scale is None else 'always'}"
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         states = pad(x, batch)
+        if self._scale is not None:
+            return self._with_local(x, pack(self._fused(states, states, causal=True), batch))
         how = self._looked(states)
         result = self._with_local(x, pack(how.weights @ states, batch))
         if how.log_chance is None or how.entropy is None:
@@ -40,6 +48,8 @@ class NarmBlock(nn.Module):
 
     def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
         asking, states = x[batch.last], pad(x, batch)
+        if self._scale is not None:
+            return self._with_local(asking, self._fused(asking[:, None], states, batch.may_look)[:, 0])
         looks = None if batch.may_look is None else batch.may_look[:, 0]
         how = self._chosen(self.score(asking[:, None], states), looks)
         return self._with_local(asking, (how.weights @ states)[:, 0])
@@ -50,6 +60,12 @@ class NarmBlock(nn.Module):
     def _with_local(self, states: Tensor, local: Tensor) -> Tensor:
         result: Tensor = self.joined(self.drop(torch.cat((local, states), dim=1)))
         return result
+
+    def _fused(self, asking: Tensor, states: Tensor, may_look: Tensor | None = None, *, causal: bool = False) -> Tensor:
+        """Mixtures [B, M, D] of padded states [B, N, D] for those that ask, without their weights."""
+        assert isinstance(self.score, Product)
+        q, kept = self.score.asking(asking)[:, None], states[:, None]  # one head
+        return fused_attention(q, kept, kept, attn_mask=may_look, is_causal=causal, scale=self._scale)[:, 0]
 
     def _looked(self, states: Tensor) -> Chosen:
         """How much each of the padded states [B, N, D] takes of itself and those before it [B, N, N]."""

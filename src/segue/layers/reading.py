@@ -55,6 +55,7 @@ class Decoder(Protocol):
         """What is kept of some of the plans, some perhaps more than once."""
         ...
 
-    def first_looks(self, inputs: Tensor, read: Read) -> Tensor:
-        """Where the first step, whose inputs [B, D] are given, looks in what was read [layers, B, heads, N]."""
+    def looks(self, inputs: Tensor, read: Read) -> list[tuple[Tensor | None, Tensor]]:
+        """Where each step, whose inputs [B, M, D] are given, looks in each layer: back at the steps [B, heads, M, M],
+        None where steps do not look at each other, and across at what was read [B, heads, M, N]."""
         ...

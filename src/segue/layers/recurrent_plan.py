@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from segue.layers.blocks import WithoutAttention
 from segue.layers.dropout import Dropout
+from segue.layers.hard_attention import chosen
 from segue.layers.packed import PackedBatch, pack, pad
 from segue.layers.reading import Read
 from segue.layers.scores import make_score
@@ -43,6 +42,10 @@ class RecurrentDecoder(nn.Module):
         self.output = nn.Linear(3 * width, width)
         self.drop = Dropout(dropout)
 
+    def extra_repr(self) -> str:
+        """So that a model that is printed says which kernel it uses: additive scores are no products."""
+        return "fused=never"
+
     def forward(self, inputs: Tensor, read: Read) -> Tensor:
         """The states after each of the inputs [B, M, D], the first of which begins the plan → [B, M, D]."""
         kept, states = self.begin(read), []
@@ -70,10 +73,14 @@ class RecurrentDecoder(nn.Module):
     def weights(self, read: Read, kept: Tensor) -> Tensor:
         """Where the state looks before the next step [B, 1, N]."""
         scores: Tensor = self.score(kept[:, -1:], read.states)
-        if read.may_look is not None:
-            scores = scores.masked_fill(~read.may_look[:, 0], -math.inf)
-        return scores.softmax(-1)
+        looks = None if read.may_look is None else read.may_look[:, 0]
+        return chosen(scores, looks, "soft", temperature=1.0, training=self.training, generator=None).weights
 
-    def first_looks(self, inputs: Tensor, read: Read) -> Tensor:  # noqa: ARG002  # the state asks before it is fed
-        """Where the first step looks [layers, B, heads, N]: there is one of each."""
-        return self.weights(read, self.begin(read))[None]
+    def looks(self, inputs: Tensor, read: Read) -> list[tuple[Tensor | None, Tensor]]:
+        """Where each of the steps that `forward` takes looks across [B, 1, M, N]; there is one layer, of one head, and
+        what a step knows of those before it is in its state."""
+        kept, weights = self.begin(read), []
+        for step in range(inputs.shape[1]):
+            weights.append(self.weights(read, kept))
+            _, kept = self.step(inputs[:, step], read, kept)
+        return [(None, torch.stack(weights, dim=2))]

@@ -18,8 +18,10 @@ class AttentionMap:
     """Which one it is, in words that fit "layer 1" and "decoder, at the history"; no two of a model share one."""
     weights: Tensor  # [B, heads, M, N]: row = who looks, column = at whom
     rows: Literal["tokens", "steps"] = "tokens"
-    """Who looks: the tokens that are looked at, so that M is N, or a decoder's steps. Tokens are the history's and,
-    where the model asks with one of its own, that one after them."""
+    """Who looks: the model's tokens, or a decoder's steps. Tokens are the history's and, where the model asks with one
+    of its own, that one after them. The answer is made from the last of the tokens, or the first of the steps."""
+    columns: Literal["tokens", "steps"] = "tokens"
+    """Who is looked at, in the same way."""
 
 
 @runtime_checkable
@@ -39,7 +41,10 @@ class Mapped(Protocol):
     """What a model can do whose attentions have names and shapes of their own."""
 
     def attention_maps(self, batch: PackedBatch) -> list[AttentionMap]:
-        """Every attention, in the order of the computation: the last is the one that the answer is made from."""
+        """Every attention, in the order of the computation: the last is the one that the answer is made from.
+
+        Of a model that plans, a batch may hold a plan after the history (`histories`): then there is a row for each of
+        its steps, the first of which no item was fed to."""
         ...
 
 

@@ -117,6 +117,11 @@ def refuse_other_builder(settings: ModelSettings, encoder: Builder | None, *, wh
         )
     if encoder is None:
         return
+    if not callable(encoder):
+        raise SettingsError(
+            f"encoder= must be a function that builds a model, and {encoder!r} is none; segue's own encoders are named "
+            "by model.builder, and docs/your-model.md shows one of your own."
+        )
     given = builder_name(encoder)
     if not settings.encoder:
         raise SettingsError(

@@ -22,7 +22,8 @@ def gru4rec(settings: ModelSettings, items: ItemTable, generator: torch.Generato
 
     The original walks many sessions side by side, an event at a time, and learns nothing from one event to the next;
     here histories are whole, and gradients reach back through all of them. Its cell is the older form of the unit, of
-    the same power but with other weights: see `GRUBlock`. Its losses are `bpr-max` and `top1-max`, among others.
+    the same power but with other weights: see `GRUBlock`. Its losses are `top1` and `bpr` in its first paper,
+    `top1-max` and `bpr-max` in its second.
     """
     inputs = make_inputs(settings, items)
     states = settings.state_width or inputs.width

@@ -75,9 +75,7 @@ class EncoderDecoder(SequenceModel):
         """The states that ask for what comes after each history and after each event that continues it [T, D]; the
         events before a history's last ask nothing, and their rows are zero."""
         parts = _Parts.of(batch)
-        vectors = self.items.input(parts.fed) * self.scale  # [B, M - 1, D]
-        inputs = torch.cat((self._starts(batch.size), vectors), dim=1)
-        states = self.norm(self._decoder(inputs, self.read(parts.histories)))  # [B, M, D]
+        states = self.norm(self._decoder(self._fed(parts), self.read(parts.histories)))  # [B, M, D]
         asking: Tensor = states.flatten(0, 1)[parts.steps]
         return asking.new_zeros(len(batch.items), asking.shape[1]).index_copy(0, parts.tokens, asking)
 
@@ -105,20 +103,30 @@ class EncoderDecoder(SequenceModel):
         return self._stepped(self.items.input(items) * self.scale, read, kept)
 
     def attention_maps(self, batch: PackedBatch) -> list[AttentionMap]:
-        """The encoder's layers, where events look at each other, and then where the decoder's first step looks."""
-        x, maps = self._tokens(batch), []
+        """The encoder's layers, where events look at each other, and then those of the decoder, whose steps look back
+        at each other and across at the history: the first step, and one more for each item of the batch that continues
+        a history."""
+        parts = _Parts.of(batch)
+        x, maps = self._tokens(parts.histories), []
         for layer, block in enumerate(self.blocks, start=1):
-            weights = cast(Block, block).attention_weights(x, batch)
+            weights = cast(Block, block).attention_weights(x, parts.histories)
             maps += [] if weights is None else [AttentionMap(f"encoder, layer {layer}", weights)]
-            x = block(x, batch)
-        looks = self._decoder.first_looks(self._starts(batch.size)[:, 0], Read.of(x, batch))  # [layers, B, heads, N]
-        decoding = (f"decoder, layer {layer}, at the history" for layer in range(1, len(looks) + 1))
-        maps += [AttentionMap(name, own[:, :, None], rows="steps") for name, own in zip(decoding, looks, strict=True)]
+            x = block(x, parts.histories)
+        looks = self._decoder.looks(self._fed(parts), Read.of(x, parts.histories))
+        for layer, (back, across) in enumerate(looks, start=1):
+            if back is not None:
+                maps.append(AttentionMap(f"decoder, layer {layer}, at its steps", back, rows="steps", columns="steps"))
+            maps.append(AttentionMap(f"decoder, layer {layer}, at the history", across, rows="steps"))
         return maps
 
     def _stepped(self, newest: Tensor, read: Read, kept: Any) -> tuple[Tensor, Decoding]:
         state, kept = self._decoder.step(newest, read, kept)
         return self.head(self.norm(state)), Decoding(read, kept)
+
+    def _fed(self, parts: _Parts) -> Tensor:
+        """The decoder's inputs [B, M, D]: what begins a plan, and the items that continue it."""
+        vectors = self.items.input(parts.fed) * self.scale  # [B, M - 1, D]
+        return torch.cat((self._starts(vectors.shape[0]), vectors), dim=1)
 
     def _starts(self, users: int) -> Tensor:
         """What a plan begins with [B, 1, D]."""

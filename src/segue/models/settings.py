@@ -74,7 +74,9 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """What narm takes by the scores: a mean of all states, or one state alone. One is learned about as if it had been
     the mean, the highest or, with 'gumbel', a drawn one; or, drawn, from how well it went."""
     choice_temperature: float = 1.0
-    """What the scores are divided by where one state is taken: a low one makes draws sure and gradients steep."""
+    """What the scores are divided by where one state is taken: a low one makes draws sure and gradients steep. It is
+    the same from the first step to the last: lowered while training, as is usual for 'gumbel' (from 1 to .1), it would
+    make another model of a training that stops early or is taken up again with more epochs."""
     entropy_bonus: float = 0.0
     """What the loss pays for a unit of entropy of what choice = 'reinforce' draws from, so that it goes on trying."""
     state_width: int = 0

@@ -18,7 +18,7 @@ from segue.objective.binary import bce, gbce, gbce_beta
 from segue.objective.collisions import Own, shared_collisions
 from segue.objective.lambdarank import lambdarank
 from segue.objective.mean import user_weights
-from segue.objective.pairwise import bpr, bpr_max, top1_max
+from segue.objective.pairwise import bpr, bpr_max, top1, top1_max
 from segue.objective.part import Part
 from segue.objective.positive import PositiveEvents
 from segue.objective.reinforce import even_weights, with_draws
@@ -290,6 +290,8 @@ class Objective:
                 return bpr(positive, negatives, weights)
             case "bpr-max":
                 return bpr_max(positive, negatives, self.settings.regularisation, weights)
+            case "top1":
+                return top1(positive, negatives, weights)
             case "top1-max":
                 return top1_max(positive, negatives, weights)
         raise AssertionError(f"{self.settings.loss} compares no answer with drawn negatives")

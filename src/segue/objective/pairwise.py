@@ -42,6 +42,24 @@ def bpr_max(positive: Tensor, negatives: Tensor, regularisation: float = 0.0, we
     return weighted_mean((regularisation * size - beaten).masked_fill(empty, 0), weights)
 
 
+def top1(positive: Tensor, negatives: Tensor, weights: Tensor | None = None) -> Tensor:
+    """TOP1: the mean over a row's negatives of σ(s- - s+) + σ(s-²), weighted mean over the rows.
+
+    GRU4Rec's first paper (Hidasi and others 2016). Its program takes the answer for one of its own negatives and takes
+    that back; here it is none. Collisions are not counted in a row's mean; a row that has nothing else costs nothing.
+
+    Needs: a sampler; scores without log q.
+    Inputs: the answers' scores [M], the negatives' [M, K] with collisions at -inf, weights [M].
+    When to choose it: to reproduce GRU4Rec; with many negatives, most of them are beaten already and teach nothing,
+    which `top1_max` repairs.
+    Relations: one negative is `top1_max` with one negative.
+    """
+    collides = negatives == -math.inf
+    scores = negatives.masked_fill(collides, 0)  # (-∞)² would cost one, and its gradient be NaN
+    terms = ((scores - positive[:, None]).sigmoid() + scores.square().sigmoid()).masked_fill(collides, 0)
+    return weighted_mean(terms.sum(1) / (~collides).sum(1).clamp(min=1), weights)
+
+
 def top1_max(positive: Tensor, negatives: Tensor, weights: Tensor | None = None) -> Tensor:
     """TOP1 against the hardest negative, softly: Σ p (σ(s- - s+) + σ(s-²)), where p is the softmax of a row's
     negatives; weighted mean over the rows.
@@ -52,7 +70,8 @@ def top1_max(positive: Tensor, negatives: Tensor, weights: Tensor | None = None)
     Inputs: the answers' scores [M], the negatives' [M, K] with collisions at -inf, weights [M].
     When to choose it: to reproduce GRU4Rec; `bpr_max` is better behaved, as this one is flat where the answer is far
     behind.
-    Relations: the second term holds the negatives near 0, as the regularisation of `bpr_max` does.
+    Relations: one negative is `top1`. The second term holds the negatives near 0, as the regularisation of `bpr_max`
+    does.
     """
     p, scores, empty = _hardness(negatives)
     terms = (scores - positive[:, None]).sigmoid() + scores.square().sigmoid()

@@ -10,7 +10,7 @@ import msgspec
 from segue.errors import SettingsError
 from segue.objective.positive import Positive
 
-SAMPLED = ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max")
+SAMPLED = ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1", "top1-max")
 """Losses that compare an answer with drawn negatives."""
 AHEAD = ("dense-all-action", "all-action")
 """Tasks that look so many days ahead."""
@@ -30,9 +30,9 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     history, some recent items that were taken out of it; after a part of the history, the items that followed, one
     after the other; at every token, one of the positive events in the days after it, drawn anew each epoch; at the
     newest token, all of them; at every token, the first positive event that is later."""
-    loss: Literal["softmax", "sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1-max", "lambdarank", "sce"] = (
-        "softmax"
-    )
+    loss: Literal[
+        "softmax", "sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1", "top1-max", "lambdarank", "sce"
+    ] = "softmax"
     """Over the whole catalogue (softmax, lambdarank), over its hardest items (sce), or over drawn negatives."""
     sampler: Literal["none", "uniform", "popularity", "in-batch", "mixed", "answers", "answers+uniform"] = "none"
     """Where negatives come from: every item alike, by training count to a power, the distinct items of the batch, or

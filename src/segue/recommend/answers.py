@@ -95,7 +95,7 @@ class Attention(msgspec.Struct, frozen=True):
     after the history, or the steps of a decoder in their order."""
     columns: list[int | None]
     """Who is looked at, in the same way: the newest 64 entries at most of those that the model looked at, and after
-    them the question where it has a token of its own."""
+    them the question where it has a token of its own; or the steps of a decoder that looks back at them."""
     weights: list[list[list[float]]]
     """[head][row][column], to six decimals; zero above the diagonal where nobody looks ahead. A row adds up to one, or
     to less where it also looks at entries older than these; where attention is hard, it is one at a single entry.
@@ -111,8 +111,12 @@ class Explanation(msgspec.Struct, frozen=True):
     contributions: list[Contribution]
     """One for each entry of the history, oldest first."""
     attention: list[Attention] = []
-    """One for each layer that has any, in the order of the model: the answer is made from the last row of the last.
-    Empty where the model has none to show, where it was not asked for, and in a popularity answer."""
+    """One for each layer that has any, in the order of the model: the answer is made from the last row of the last, or
+    the first where its rows are steps. Empty where the model has none to show, where it was not asked for, and in a
+    popularity answer."""
+    plan: list[PlannedItem] = []
+    """What the steps in `attention` choose under the same rules, each the likeliest after those before it; empty where
+    the model does not plan."""
     unknown: list[str] = []
     """Ids of the history that the model does not know, each once; they were left out of the question."""
     fallback: Literal["popularity"] | None = None

@@ -28,7 +28,7 @@ class View:
     """Its number, counted from 1, or its name."""
     head: int | None = None
     query: str | None = None
-    """Who looks: an entry's number, or `?` for the question."""
+    """Who looks: an entry's number, `?` for the question, or `?2` for the second step of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,23 @@ def labels(places: list[int | None]) -> list[str]:
     return [next(names) if place is None else str(place + 1) for place in places]
 
 
+def of_steps(layer: Attention) -> bool:
+    """Whether those who look are the steps of a decoder."""
+    return all(place is None for place in layer.rows)
+
+
+def answering(layer: Attention) -> int:
+    """The row that an answer is made from: the last, or of a decoder's steps the first."""
+    return 0 if of_steps(layer) else len(layer.rows) - 1
+
+
 def attention_lines(explanation: Explanation, view: View) -> Iterator[str]:
     """What was chosen of it; an InputError says what there is to choose from."""
     heads = _chosen_heads(_chosen_layers(explanation, view), view)
     drawn = view.layer is not None or view.head is not None
+    if explanation.plan and any(of_steps(layer) for layer, _ in heads):
+        yield ""
+        yield f"The steps choose {', '.join(f'{at} {item.id}' for at, item in enumerate(explanation.plan, start=1))}."
     if not drawn:
         yield from _gist(explanation, _rows(heads, view.query), newest=view.query is None)
     elif view.query is None:
@@ -94,10 +107,10 @@ def _chosen_heads(layers: list[Attention], view: View) -> list[tuple[Attention, 
 
 
 def _rows(heads: list[tuple[Attention, int]], query: str | None) -> list[Row]:
-    """The rows of the token of that label; of the last token where none is named."""
+    """The rows of the token of that label; where none is named, those that the answer is made from."""
     names = [labels(layer.rows) for layer, _ in heads]
     found = [
-        Row(layer, head, own.index(query or own[-1]))
+        Row(layer, head, answering(layer) if query is None else own.index(query))
         for (layer, head), own in zip(heads, names, strict=True)
         if query is None or query in own
     ]
@@ -108,7 +121,7 @@ def _rows(heads: list[tuple[Attention, int]], query: str | None) -> list[Row]:
 
 
 def _gist(explanation: Explanation, rows: list[Row], *, newest: bool) -> Iterator[str]:
-    """The strongest keys of each head, under who looks; `newest` says that it is the last token that looks."""
+    """The strongest keys of each head, under who looks; `newest` says that an entry that looks is the last one."""
 
     def looking(row: Row) -> str:
         named = _asking(explanation, row)
@@ -163,7 +176,10 @@ def _in_full(explanation: Explanation, row: Row) -> Iterator[str]:
     """A line a key: its number, its name, its weight and a bar."""
     most = max(map(abs, row.weights))
     names = labels(row.layer.columns)
-    keys = ["the question" if place is None else explanation.contributions[place].item for place in row.layer.columns]
+    keys = [
+        _own(row.layer.columns, at) if place is None else explanation.contributions[place].item
+        for at, place in enumerate(row.layer.columns)
+    ]
     margin, width = max(map(len, names)), max(map(len, keys))
     yield ""
     yield f"Where {_asking(explanation, row)} looks in {row.title}{cut_note(explanation)}:"
@@ -183,19 +199,26 @@ def _looked_at(explanation: Explanation, row: Row, column: int) -> str:
     place = row.layer.columns[column]
     if place is not None:
         return f"{place + 1} {explanation.contributions[place].item}"
-    return "itself" if row.layer.rows[row.place] is None else "the question"
+    looking = row.layer.rows
+    same = looking[row.place] is None and _own(looking, row.place) == _own(row.layer.columns, column)
+    return "itself" if same else _own(row.layer.columns, column)
 
 
 def _asking(explanation: Explanation, row: Row) -> str:
     place = row.layer.rows[row.place]
     if place is not None:
         return f"{place + 1} {explanation.contributions[place].item}"
-    own = row.layer.rows.count(None)
-    return "the question" if own == 1 else f"step {own - len(row.layer.rows) + row.place + 1}"
+    return _own(row.layer.rows, row.place)
+
+
+def _own(places: list[int | None], at: int) -> str:
+    """What a token is called that is no entry; they are the last ones."""
+    own = places.count(None)
+    return "the question" if own == 1 else f"step {own - len(places) + at + 1}"
 
 
 def cut_note(explanation: Explanation) -> str:
     """Said where the attention shown is only a part."""
-    shown = sum(place is not None for place in explanation.attention[0].columns)
+    shown = max(sum(place is not None for place in layer.columns) for layer in explanation.attention)
     looked = sum(entry.contribution is not None for entry in explanation.contributions)
     return f", among the newest {shown} entries" if shown < looked else ""

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 import torch
-from torch import nn
 
 from segue.data.batch import Batch, newest, window_begins
 from segue.errors import InputError
 from segue.index.search import ItemIndex
 from segue.layers.packed import tensors
-from segue.models.attention_map import AttentionMap, attention_maps
+from segue.models.attention_map import AttentionMap, Mapped, attention_maps
 from segue.models.sequence import SequenceModel
-from segue.recommend.answers import Attention, Contribution, Explanation, ScoredItem
+from segue.recommend.answers import Attention, Contribution, Explanation, PlannedItem, ScoredItem
 from segue.recommend.history import ReadHistory, pack_histories
+from segue.recommend.plan import Planner, Search, plan_histories
 from segue.recommend.rules import Rules
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def explain_history(
     added = np.full(len(numbers), np.nan)
     added[known] = contributions(recommender.model, recommender.index, packed.batch, number, score)
     window = newest(packed.batch, recommender.model.length, recommender.model.window_step)
-    maps = looks(recommender.model, window) if attention else []
+    plan = steps_of(recommender, history, rules, asked=asked) if attention else []
+    maps = looks(recommender, window, plan) if attention else []
     places = np.flatnonzero(known)[len(packed.batch.items) - len(window.items) :].tolist()
     return Explanation(
         item=ScoredItem(id=vocabulary.ids(chosen)[0], title=vocabulary.titles(chosen)[0], score=score),
@@ -68,6 +69,7 @@ def explain_history(
             )
         ],
         attention=[told(each, places) for each in maps],
+        plan=plan,
         unknown=packed.unknown[0],
         fallback="popularity" if fallback else None,
         untimed=msgspec.UNSET if fallback else recommender.known.untimed(history),
@@ -131,26 +133,59 @@ def _scores(model: SequenceModel, index: ItemIndex, histories: Batch, item: int)
     return scores[:, 0].numpy().astype(np.float64)
 
 
-def looks(model: nn.Module, history: Batch) -> list[AttentionMap]:
-    """Who looked at whom in one history, no longer than the model has room for: weights [1, heads, M, N] float32.
+def steps_of(
+    recommender: Recommender, history: ReadHistory, rules: Rules, *, asked: np.ndarray | None = None
+) -> list[PlannedItem]:
+    """What the steps of a decoder choose whose attention is shown, each the likeliest after those before it; none where
+    nothing of the history is known, and of models that do not plan."""
+    if not (isinstance(recommender.model, Planner) and isinstance(recommender.model, Mapped)):
+        return []
+    (plan,) = plan_histories(recommender, [history], rules, Search(beam=1), asked=asked)
+    return [] if plan.fallback else plan.items
+
+
+def looks(recommender: Recommender, history: Batch, plan: Sequence[PlannedItem] = ()) -> list[AttentionMap]:
+    """Who looked at whom in one history, no longer than the model has room for, and in the steps that choose `plan`:
+    weights [1, heads, M, N] float32.
 
     None for an empty history, and where the model has no attention to show.
     """
     if not len(history.items):
         return []
+    fed = recommender.vocabulary.numbers(
+        [step.id for step in plan[:-1]], unknown="error"
+    )  # nothing is fed after the last
     with torch.inference_mode():
-        return attention_maps(model, tensors(history))
+        return attention_maps(recommender.model, tensors(_continued(history, fed) if len(fed) else history))
+
+
+def _continued(history: Batch, items: np.ndarray) -> Batch:
+    """One history and the items of a plan, which have neither a time nor a kind nor a value."""
+
+    def longer(events: np.ndarray) -> np.ndarray:
+        return np.concatenate((events, np.zeros(len(items), events.dtype)))
+
+    return Batch(
+        items=np.concatenate((history.items, items)),
+        times=longer(history.times),
+        lengths=history.lengths + len(items),
+        asked=history.asked,
+        kinds=None if history.kinds is None else longer(history.kinds),
+        values=None if history.values is None else longer(history.values),
+        histories=history.lengths,
+    )
 
 
 def told(looked: AttentionMap, places: Sequence[int]) -> Attention:
     """The newest part of a layer's weights as an answer carries it; `places` are those of the events in the whole
     history."""
     weights = looked.weights[0].numpy().astype(np.float64)
-    first = max(0, len(places) - MOST_ENTRIES)
-    columns = [*places[first:], *[None] * (weights.shape[2] - len(places))]  # the token that is no event, if any
-    if looked.rows == "tokens":
-        rows, shown = columns, weights[:, first:, first:]
-    else:
-        shown = weights[:, :MOST_ENTRIES, first:]
-        rows = [None] * shown.shape[1]
-    return Attention(name=looked.name, rows=rows, columns=columns, weights=shown.round(6).tolist())
+
+    def side(who: Literal["tokens", "steps"], size: int) -> tuple[list[int | None], slice]:
+        if who == "steps":
+            return [None] * min(size, MOST_ENTRIES), slice(MOST_ENTRIES)
+        first = max(0, len(places) - MOST_ENTRIES)
+        return [*places[first:], *[None] * (size - len(places))], slice(first, None)  # None: a token that is no event
+
+    (rows, looking), (columns, seen) = side(looked.rows, weights.shape[1]), side(looked.columns, weights.shape[2])
+    return Attention(name=looked.name, rows=rows, columns=columns, weights=weights[:, looking, seen].round(6).tolist())

@@ -10,7 +10,7 @@ import math
 from html import escape
 
 from segue.recommend.answers import Attention, Explanation
-from segue.recommend.attention_text import QUESTION, cut_note, labels
+from segue.recommend.attention_text import QUESTION, cut_note, labels, of_steps
 from segue.recommend.explain_text import POPULARITY, headline, reason
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -107,15 +107,27 @@ def _attention(explanation: Explanation) -> str:
         for head in range(len(layer.weights))
     ]
     scale = "".join(f'<li><i style="opacity:{_opacity(share):.3f}"></i> {share * most:.2g}</li>' for share in LEGEND)
-    own = any(None in layer.rows for layer in layers)
-    question = f" {QUESTION} is the question itself, a token of the model's own." if own else ""
     return (
         f"<h2>Where the model looked{cut_note(explanation)}</h2>\n"
         '<p class="soft">A row is the entry that looks, a column the one it looks at, by their numbers above.'
-        f"{question} The answer is made from the last row of the last layer. Point at a cell for its weight. A weight "
-        "below zero, which only some models have, is drawn in the colour of what lowers a score.</p>\n"
+        f"{_own_tokens(explanation)} Point at a cell for its weight. A weight below zero, which only some models have, "
+        "is drawn in the colour of what lowers a score.</p>\n"
         f'<ul class="scale">{scale}</ul>\n<div class="maps">\n' + "\n".join(maps) + "\n</div>"
     )
+
+
+def _own_tokens(explanation: Explanation) -> str:
+    """What rows and columns stand for that are no entries, and which row is the answer's."""
+    steps = max(len(layer.rows) if of_steps(layer) else 0 for layer in explanation.attention)
+    if steps > 1:
+        chosen = f", which choose {', '.join(_text(item.id) for item in explanation.plan)}" if explanation.plan else ""
+        return (
+            f" {QUESTION}1 to {QUESTION}{steps} are the steps of a plan{chosen}. The answer is made from the first of "
+            "them in the last layer."
+        )
+    own = any(None in layer.rows for layer in explanation.attention)
+    question = f" {QUESTION} is the question itself, a token of the model's own." if own else ""
+    return f"{question} The answer is made from the last row of the last layer."
 
 
 def _opacity(share: float) -> float:

@@ -29,7 +29,7 @@ from segue.models.mol import MixtureOfLogits
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation
-from segue.recommend.explain import explain_history, looks
+from segue.recommend.explain import explain_history, looks, steps_of
 from segue.recommend.history import (
     Moment,
     ReadHistory,
@@ -377,12 +377,15 @@ class Recommender:
         order of the model: `layer 1`, `layer 2` and so on, or where in the model they stand.
 
         Each is [heads, n, n]: row = who looks, column = at whom, oldest first. A model that puts a token of its own
-        after the history, to ask with, has one row and column more, the last. Where a decoder looks at the history,
-        the rows are its steps. Empty where the model has none to show or knows no entry.
+        after the history, to ask with, has one row and column more, the last. Where a decoder looks, at the history or
+        back at its own steps, the rows are the steps of a plan of five items, each the likeliest after those before it.
+        Empty where the model has none to show or knows no entry.
         """
-        packed = pack_histories([read_history(history)], self.vocabulary, known=self.answerable, kinds=self.known.kinds)
+        read = read_history(history)
+        packed = pack_histories([read], self.vocabulary, known=self.answerable, kinds=self.known.kinds)
         window = newest(packed.batch, self.model.length, self.model.window_step)
-        return {each.name: each.weights[0].numpy() for each in looks(self.model, window)}
+        maps = looks(self, window, steps_of(self, read, self.rules(k=1)))
+        return {each.name: each.weights[0].numpy() for each in maps}
 
     def rank(self, histories: Batch, rules: Sequence[Rules], *, encode: Encode | None = None) -> Ranking:
         """Answers in numbers to whole histories of items that are known, some perhaps empty; each has its rules.

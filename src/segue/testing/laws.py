@@ -13,6 +13,7 @@ import torch
 from segue.data.batch import Batch
 from segue.layers.packed import tensors
 from segue.models.checkpoint import load_model, save_model
+from segue.models.draws import DrawingModel
 from segue.models.memory import Continuation
 from segue.models.sequence import SequenceModel
 from segue.testing.cases import Case, asked, assert_close, batch_of, packed_of, questioned, random_users, states_of
@@ -114,13 +115,19 @@ def _read(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[int] | N
 def parameters_learn(case: Case) -> None:
     """Every parameter has a part in the questions, but what items alone have on the way out.
 
-    One without a gradient has no state in the optimiser, and training could not be taken up again.
+    One without a gradient has no state in the optimiser, and training could not be taken up again. It is asked of a
+    model that trains: in an answer, hard attention looks where scores are highest, and they have no gradient.
     """
-    model = case.moved().double()
+    model, generator = case.changed(dropout=0.0).moved().double().train(), torch.Generator().manual_seed(1)
     users = questioned(model, random_users([6, 1, 9, 3], n_items=case.n_items))
-    states = model.head(torch.cat(states_of(model, users, _read(model, users))))
-    weights = torch.randn(states.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    torch.autograd.backward((states * weights).sum())
+    with torch.random.fork_rng(devices=[]):
+        states = torch.cat(states_of(model, users, _read(model, users)))
+    asking = [model.head(states)]
+    draws = model.draws(states) if isinstance(model, DrawingModel) else None
+    if draws is not None:  # what was drawn is learned from by its chance
+        asking.append(draws.log_chance)
+    noise = [torch.randn(part.shape, dtype=torch.float64, generator=generator) for part in asking]
+    torch.autograd.backward([(part * weight).sum() for part, weight in zip(asking, noise, strict=True)])
     idle = {
         name
         for name, parameter in model.named_parameters()

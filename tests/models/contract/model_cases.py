@@ -68,6 +68,8 @@ CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
         "transformer",
         {"norm": "post", "scores": "additive", "positions": "buckets"},
     ),
+    "narm, additive, gumbel": ("narm", {"scores": "additive", "choice": "gumbel"}),
+    "narm, bilinear, reinforce": ("narm", {"scores": "bilinear", "choice": "reinforce"}),
     EVENTS: ("pinnerformer", {"inputs": "events", "output": "mlp", "positions": "newest"}),
 }
 """Builders with choices that are held to the laws as well: between them, each choice once."""

@@ -252,18 +252,20 @@ def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
 
 @planning
 @pytest.mark.parametrize("heads", [1, 4])
-def test_attention_says_where_a_decoder_looks_when_it_begins(builder: str, heads: int) -> None:
+def test_attention_says_where_a_decoder_looks(builder: str, heads: int) -> None:
     """After the layers of the encoder, whose events look both ways, or, where they are read one by one, at nobody."""
     model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
     found, recurrent = attention_maps(model, packed_of(*users)), builder == RECURRENT
     layers, heads = (1, 1) if recurrent else (3, heads)
     encoder = [] if recurrent else [f"encoder, layer {layer}" for layer in (1, 2, 3)]
     assert [each.name for each in found if each.rows == "tokens"] == encoder
-    decoder = [f"decoder, layer {layer}, at the history" for layer in range(1, layers + 1)]
+    looked_at = ["at the history"] if recurrent else ["at its steps", "at the history"]
+    decoder = [f"decoder, layer {layer}, {what}" for layer in range(1, layers + 1) for what in looked_at]
     assert [each.name for each in found] == [*encoder, *decoder]
     for user, length in enumerate((5, 2)):
         for each, alone in zip(found, attention_maps(model, packed_of(users[user])), strict=True):
-            assert each.weights.shape == (2, heads, 5 if each.rows == "tokens" else 1, 5)
+            shape = [5 if side == "tokens" else 1 for side in (each.rows, each.columns)]
+            assert each.weights.shape == (2, heads, *shape)
             own = each.weights[user, :, :length, :length]
             assert_close(own.sum(-1), torch.ones_like(own[..., 0]), 1e-12)
             assert (own > 0).all(), "everyone looks at everything"

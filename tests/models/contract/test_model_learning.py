@@ -114,8 +114,7 @@ def test_what_comes_next_on_a_cycle_is_learned_from_what_is_hidden(builder: str)
 
 @planning
 def test_what_came_after_each_cut_of_eight_users_is_learned_by_heart(builder: str) -> None:
-    # Each step learns from other cuts than the last, so what is known wavers: four seeds took 200 to 400 steps.
-    learns_by_heart(case_of(builder, width=32, depth=1, length=10), steps=600)
+    learns_by_heart(case_of(builder, width=32, depth=1, length=10))
 
 
 @every_builder

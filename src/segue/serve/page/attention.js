@@ -1,4 +1,5 @@
 // Attention weights by layer, head, query and key → a heat map with values to hover and walk, and the gist in words.
+// The row that the answer is made from is the last, or the first of a plan's steps.
 
 import { element, segments } from "./dom.js";
 import { brief, decimal } from "./format.js";
@@ -81,39 +82,42 @@ function chosenWeights(weights, head) {
 }
 
 /** The map with what each of its rows and columns is called. */
-const named = ({ name, rows, columns, weights }, head, { contributions }) => ({
+const named = ({ name, rows, columns, weights }, head, { contributions, plan }) => ({
   name,
   weights: chosenWeights(weights, head),
-  rows: entriesOf(rows, contributions),
-  columns: entriesOf(columns, contributions),
+  rows: entriesOf(rows, contributions, plan),
+  columns: entriesOf(columns, contributions, plan),
+  answering: rows.every(row => row === null) ? 0 : rows.length - 1,
 });
 
-/** The name and the place in the history of each; null is a token of the model's own. */
-function entriesOf(indexes, contributions) {
+/** The name and the place in the history of each; null is a token of the model's own, or a step that chose an item. */
+function entriesOf(indexes, contributions, plan) {
   const own = indexes.filter(index => index === null).length;
   return indexes.map((index, at) => {
     if (index !== null) return { place: index + 1, name: brief(contributions[index].title ?? contributions[index].item) };
     const step = at + 1 + own - indexes.length; // they are the last ones
-    return own > 1 ? { place: `?${step}`, name: `step ${step}` } : { place: "?", name: "the question" };
+    if (own === 1) return { place: "?", name: "the question" };
+    const chosen = plan[step - 1];
+    return { place: `?${step}`, name: `step ${step}${chosen ? `: ${brief(chosen.title ?? chosen.id)}` : ""}` };
   });
 }
 
-const newest = ({ weights, rows, columns }) => ({
+const newest = ({ weights, rows, columns, answering }) => ({
   weights: weights.slice(-NEWEST).map(row => row.slice(-NEWEST)),
   rows: rows.slice(-NEWEST),
   columns: columns.slice(-NEWEST),
+  answering: answering && Math.min(rows.length, NEWEST) - 1,
 });
 
-/** Who looks in the last row: the answer, where it is the token that the answer is made from. */
-function asking(layers, chosen, { rows }) {
-  if (layers[chosen].rows.at(-1) === layers.at(-1).rows.at(-1)) return "the answer";
-  return `${rows.at(-1).place} “${rows.at(-1).name}”`;
+/** Who looks in the row that is told of: the answer, where it is the token that the answer is made from. */
+function asking(layers, chosen, { rows, answering }) {
+  if (layers[chosen].rows[answering] === layers.at(-1).rows.at(-1)) return "the answer";
+  return `${rows[answering].place} “${rows[answering].name}”`;
 }
 
-/** Where the last row looks most, in words. */
-function gist({ weights, columns }, where, who) {
-  const named = weights
-    .at(-1)
+/** Where that row looks most, in words. */
+function gist({ weights, columns, answering }, where, who) {
+  const named = weights[answering]
     .map((weight, key) => ({ weight, ...columns[key] }))
     .filter(({ weight }) => weight !== 0)
     .sort((one, other) => Math.abs(other.weight) - Math.abs(one.weight))

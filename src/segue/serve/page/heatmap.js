@@ -10,10 +10,10 @@ const NAMED = 10; // rows up to which they are named
 const NAME = 130; // pixels for a name
 const ROOM = 18; // pixels a number wants
 const RESTING =
-  "Each row is an item and where it looks; the answer is made from the last row of the last layer. " +
+  "Each row is an item and where it looks; the answer is made from the framed row of the last layer. " +
   "Point at a cell, or walk with the arrow keys.";
 
-/** `map`: {weights [query][key], rows, columns: [{place, name}]}. */
+/** `map`: {weights [query][key], rows, columns: [{place, name}], answering: the row to frame}. */
 export function heatmap(map, label) {
   const { weights, rows, columns } = map;
   const canvas = element("canvas", {
@@ -99,7 +99,7 @@ function legend(most, below) {
   );
 }
 
-function paint(canvas, { weights, rows, columns, most, size, cell, wide }) {
+function paint(canvas, { weights, rows, columns, answering, most, size, cell, wide }) {
   const edge = Math.ceil(MARGIN + size * rows.length);
   const scale = devicePixelRatio || 1;
   canvas.style.width = `${wide}px`;
@@ -121,7 +121,7 @@ function paint(canvas, { weights, rows, columns, most, size, cell, wide }) {
   if (rows.length <= NAMED) names(context, { rows, columns, size, wide });
   context.strokeStyle = style.outlineColor;
   context.lineWidth = 1;
-  frame(context, 0, rows.length - 1, columns.length, 1, size, gap);
+  frame(context, 0, answering, columns.length, 1, size, gap);
   if (cell === null) return;
   context.lineWidth = 2;
   frame(context, cell[1], cell[0], 1, 1, size, gap);
