@@ -231,6 +231,16 @@ def test_no_step_is_taken_that_nobody_needs() -> None:
     recommender.plan(["a"], 3)
     assert cast(Pairs, recommender.model).steps == 2
     assert BEAM > 1
+    recommender = planning()
+    found = recommender.plan(["a"], 10**9)
+    assert sorted(found.ids) == list("bcde") and cast(Pairs, recommender.model).steps == 3, "no more items are left"
+    assert recommender.plan(["a"], 10**9, only=["a"]).ids == [], "nor is any here"
+
+
+def test_a_beam_that_memory_cannot_hold_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^A beam of 12,800,001 over 5 items .* at most 12,800,000\.$"):
+        planning().plan(["a"], 2, beam=12_800_001)
+    assert planning().plan(["a"], 2, beam=1000).ids
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 2.0, "3"])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from segue.recommend.recommender import Recommender
 
 MOST_CHANCES = 8_000_000  # chances in memory at a time: of every item, for every plan under way
+MOST_WEIGHED = 64_000_000  # the same for one history, where a wider beam than usual is asked for
 
 
 @runtime_checkable
@@ -78,6 +79,7 @@ def plan_histories(
             "The model of this run answers with items that stand each for itself and cannot plan: train one that "
             "can, such as segue train DATA --recipe seq2seq."
         )
+    _refuse_too_wide(search, len(recommender.vocabulary))
     packed = pack_histories(
         histories, recommender.vocabulary, known=recommender.answerable, kinds=recommender.known.kinds, asked=asked
     )
@@ -102,10 +104,19 @@ def plan_histories(
     ]
 
 
+def _refuse_too_wide(search: Search, items: int) -> None:
+    if search.beam > BEAM and search.beam * items > MOST_WEIGHED:
+        raise InputError(
+            f"A beam of {search.beam:,} over {items:,} items weighs more chances at a step than memory may hold: "
+            f"choose a beam of at most {max(BEAM, MOST_WEIGHED // items):,}."
+        )
+
+
 def beam_search(
     model: Planner, histories: PackedBatch, allowed: Tensor, trained: Tensor, search: Search
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The likeliest plan found for each history: its items [B, n] and the log of each one's chance [B, n].
+    """The likeliest plan found for each history: its items [B, m] and the log of each one's chance [B, m], where m is
+    n, or as many as remain for the plan that has most.
 
     `allowed` [B, V + 1] bool: the items that a history's plan may hold. `trained` [V + 1] bool: those that share the
     chances. The chance of a plan is the product of its items', each among all of `trained` and given those before it.
@@ -119,7 +130,8 @@ def beam_search(
     items = torch.zeros(users, 1, 0, dtype=torch.int64)  # [B, K, t]
     logs = torch.zeros(users, 1, 0, dtype=torch.float64)
     questions, decoding = model.begin_plan(histories)
-    for step in range(search.n):
+    steps = int(lengths.max())
+    for step in range(steps):
         chances = model.score_all(questions).double().masked_fill_(~trained, -torch.inf).log_softmax(1)
         chances = chances.view(users, -1, columns).masked_fill(~allowed[:, None], -torch.inf)
         if not search.repeats:
@@ -129,7 +141,7 @@ def beam_search(
         parents, newest = best // columns, best % columns  # [B, K]
         logs = torch.cat((_of(logs, parents), chances.view(users, -1).gather(1, best)[:, :, None]), dim=2)
         items = torch.cat((_of(items, parents), newest[:, :, None]), dim=2)
-        if step + 1 < search.n:
+        if step + 1 < steps:
             width = questions.shape[0] // users
             rows = (torch.arange(users)[:, None] * width + parents).flatten()
             questions, decoding = model.extend_plan(decoding, rows, newest.flatten())
