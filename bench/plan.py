@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from bench.results import publish
+from bench.results import publish, shown
+from bench.section import markdown, write_section
 from segue import api
 from segue.demo import shop
 from segue.recommend.recommender import Recommender
+from segue.terminal import TrainDisplay
 
+DOCUMENT = Path(__file__).parent.parent / "docs" / "results.md"
 LEAST_EVENTS = 5  # before the basket, as `prepare` wants them
 RESAMPLES = 2000
 # Half of the customers have at most 45 purchases: as in the demo. A plan's model learns from a window cut by cut.
@@ -55,11 +58,23 @@ def main(argv: list[str]) -> None:
         asked = parted(cleaned.events, folder / "before.csv")
         data = api.prepare(folder / "before.csv", out=folder / "data", user="customer", items=cleaned.items)
         epochs = f"train.epochs={chosen.epochs}"
-        ranker = api.train(data, recipe="default", overrides=[*DEFAULT, epochs])
-        planner = api.train(data, recipe="seq2seq", overrides=[*PLANNER, epochs, *chosen.set])
+        with TrainDisplay() as display:
+            ranker = api.train(data, recipe="default", overrides=[*DEFAULT, epochs], progress=display)
+        with TrainDisplay() as display:
+            planner = api.train(data, recipe="seq2seq", overrides=[*PLANNER, epochs, *chosen.set], progress=display)
     rows, body = measure(ranker, planner, asked, n=chosen.n, beam=chosen.beam)
     title = f"The next basket of {len(asked.baskets):,} customers, {chosen.n} items"
     publish("plan", title=title, rows=rows, notes=NOTES, body={**body, **vars(chosen)})
+    write_document(title, rows)
+
+
+def write_document(title: str, rows: Sequence[dict[str, Any]], document: Path = DOCUMENT) -> None:
+    """The table in the document, and what it says of plans."""
+    table = markdown([{name: shown(value) for name, value in row.items()} for row in rows])
+    low, high = (float(bound) for bound in rows[-1]["interval"].split(" – "))
+    held = "holds more of it than" if low > 0 else "holds less of it than" if high < 0 else "cannot be told apart from"
+    said = f"So the plan {held} the best answers of `default`."
+    write_section(document, "plan", [f"{title}. {' '.join(NOTES)}", "", *table, "", said])
 
 
 def parted(events: Path, before: Path) -> Baskets:
