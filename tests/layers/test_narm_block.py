@@ -79,7 +79,7 @@ def test_the_fused_kernel_mixes_by_the_weights_that_are_shown(
 
     def counted(*tensors: Tensor, **how: Any) -> Tensor:
         calls.append(how)
-        return functional.scaled_dot_product_attention(*tensors, **how)
+        return functional.scaled_dot_product_attention(*tensors, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr("segue.layers.narm.fused_attention", counted)
     block, batch, x = block_of(4, scores, temperature=temperature), batch_of(3, 1, 6), normal(10, 4)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 import torch
+from torch import nn
 
 from segue.data.batch import Batch, newest, window_begins
 from segue.errors import InputError
@@ -57,7 +58,7 @@ def explain_history(
     added[known] = contributions(recommender.model, recommender.index, packed.batch, number, score)
     window = newest(packed.batch, recommender.model.length, recommender.model.window_step)
     plan = steps_of(recommender, history, rules, asked=asked) if attention else []
-    maps = looks(recommender, window, plan) if attention else []
+    maps = looks(recommender.model, with_steps(recommender, window, plan)) if attention else []
     places = np.flatnonzero(known)[len(packed.batch.items) - len(window.items) :].tolist()
     return Explanation(
         item=ScoredItem(id=vocabulary.ids(chosen)[0], title=vocabulary.titles(chosen)[0], score=score),
@@ -144,23 +145,24 @@ def steps_of(
     return [] if plan.fallback else plan.items
 
 
-def looks(recommender: Recommender, history: Batch, plan: Sequence[PlannedItem] = ()) -> list[AttentionMap]:
-    """Who looked at whom in one history, no longer than the model has room for, and in the steps that choose `plan`:
+def looks(model: nn.Module, history: Batch) -> list[AttentionMap]:
+    """Who looked at whom in one history, no longer than the model has room for, and in the steps that continue it:
     weights [1, heads, M, N] float32.
 
     None for an empty history, and where the model has no attention to show.
     """
     if not len(history.items):
         return []
-    fed = recommender.vocabulary.numbers(
-        [step.id for step in plan[:-1]], unknown="error"
-    )  # nothing is fed after the last
     with torch.inference_mode():
-        return attention_maps(recommender.model, tensors(_continued(history, fed) if len(fed) else history))
+        return attention_maps(model, tensors(history))
 
 
-def _continued(history: Batch, items: np.ndarray) -> Batch:
-    """One history and the items of a plan, which have neither a time nor a kind nor a value."""
+def with_steps(recommender: Recommender, history: Batch, plan: Sequence[PlannedItem]) -> Batch:
+    """One history, and after it what the steps that choose a plan are fed: its items but the last, which have neither a
+    time nor a kind nor a value."""
+    items = recommender.vocabulary.numbers([step.id for step in plan[:-1]], unknown="error")
+    if not len(items):
+        return history
 
     def longer(events: np.ndarray) -> np.ndarray:
         return np.concatenate((events, np.zeros(len(items), events.dtype)))

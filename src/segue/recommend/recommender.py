@@ -29,7 +29,7 @@ from segue.models.mol import MixtureOfLogits
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation
-from segue.recommend.explain import explain_history, looks, steps_of
+from segue.recommend.explain import explain_history, looks, steps_of, with_steps
 from segue.recommend.history import (
     Moment,
     ReadHistory,
@@ -384,8 +384,8 @@ class Recommender:
         read = read_history(history)
         packed = pack_histories([read], self.vocabulary, known=self.answerable, kinds=self.known.kinds)
         window = newest(packed.batch, self.model.length, self.model.window_step)
-        maps = looks(self, window, steps_of(self, read, self.rules(k=1)))
-        return {each.name: each.weights[0].numpy() for each in maps}
+        window = with_steps(self, window, steps_of(self, read, self.rules(k=1)))
+        return {each.name: each.weights[0].numpy() for each in looks(self.model, window)}
 
     def rank(self, histories: Batch, rules: Sequence[Rules], *, encode: Encode | None = None) -> Ranking:
         """Answers in numbers to whole histories of items that are known, some perhaps empty; each has its rules.

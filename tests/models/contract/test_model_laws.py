@@ -335,7 +335,7 @@ def test_what_is_asked_of_a_decoder_in_training_is_what_is_asked_in_service(buil
     """The state at a cut is the question of the history before it; the events before that ask nothing."""
     model, users = model_of(builder).double(), random_users([6, 2, 9])
     inputs = task_of(model)(batch_of(*users), np.random.default_rng(0)).inputs
-    assert inputs.histories is not None and len(inputs.histories) == 4 + 1 + 4
+    assert inputs.histories is not None and len(inputs.histories) == 5 + 1 + 8
     states = torch.split(model.encode(tensors(inputs)), inputs.lengths.tolist())
     items = np.split(inputs.items, np.cumsum(inputs.lengths)[:-1])
     for state, user, read in zip(states, items, inputs.histories.tolist(), strict=True):
