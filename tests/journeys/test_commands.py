@@ -33,7 +33,7 @@ OPTIONS = {
     "--time-zone --order --drop-duplicates --max-rejected --overwrite --engine --spark-remote --json",
     "train": "--out --recipe --set --from --resume --all --processes --json",
     "recipes": "--json",
-    "evaluate": "--data --at --days --ages --json",
+    "evaluate": "--data --at --days --ages --interest --json",
     "compare": "--html --json",
     "recommend": "--history --user --users --out -k --data --keep-seen --no-keep-seen --exclude --only --engine "
     "--spark-remote --json",
