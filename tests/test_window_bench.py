@@ -268,13 +268,16 @@ def test_the_tables_go_into_the_document(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     document = tmp_path / "window.md"
-    document.write_text(window.DOCUMENT.read_text(encoding="utf-8"), encoding="utf-8")
+    theirs = window.DOCUMENT.read_text(encoding="utf-8")
+    document.write_text(theirs, encoding="utf-8")
     monkeypatch.setattr(window, "DOCUMENT", document)
     monkeypatch.setattr("bench.results.FOLDER", tmp_path)
     window.show(SHOP, *measured, seeds=(1, 2))
     text = document.read_text(encoding="utf-8")
     assert "| dense: dense all-action" in text and "session-knn" in text and "lost by 14 d" in text
-    assert text.count("Not measured yet.") == 3
+    ends = "<!-- window shop ends. -->"
+    assert "seeds 1, 2;" in text.partition(ends)[0], "the section of the shop is this one"
+    assert text.partition(ends)[2] == theirs.partition(ends)[2], "and the others stay"
     assert (tmp_path / "window-shop.json").exists()
 
 
