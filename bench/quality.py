@@ -107,12 +107,13 @@ def main(argv: list[str]) -> None:
         write_tables(places.document, rows, read_results(places.measured))
     else:
         simple = chosen.row.endswith(BASELINES)
-        wanted = rows.of_log(chosen.row.removesuffix(BASELINES)) if simple else rows.named(chosen.row)
+        wanted = rows.of_log(chosen.row.removesuffix(BASELINES))[:1] if simple else rows.named(chosen.row)
         if chosen.data is None or not (chosen.data / EVENTS).is_file():
             parser.error(f"{chosen.row} needs DATA=folder with {EVENTS}, the log of {rows.logs[wanted[0].row.log].url}")
-        if simple:
-            make_baselines(wanted[0], rows, chosen.data, places)
-        for one in () if simple else wanted:
+        for one in wanted:
+            if simple:
+                make_baselines(one, rows, chosen.data, places)
+                continue
             with TrainDisplay() as display:
                 make_row(one, rows, chosen.data, places, progress=display)
 

@@ -213,10 +213,9 @@ def evaluate(
 
     recommender = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
     refuse_added(recommender.manifest, recommender.folder, "measured", "measure")
-    settings, asked = settings_of(recommender), dict[str, Any]()
-    asked |= {} if at is None else {"at": tuple(at)}
-    asked |= {} if interest is None else {"interest": interest}
-    settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, **asked))
+    settings, asked = settings_of(recommender), {"at": at if at is None else tuple(at), "interest": interest}
+    given = {name: value for name, value in asked.items() if value is not None}
+    settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, **given))
     if days is not None:
         return _evaluate_window(recommender, data, settings, days, ages, progress)
     if not recommender.manifest["all"]:

@@ -75,7 +75,7 @@ class Windows:
         users, place = np.unique(self.sequences.owners(self.starts), return_inverse=True)
         ends = np.zeros(len(users), dtype=np.int64)
         np.maximum.at(ends, place, self.ends)
-        return _gathered(self.sequences, np.asarray(self.sequences.offsets)[users], ends, tokens)
+        yield from _gathered(self.sequences, np.asarray(self.sequences.offsets)[users], ends, tokens)
 
 
 def _gathered(sequences: Sequences, starts: np.ndarray, ends: np.ndarray, tokens: int) -> Iterator[Batch]:
