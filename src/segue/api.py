@@ -179,11 +179,25 @@ def evaluate(
     data: Data | Path | str | None = None,
     at: Sequence[int] | None = None,
     days: float,
-    ages: Sequence[float] = (0,),
+    ages: Sequence[float] | None = None,
     interest: str | None = None,
     encoder: Builder | None = None,
     progress: Measured | None = None,
 ) -> WindowReport: ...
+
+
+@overload
+def evaluate(
+    run: Recommender | Path | str,
+    *,
+    data: Data | Path | str | None = None,
+    at: Sequence[int] | None = None,
+    days: float | None = None,
+    ages: Sequence[float] | None = None,
+    interest: str | None = None,
+    encoder: Builder | None = None,
+    progress: Measured | None = None,
+) -> Report | WindowReport: ...
 
 
 def evaluate(
@@ -192,7 +206,7 @@ def evaluate(
     data: Data | Path | str | None = None,
     at: Sequence[int] | None = None,
     days: float | None = None,
-    ages: Sequence[float] = (0,),
+    ages: Sequence[float] | None = None,
     interest: str | None = None,
     encoder: Builder | None = None,
     progress: Measured | None = None,
@@ -211,13 +225,16 @@ def evaluate(
     from segue.recommend.recommender import Recommender
     from segue.runs import data_of, measure, refuse_added, settings_of
 
+    for name, value in (("--ages", ages), ("--interest", interest)):
+        if value is not None and days is None:
+            raise InputError(f"{name} needs --days: how many days after the moment of the split are asked for.")
     recommender = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
     refuse_added(recommender.manifest, recommender.folder, "measured", "measure")
     settings, asked = settings_of(recommender), {"at": at if at is None else tuple(at), "interest": interest}
     given = {name: value for name, value in asked.items() if value is not None}
     settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, **given))
     if days is not None:
-        return _evaluate_window(recommender, data, settings, days, ages, progress)
+        return _evaluate_window(recommender, data, settings, days, (0,) if ages is None else ages, progress)
     if not recommender.manifest["all"]:
         known = data_of(recommender, data)
         known.verify()

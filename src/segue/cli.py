@@ -391,16 +391,9 @@ def evaluate(
     """Measure a run and the baselines with one ruler."""
     from segue import api
 
-    for name, given in (("--ages", ages), ("--interest", interest)):
-        if given is not None and days is None:
-            raise InputError(f"{name} needs --days: how many days after the moment of the split are asked for.")
-    depths, old = None if at is None else _depths(at), (0.0,) if ages is None else _ages(ages)
+    depths, old = None if at is None else _depths(at), None if ages is None else _ages(ages)
     with MeasureDisplay(quiet=json) as display:
-        report = (
-            api.evaluate(run, data=data, at=depths, progress=display)
-            if days is None
-            else api.evaluate(run, data=data, at=depths, days=days, ages=old, interest=interest, progress=display)
-        )
+        report = api.evaluate(run, data=data, at=depths, days=days, ages=old, interest=interest, progress=display)
     if json:
         answer(report)
     else:

@@ -11,7 +11,7 @@ import pytest
 from command_line import CommandLine
 
 import segue
-from segue.errors import SettingsError
+from segue.errors import InputError, SettingsError
 
 USERS, ITEMS, EVENTS = 60, 12, 14
 BEGIN, DAY = 1_600_000_000, 86_400
@@ -93,6 +93,8 @@ def test_interest_may_be_named_when_measuring(line: CommandLine, daily: Path) ->
     misspelt = ("no column 'shelv'", "it has shelf")
     line.refuses("evaluate", daily / "run", "--days", "1", "--interest", "shelv", says=misspelt)
     line.refuses("evaluate", daily / "run", "--interest", "shelf", says=("--interest needs --days",))
+    with pytest.raises(InputError, match="--interest needs --days"):
+        segue.evaluate(daily / "run", interest="shelf")
 
 
 def test_a_misspelt_interest_is_refused_before_training(line: CommandLine, daily: Path, quick_recipe: Path) -> None:
