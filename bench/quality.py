@@ -72,6 +72,15 @@ class Places:
     document: Path
     cache: Path
 
+    @classmethod
+    def of_the_project(cls, cache: Path) -> Places:
+        return cls(
+            rows=ROOT / "bench" / "results.toml",
+            measured=ROOT / "bench" / "results.json",
+            document=ROOT / "docs" / "results.md",
+            cache=cache,
+        )
+
 
 @contextmanager
 def goes_on() -> Iterator[None]:
@@ -94,12 +103,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--data", type=Path, help=f"DATA=: the folder with the log of the row, {EVENTS}")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
     chosen = parser.parse_args(argv)
-    places = Places(
-        rows=ROOT / "bench" / "results.toml",
-        measured=ROOT / "bench" / "results.json",
-        document=ROOT / "docs" / "results.md",
-        cache=chosen.cache,
-    )
+    places = Places.of_the_project(chosen.cache)
     rows = read_rows(places.rows)
     if chosen.row is None:
         show_rows(rows, read_results(places.measured))
