@@ -40,7 +40,7 @@ from segue.evaluate.trained import training_counts
 from segue.evaluate.window import WindowEvaluation, evaluate_window
 from segue.index.build import build_index, index_facts, sample_questions
 from segue.layers.team import ALONE, Team
-from segue.models.assign import assigned_codes, shared_codes
+from segue.models.assign import shared_codes
 from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model, saved_texts
 from segue.models.codes import CodeTable
@@ -51,9 +51,10 @@ from segue.models.texts import TextEncoder
 from segue.objective.positive import PositiveEvents
 from segue.recommend.embed import run_digest
 from segue.recommend.recommender import Recommender
+from segue.train.codes import item_codes
 from segue.train.loop import Step
 from segue.train.processes import joined, on_processes, started_again
-from segue.train.run import CHOOSING, Recipe, choose_epoch, finished, train_everything
+from segue.train.run import CHOOSING, EVERYTHING, Recipe, choose_epoch, finished, train_for
 from segue.train.start import START, START_ALL, write_start
 from segue.train.state import Progress, read_progress
 
@@ -89,7 +90,7 @@ def make_run(
         team.by_first(data.verify)
         run = team.by_first(lambda: out if out is not None else _temporary_run())
         job = team.by_first(
-            lambda: _job(run, data, recipe, overrides, encoder, from_run, resume, everything=all_events)
+            lambda: _job(run, data, recipe, overrides, encoder, from_run, resume, progress, everything=all_events)
         )
         if job is not None:
             _do(replace(job, encoder=encoder), run, data, team, progress=progress, measured=measured)
@@ -104,6 +105,7 @@ def _job(
     encoder: Builder | None,
     from_run: Recommender | None,
     resume: bool,  # noqa: FBT001
+    progress: Callable[[Step], None] | None,
     *,
     everything: bool,
 ) -> _Job | None:
@@ -118,7 +120,7 @@ def _job(
     job = (
         _taken_up(run, data, recipe, overrides, encoder, everything=everything)
         if resume
-        else _begun(run, data, recipe, overrides, encoder, from_run, everything=everything)
+        else _begun(run, data, recipe, overrides, encoder, from_run, progress, everything=everything)
     )
     return replace(job, encoder=None)
 
@@ -138,7 +140,7 @@ def _do(
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
     start = job.start(START)
     texts = saved_texts(start, job.settings.model) if start is not None and job.settings.model.texts else None
-    codes = team.by_first(lambda: job.codes(CODES, data, split.train_end))
+    codes = team.by_first(lambda: job.codes(CODES, data, split.train_end, progress))
     facts = facts_of(job.settings.model, data.vocabulary, data.kinds, texts, codes)
     model, chosen = choose_epoch(
         job.recipe,
@@ -155,15 +157,16 @@ def _do(
     note = ALL_NOTE.format(epochs=chosen.best_epoch) if job.everything else None
     evaluation = measure(model, data, job.settings, note=note, progress=measured, team=team)
     if job.everything:
+        ends = np.asarray(sequences.offsets)[1:]
         if codes is not None:
-            ends = np.asarray(sequences.offsets)[1:]
-            facts = replace(facts, codes=team.by_first(lambda: job.codes(CODES_ALL, data, ends)))
-        model, counts = train_everything(
+            facts = replace(facts, codes=team.by_first(lambda: job.codes(CODES_ALL, data, ends, progress)))
+        model, counts = train_for(
             job.recipe,
             sequences,
+            ends,
             n_items,
             epochs=chosen.best_epoch,
-            folder=job.partial,
+            state_file=job.partial / EVERYTHING,
             progress=progress,
             facts=facts,
             start=job.start(START_ALL) or start,
@@ -355,18 +358,28 @@ class _Job:
         path = self.partial / name
         return path if path.exists() else None
 
-    def codes(self, name: str, data: Data, ends: np.ndarray) -> np.ndarray | None:
+    def codes(
+        self, name: str, data: Data, ends: np.ndarray, progress: Callable[[Step], None] | None
+    ) -> np.ndarray | None:
         """The items' codes by what users had before `ends`, of the file with this name, or found and kept there: where
         training is taken up, on whatever machine, they must be the same."""
         path = self.partial / name
         if not path.exists():
-            sequences, settings = data.sequences, self.settings
-            seed, n_items = settings.train.seed, len(data.vocabulary)
-            found = assigned_codes(settings.model, sequences, ends, n_items, seed=seed)
+            state = path.with_suffix(".safetensors")
+            found = item_codes(
+                self.settings.model,
+                self.settings.train,
+                data.sequences,
+                ends,
+                len(data.vocabulary),
+                state_file=state,
+                progress=progress,
+            )
             if found is None:
                 return None
             with folders.complete_file(path, option="--out") as staging, staging.open("wb") as file:
                 np.save(file, found)
+            state.unlink(missing_ok=True)
         codes: np.ndarray = np.load(path, allow_pickle=False)
         return codes
 
@@ -378,6 +391,7 @@ def _begun(
     overrides: Sequence[str],
     encoder: Builder | None,
     from_run: Recommender | None,
+    progress: Callable[[Step], None] | None,
     *,
     everything: bool,
 ) -> _Job:
@@ -403,7 +417,7 @@ def _begun(
     with folders.complete_folder(partial) as staging:
         if from_run is not None:
             name = str(recipe or from_run.manifest["recipe"])
-            origin = _write_start(from_run, data, _Job(settings, name, staging, encoder))
+            origin = _write_start(from_run, data, _Job(settings, name, staging, encoder), progress)
         _write_terms(staging, settings, _Belonging(name, data.digest, origin, everything=everything))
     return _Job(settings, name, partial, encoder, origin, everything)
 
@@ -416,13 +430,13 @@ def _continued(origin: Recommender, recipe: str | Path | None) -> dict[str, Any]
     return {**_tables(origin), **(read_recipe(recipe) if recipe else {})}
 
 
-def _write_start(origin: Recommender, data: Data, job: _Job) -> Origin:
+def _write_start(origin: Recommender, data: Data, job: _Job, progress: Callable[[Step], None] | None) -> Origin:
     """The weights of a run, carried over to the items of `data`, into RUN.partial."""
     assert origin.folder is not None
     settings = job.settings
     refuse_another_model(settings_of(origin), settings, whose=str(origin.folder))
     _refuse_leak(origin, data)
-    codes = job.codes(CODES, data, data.split.train_end)
+    codes = job.codes(CODES, data, data.split.train_end, progress)
     everything = bool(origin.manifest["all"])
     if everything:
         folders.verify_contents(origin.folder, origin.manifest, "run", names=(CHOOSING,))

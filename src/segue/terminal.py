@@ -115,7 +115,8 @@ class TrainDisplay(Display):
 
     def __call__(self, step: Step) -> None:
         facts = f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
-        self.show(f"epoch {step.epoch}/{step.epochs}", step.done, step.total, facts)
+        of = f"{step.of}, " if step.of else ""
+        self.show(f"{of}epoch {step.epoch}/{step.epochs}", step.done, step.total, facts)
         if step.scores is not None:
             scores = "  ".join(f"{name} {value:.4f}" for name, value in step.scores.items())
             best = " (best)" if step.best_epoch == step.epoch else ""

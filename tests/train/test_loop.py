@@ -20,7 +20,7 @@ from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.task import Examples
 from segue.train.loop import Step, training_windows
-from segue.train.run import CHOOSING, Recipe, device_of, finished, threads, train_everything
+from segue.train.run import EVERYTHING, Recipe, device_of, finished, threads, train_for
 from segue.train.settings import TrainSettings
 from segue.train.state import Progress
 
@@ -291,7 +291,8 @@ def test_a_model_that_diverges_in_the_last_step_of_an_epoch_is_not_kept(judged: 
     def train(recipe: Recipe) -> SequenceModel:
         if judged:
             return log.chosen(recipe, tmp_path)[0]
-        return train_everything(recipe, log.sequences, N_ITEMS, epochs=4, folder=tmp_path, progress=None)[0]
+        state, ends = tmp_path / EVERYTHING, log.sequences.offsets[1:]
+        return train_for(recipe, log.sequences, ends, N_ITEMS, epochs=4, state_file=state, progress=None)[0]
 
     with pytest.raises(TrainingError, match=r"train\.learning_rate"):
         train(recipe_of(epochs=4, tokens=10_000, learning_rate=1e38, warmup=0))
@@ -305,11 +306,13 @@ def test_every_event_is_learned_from_in_the_end(tmp_path: Path) -> None:
     assert log.counts[11] == 0
     recipe = recipe_of(epochs=9, model={"dropout": 0.0})
     steps: list[Step] = []
-    model, counts = train_everything(recipe, log.sequences, 11, epochs=2, folder=tmp_path, progress=steps.append)
+    state, ends = tmp_path / EVERYTHING, log.sequences.offsets[1:]
+    model, counts = train_for(recipe, log.sequences, ends, 11, epochs=2, state_file=state, progress=steps.append)
     assert counts.tolist() == [0, 20, 20, 20, 20, 0, 0, 0, 0, 0, 0, 20]
     assert steps[-1].epoch == steps[-1].epochs == 2 and steps[-1].total == 20 * 4
     assert not model.training and not any(weight.requires_grad for weight in model.parameters())
-    assert not (tmp_path / CHOOSING).exists(), "the state of the run that chose is another one"
+    _, fewer = train_for(recipe, log.sequences, ends - 1, 11, epochs=1, state_file=tmp_path / "fewer", progress=None)
+    assert fewer.tolist() == [0, 20, 20, 20, 20, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_a_chosen_model_is_ready_to_answer(tmp_path: Path) -> None:

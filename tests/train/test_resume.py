@@ -16,7 +16,7 @@ from segue.errors import FolderError
 from segue.models.sequence import SequenceModel
 from segue.train import state
 from segue.train.loop import Step
-from segue.train.run import CHOOSING, Recipe, train_everything
+from segue.train.run import CHOOSING, EVERYTHING, Recipe, train_for
 from segue.train.state import read_progress
 
 LOG = Log.of(cycle())
@@ -96,8 +96,14 @@ def test_a_finished_training_taken_up_again_changes_nothing(tmp_path: Path) -> N
 def test_training_on_every_event_is_taken_up_too(tmp_path: Path) -> None:
     def everything(name: str, progress: Callable[[Step], None] | None = None) -> SequenceModel:
         (tmp_path / name).mkdir(exist_ok=True)
-        model, _ = train_everything(
-            recipe_of(), LOG.sequences, len(LOG.counts) - 1, epochs=3, folder=tmp_path / name, progress=progress
+        model, _ = train_for(
+            recipe_of(),
+            LOG.sequences,
+            LOG.sequences.offsets[1:],
+            len(LOG.counts) - 1,
+            epochs=3,
+            state_file=tmp_path / name / EVERYTHING,
+            progress=progress,
         )
         return model
 

@@ -28,7 +28,7 @@ from segue.models.content import ContentTable
 from segue.models.facts import Facts, facts_of
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.train.run import CHOOSING, Recipe, choose_epoch, train_everything
+from segue.train.run import CHOOSING, EVERYTHING, Recipe, choose_epoch, train_for
 from segue.train.start import START, START_ALL, write_start
 from segue.train.state import Progress
 
@@ -235,7 +235,15 @@ def test_a_run_of_every_event_is_judged_by_what_it_had_not_seen(
     """Choosing goes on from the weights that chose, training on every event from those served."""
     _, score, folder = yesterday
     (tmp_path / "all").mkdir()
-    served, _ = train_everything(RECIPE, LOG.sequences, N_ITEMS, epochs=1, folder=tmp_path / "all", progress=None)
+    served, _ = train_for(
+        RECIPE,
+        LOG.sequences,
+        LOG.sequences.offsets[1:],
+        N_ITEMS,
+        epochs=1,
+        state_file=tmp_path / "all" / EVERYTHING,
+        progress=None,
+    )
     assert (folder / CHOOSING).exists()
     log = started(served, folder, tmp_path, everything=True)
     _, progress = gone_on(recipe_of(epochs=1), log, tmp_path)

@@ -3,7 +3,7 @@ or drawn by lot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from segue.data.batch import ragged_rows
 from segue.data.sequences import Sequences
 from segue.models.clusters import Clusters
 from segue.models.decomposition import right_directions
+from segue.models.product import turned_parts
 from segue.models.settings import ModelSettings
 
 EVENTS = 1 << 22  # of consecutive histories at a time, where pairs are sorted
@@ -68,20 +69,35 @@ def _by_clusters(had: _Had, trained: np.ndarray, parts: int, values: int, rng: n
     part, as above, would spend all of the code on a few features and nothing on the others."""
     features = _places(had, trained, parts * FEATURES_A_PART, rng)
     generator = _generator(rng)
-    found = [
-        Clusters.of(features[:, part::parts], values, rounds=ROUNDS, members=MEMBERS, generator=generator)
-        for part in range(parts)
-    ]
-    codes = np.empty((len(trained), parts), dtype=np.uint8)
-    for part, each in enumerate(found):
-        codes[:, part] = each.nearest(features[:, part::parts])
-    lot = rng.integers(0, parts, len(trained))
+    pieces = [features[:, part::parts] for part in range(parts)]
+    found = [Clusters.of(each, values, rounds=ROUNDS, members=MEMBERS, generator=generator) for each in pieces]
+    return _nearest(pieces, found, rng)
+
+
+def learned_codes(settings: ModelSettings, vectors: Tensor, counts: np.ndarray, *, seed: int) -> np.ndarray:
+    """Codes [V + 1, parts] uint8 of the vectors [V + 1, X] that a model has learned of items, whose training events are
+    `counts` [V + 1]. What common items are like is told more exactly: most answers are theirs."""
+    rng, parts, trained = np.random.default_rng(seed), settings.code_parts, np.flatnonzero(counts)
+    codes, values = np.zeros((len(counts), parts), dtype=np.uint8), code_values(settings, len(counts) - 1)
+    if len(trained):
+        weights = torch.from_numpy(counts[trained]).to(vectors).sqrt()
+        generator = _generator(rng)
+        chosen = turned_parts(vectors[trained], weights, parts=parts, values=values, generator=generator)
+        codes[trained] = _nearest(*chosen, rng)
+    return codes
+
+
+def _nearest(pieces: Sequence[Tensor], found: Sequence[Clusters], rng: np.random.Generator) -> np.ndarray:
+    """The cluster of each part [n, X] of items, and of items that would have all in common, in some part the next."""
+    parts = len(pieces)
+    codes = np.stack([each.nearest(piece).numpy() for each, piece in zip(found, pieces, strict=True)], axis=1)
+    codes, lot = codes.astype(np.uint8), rng.integers(0, parts, len(codes))
     for push in range(PUSHES):
         late = _like_an_earlier(codes)
         chosen = (lot[late] + push) % parts
         for part, each in enumerate(found):  # one part of theirs, by lot, is that of the cluster next to their own
             moved = late[chosen == part]
-            codes[moved, part] = each.second_nearest(features[moved, part::parts])
+            codes[moved, part] = each.second_nearest(pieces[part][moved])
     return codes
 
 

@@ -24,8 +24,18 @@ class Clusters:
         sample = points[torch.randperm(len(points), generator=generator)[: members * count]]
         found = Clusters(sample[:count])
         for _ in range(rounds):
-            found = Clusters(found._means(sample))
+            found = found.moved(sample)
         return found
+
+    def moved(self, points: Tensor, weights: Tensor | None = None) -> Clusters:
+        """Each to the mean of the points [n, X] that are nearest to it, by their `weights` [n] where these are given;
+        where there are none it stays."""
+        owners = self.nearest(points)
+        sizes = torch.bincount(owners, weights, minlength=len(self.centres)).to(points)[:, None]
+        sums = torch.zeros_like(self.centres).index_add_(
+            0, owners, points if weights is None else points * weights[:, None]
+        )
+        return Clusters(torch.where(sizes > 0, sums / sizes.where(sizes > 0, 1), self.centres))
 
     def nearest(self, points: Tensor) -> Tensor:
         """The nearest cluster of each point [n]."""
@@ -35,13 +45,6 @@ class Clusters:
         """The cluster next to a point's own [n]; its own where there is no other."""
         n = min(2, len(self.centres))
         return torch.cat([products.topk(n, dim=1).indices[:, -1] for products in self._closeness(points)])
-
-    def _means(self, points: Tensor) -> Tensor:
-        """The mean of each cluster's points; the old centre where it has none."""
-        owners = self.nearest(points)
-        sizes = torch.bincount(owners, minlength=len(self.centres))[:, None]
-        sums = torch.zeros_like(self.centres).index_add_(0, owners, points)
-        return torch.where(sizes > 0, sums / sizes.clamp(min=1), self.centres)
 
     def _closeness(self, points: Tensor) -> Iterator[Tensor]:
         """Of some points at a time, how close they are to each centre [some, clusters]: half of what the squares of

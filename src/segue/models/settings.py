@@ -103,9 +103,10 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Parts of an item's vector, for items = 'codes': a byte each is all that is kept of an item."""
     code_values: int = 256
     """Vectors that a part may be, at most 256; no more than there are items."""
-    codes: Literal["clusters", "svd", "random"] = "clusters"
+    codes: Literal["clusters", "learned", "svd", "random"] = "clusters"
     """Which items share a part: those that come close together in the histories of training, by clusters of a singular
-    value decomposition; those that the same users had, as in RecJPQ, by the decomposition alone; or any."""
+    value decomposition; those that a small model, trained first, has learned to be alike, which answers best; those
+    that the same users had, as in RecJPQ, by the decomposition alone; or any."""
     vectors: str = ""
     """Content: a column of the catalogue that holds vectors."""
     texts: tuple[str, ...] = ()

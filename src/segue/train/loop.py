@@ -48,6 +48,8 @@ class Step:
     scores: dict[str, float] | None = None
     """Validation's, at the end of an epoch."""
     best_epoch: int = 0
+    of: str = ""
+    """What is trained, where it is not the model itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

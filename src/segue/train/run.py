@@ -1,4 +1,4 @@
-"""A data set and settings → a trained model: epochs chosen on validation, or, after that, every event."""
+"""A data set and settings → a trained model: epochs chosen on validation, or said."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from segue.data.batch import ragged_rows
 from segue.data.sequences import Sequences
 from segue.data.split import Split
 from segue.errors import SettingsError, TrainingError
@@ -114,23 +115,24 @@ def _judge(
     return by_next_event
 
 
-def train_everything(
+def train_for(
     recipe: Recipe,
     sequences: Sequences,
+    ends: np.ndarray,
     n_items: int,
     *,
     epochs: int,
-    folder: Path,
+    state_file: Path,
     progress: Callable[[Step], None] | None,
     facts: Facts = NO_FACTS,
     start: Path | None = None,
     team: Team = ALONE,
 ) -> tuple[SequenceModel, np.ndarray]:
-    """Train a new model, or the one of `start`, on every event for the chosen number of epochs; give it and the items'
-    counts."""
-    counts = np.bincount(np.asarray(sequences.items), minlength=n_items + 1)
-    ends = np.asarray(sequences.offsets)[1:]
-    model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, folder / EVERYTHING, progress, start, team)
+    """Train a new model, or the one of `start`, for so many epochs on what each user had before `ends` [U], judged by
+    nobody; give it and the items' counts [V + 1] there."""
+    begins = np.asarray(sequences.offsets)[:-1]
+    counts = np.bincount(sequences.items[ragged_rows(begins, ends - begins)], minlength=n_items + 1)
+    model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, state_file, progress, start, team)
     return model, counts
 
 
