@@ -35,12 +35,11 @@ from segue.data.batch import Batch
 from segue.data.sequences import Sequences
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
-from segue.evaluate.trained import training_counts
 from segue.index.build import build_index, sample_questions
 from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex, best_columns
 from segue.layers.packed import tensors
-from segue.models.assign import assigned_codes, shared_codes
+from segue.models.assign import assigned_codes
 from segue.models.build import build_model
 from segue.models.codes import CodeTable
 from segue.models.facts import Facts
@@ -286,7 +285,7 @@ def _quality_row(name: str, data: api.Data, places: Places, folder: Path | None)
     trainings = rows.named(name)
     found = [_entered(one, rows, places, folder).ndcg for one in trainings]
     settings, items = make_settings(read_recipe(trainings[0].row.recipe), trainings[0].overrides), len(data.vocabulary)
-    codes = assigned_codes(settings.model, data.sequences, data.split.train_end, items, seed=trainings[0].seed)
+    codes = np.zeros((items + 1, settings.model.code_parts), dtype=np.uint8)  # whatever they are, they are as large
     model = build_model(settings.model, items, generator=torch.Generator(), facts=Facts(codes=codes))
     return {
         "row": name,
@@ -294,12 +293,7 @@ def _quality_row(name: str, data: api.Data, places: Places, folder: Path | None)
         "ndcg@10": statistics.fmean(found),
         "each": " ".join(f"{score:.4f}" for score in found),
         "table bytes": sum(tensor.nbytes for tensor in model.items.state_dict().values()),
-        "items alike": 0 if codes is None else shared_codes(codes, _trained_items(data)),
     }
-
-
-def _trained_items(data: api.Data) -> np.ndarray:
-    return np.flatnonzero(training_counts(data.sequences, data.split, len(data.vocabulary)))
 
 
 def _entered(one: Training, rows: Rows, places: Places, folder: Path | None) -> Measured:

@@ -15,6 +15,7 @@ from segue.index.codes import CodeIndex
 from segue.models.checkpoint import load_model
 from segue.models.codes import CodeTable
 from segue.slim import SlimRecommender
+from segue.train import codes
 
 CODED = ("model.items=codes", "model.code_parts=4", "model.code_values=8", "train.epochs=12", "train.patience=12")
 
@@ -62,16 +63,19 @@ def test_no_item_can_be_added(run: Path, line: CommandLine) -> None:
     line.refuses("add-items", run, "new.csv", "--out", "more", says=("ids alone",))
 
 
+@pytest.mark.parametrize("way", ["clusters", "learned"])
 def test_taken_up_it_has_the_codes_it_began_with(
-    cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On another machine a decomposition may round differently: it is not made again."""
-    few = [*CODED[:3], "train.epochs=1"]
+    monkeypatch.setattr(codes, "LEAST_STEPS", 20)
+    few = [*CODED[:3], f"model.codes={way}", "train.epochs=1"]
     segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=few, all_events=True)
     first = codes_of(tmp_path / "run")
     kept = [np.load(tmp_path / "run" / name) for name in ("codes.npy", "codes-all.npy")]
     assert np.array_equal(first, kept[1])
-    monkeypatch.setattr("segue.runs.assigned_codes", lambda *_, **__: pytest.fail("codes are found once"))
+    assert not (tmp_path / "run" / "codes.safetensors").exists(), "what the small model was is not kept"
+    monkeypatch.setattr("segue.runs.item_codes", lambda *_, **__: pytest.fail("codes are found once"))
     segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=["train.epochs=2"], all_events=True)
     assert np.array_equal(codes_of(tmp_path / "run"), first)
 

@@ -36,6 +36,13 @@ def test_in_the_end_a_centre_is_the_mean_of_what_is_nearest_to_it(seed: int, cou
         assert np.allclose(points.numpy()[owners == one].mean(0), centres[one])
 
 
+def test_heavy_points_draw_a_centre_to_them() -> None:
+    """(1 · 0 + 3 · 1) / 4 = .75; nothing is near 30, which stays."""
+    points, weights = torch.tensor([[0.0], [1.0], [10.0]]), torch.tensor([1.0, 3.0, 5.0])
+    moved = Clusters(torch.tensor([[0.0], [9.0], [30.0]])).moved(points, weights)
+    assert moved.centres[:, 0].tolist() == [0.75, 10.0, 30.0]
+
+
 def test_the_nearest_are_those_of_all_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters, "TILE_PRODUCTS", 77)
     points, centres = torch.randn(50, 3, generator=seeded(1)), torch.randn(11, 3, generator=seeded(2))

@@ -1,5 +1,5 @@
 """What training met → codes of items: alike where they come close together in histories, or the same users had them,
-or drawn by lot."""
+or a model has learned that they are, or drawn by lot."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ def assigned_codes(
             codes[trained] = _by_directions(had, trained, parts, values, rng)
         case "random":
             codes[trained] = np.stack([even_bins(rng.random(len(trained)), values) for _ in range(parts)], axis=1)
+        case "learned":
+            raise AssertionError("they are made of vectors that were learned, by learned_codes")
     return codes
 
 

@@ -21,7 +21,7 @@ def turned_parts(
     The vectors are turned first, so that their parts are near the clusters: a turn and clusters for it are found by
     turns, from some of the vectors, which count by their `weights` [n].
     """
-    mean = (vectors * weights[:, None]).sum(0) / weights.sum()
+    mean = weights @ vectors / weights.sum()
     chosen = torch.randperm(len(vectors), generator=generator)[: MEMBERS * values]
     points, heavy = vectors[chosen] - mean, weights[chosen]
     turn = torch.linalg.qr(torch.randn(2 * points.shape[1:], generator=generator))[0]
@@ -33,4 +33,4 @@ def turned_parts(
         near = torch.cat([each.centres[each.nearest(piece)] for each, piece in zip(found, pieces, strict=True)], dim=1)
         left, _, right = torch.linalg.svd((points * heavy[:, None]).T @ near)
         turn = left @ right
-    return list(((vectors - mean) @ turn).chunk(parts, dim=1)), found
+    return list(torch.addmm(-mean @ turn, vectors, turn).chunk(parts, dim=1)), found

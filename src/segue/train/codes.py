@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from segue.data.sequences import Sequences
@@ -18,8 +17,10 @@ from segue.train.loop import Step
 from segue.train.run import Recipe, train_for
 from segue.train.settings import TrainSettings
 
-FEATURES_A_PART = 8
-FIRST = TrainSettings(epochs=6, tokens=2000, stride=1.0, learning_rate=2e-3, decay=1.0)
+FEATURES_A_PART = 8  # that items have in the small model: with half as many MovieLens-1M was learned worse
+NEGATIVES = 1000
+TOKENS, EPOCHS = 2000, 6  # of the small model
+LEAST_TOKENS, LEAST_STEPS = 200, 500  # and of a short log, which takes smaller steps and more epochs
 
 
 def item_codes(
@@ -39,25 +40,40 @@ def item_codes(
     """
     if model.items != "codes" or model.codes != "learned":
         return assigned_codes(model, sequences, ends, n_items, seed=train.seed)
-    small = Recipe(
-        model=ModelSettings(
-            builder="sasrec",
-            width=model.code_parts * FEATURES_A_PART,
-            depth=1,
-            length=50,
-            dropout=0.1,
-            feed_forward=1,
-        ),
-        objective=ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=1000),
-        train=msgspec.structs.replace(FIRST, seed=train.seed, threads=train.threads, device=train.device),
-        evaluate=EvaluateSettings(),
-    )
 
     def shown(step: Step) -> None:
         if progress is not None:
             progress(replace(step, of="codes", scores=None))  # nobody judges it
 
-    known, counts = train_for(
-        small, sequences, ends, n_items, epochs=FIRST.epochs, state_file=state_file, progress=shown
-    )
+    small = _small(model.code_parts, int((ends - np.asarray(sequences.offsets)[:-1]).sum()), train)
+    epochs = small.train.epochs
+    known, counts = train_for(small, sequences, ends, n_items, epochs=epochs, state_file=state_file, progress=shown)
     return learned_codes(model, known.item_vectors(), counts, seed=train.seed)
+
+
+def _small(parts: int, events: int, train: TrainSettings) -> Recipe:
+    """A SASRec of one block that looks at little and samples its negatives, so that any catalogue is soon learned."""
+    tokens = min(TOKENS, max(LEAST_TOKENS, events // LEAST_TOKENS))
+    epochs = max(EPOCHS, -(-LEAST_STEPS * tokens // max(events, 1)))
+    return Recipe(
+        model=ModelSettings(
+            builder="sasrec",
+            width=parts * FEATURES_A_PART,
+            depth=1,
+            length=50,
+            dropout=0.1,
+            feed_forward=1,
+        ),
+        objective=ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=NEGATIVES),
+        train=TrainSettings(
+            epochs=epochs,
+            tokens=tokens,
+            stride=1.0,
+            learning_rate=2e-3,
+            decay=1.0,
+            seed=train.seed,
+            threads=train.threads,
+            device=train.device,
+        ),
+        evaluate=EvaluateSettings(),
+    )
