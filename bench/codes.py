@@ -54,7 +54,6 @@ MEGABYTE = 1_000_000
 RECIPE, CODED = "sasrec-sampled", ("model.items=codes",)
 MANY, WIDTH, EVENTS_A_USER, USERS = 10_000_000, 64, 20, 2_000_000
 SHORT = ("train.epochs=2", "train.stride=0", "model.depth=1", "model.length=50", "objective.negatives=500")
-ROWS = Path(__file__).parent / "results.toml"
 PLAIN_ROW, CODED_ROW = "ml-1m/default", "ml-1m/default-codes"
 MILLION, WARM, CHANGED = 1_000_000, 5, 0.5
 
@@ -158,8 +157,7 @@ def assign(items: int) -> dict[str, Any]:
     del near
     settings = make_settings(read_recipe(RECIPE), [*CODED, f"model.width={WIDTH}"]).model
     began = time.perf_counter()
-    codes = assigned_codes(settings, sequences, sequences.offsets[1:], items, seed=1)
-    assert codes is not None
+    assigned_codes(settings, sequences, sequences.offsets[1:], items, seed=1)
     row = {"events": USERS * EVENTS_A_USER, "assigning s": time.perf_counter() - began}
     notes = (f"{USERS:,} users with {EVENTS_A_USER} events each, one thread.",)
     return {"title": "Codes by clusters", "row": row, "notes": notes}
@@ -247,7 +245,7 @@ def _measured(
 
 def _trained_run(data: api.Data, cache: Path) -> tuple[Recommender, str]:
     """The run of the first seed where quality was measured, else one that is trained shortly."""
-    first = read_rows(ROWS).named(CODED_ROW)[0]
+    first = read_rows(Places.of_the_project(cache).rows).named(CODED_ROW)[0]
     run = run_folder(first, data, cache)
     if run.exists():
         return Recommender.open(run), f"the run {first.name}"
@@ -258,7 +256,7 @@ def _trained_run(data: api.Data, cache: Path) -> tuple[Recommender, str]:
 
 
 def _data(row: str, folder: Path | None, cache: Path) -> api.Data:
-    rows = read_rows(ROWS)
+    rows = read_rows(Places.of_the_project(cache).rows)
     one = rows.named(row)[0]
     if folder is None:
         raise InputError(f"codes needs DATA=folder with events.tsv.gz, the log of {rows.logs[one.row.log].url}")

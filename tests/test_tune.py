@@ -4,6 +4,7 @@ import csv
 import shutil
 import tomllib
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import segue
 import segue.tune.search as search_room
 from segue.config import Settings, make_settings, read_recipe, recipe_names
 from segue.errors import FolderError, SegueError, SettingsError, TrainingError
+from segue.train import codes
 from segue.tune import Step, TrialRecord, Tuning, tune, tuning_table
 from segue.tune import study as study_room
 from segue.tune.report import Outcome
@@ -236,6 +238,33 @@ def test_an_interrupted_search_goes_on_to_what_it_would_have_been(
     assert (out / "best.toml").read_text().splitlines()[4:] == (
         Path(whole.folder) / "best.toml"
     ).read_text().splitlines()[4:]
+
+
+def test_codes_are_learned_once_for_all_trials_and_gone_on_with(
+    cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes, "LEAST_STEPS", 10)
+    coded = '[model]\nitems = "codes"\ncodes = "learned"\ncode_parts = 4\ncode_values = 8'
+    recipe, out = tmp_path / "coded.toml", tmp_path / "search"
+    recipe.write_text(quick_recipe.read_text().replace("[model]", coded))
+
+    def tuned(stop_at: int, *, resume: bool) -> list[tuple[int, str, int]]:
+        steps: list[tuple[int, str, int]] = []
+
+        def progress(trial: int, step: Step) -> None:
+            steps.append((trial, step.of, step.epoch))
+            if step.of and step.epoch == stop_at:
+                raise KeyboardInterrupt
+
+        with nullcontext() if resume else pytest.raises(KeyboardInterrupt):
+            tune(cycle_data, out=out, recipe=None if resume else recipe, resume=resume, trials=2, progress=progress)
+        return steps
+
+    assert tuned(3, resume=False)[0] == (1, "codes", 1)
+    steps = tuned(0, resume=True)
+    learning = [(trial, epoch) for trial, of, epoch in steps if of]
+    assert {trial for trial, _ in learning} == {2} and min(epoch for _, epoch in learning) == 3
+    assert {trial for trial, of, _ in steps if not of} == {2, 3} and not (out / "codes.safetensors").exists()
 
 
 def test_more_trials_after_a_kill(whole: Tuning, cycle_data: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from segue.errors import InputError, SegueError
-from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, complain, duration, say
+from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, complain, duration, epoch_of, say
 
 if TYPE_CHECKING:
     from segue.tune import Step, TrialRecord, Tuning
@@ -334,7 +334,7 @@ def tune(
 
 def _show_trial(display: Display, trial: int, step: Step) -> None:
     facts = f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
-    display.show(f"trial {trial}, epoch {step.epoch}/{step.epochs}", step.done, step.total, facts)
+    display.show(f"trial {trial}, {epoch_of(step)}", step.done, step.total, facts)
 
 
 def _trial_line(record: TrialRecord, tuning: Tuning) -> str:

@@ -51,7 +51,7 @@ from segue.models.texts import TextEncoder
 from segue.objective.positive import PositiveEvents
 from segue.recommend.embed import run_digest
 from segue.recommend.recommender import Recommender
-from segue.train.codes import item_codes
+from segue.train.codes import CODES, CODES_ALL, kept_codes
 from segue.train.loop import Step
 from segue.train.processes import joined, on_processes, started_again
 from segue.train.run import CHOOSING, EVERYTHING, Recipe, choose_epoch, finished, train_for
@@ -59,8 +59,6 @@ from segue.train.start import START, START_ALL, write_start
 from segue.train.state import Progress, read_progress
 
 SETTINGS, BELONGING = "settings.toml", "data.json"
-CODES, CODES_ALL = "codes.npy", "codes-all.npy"
-"""The items' codes, found once, in the training part; and in every event, where a model is trained on them."""
 KEPT = (CHOOSING, START, START_ALL, CODES, CODES_ALL)
 """Of RUN.partial, what the run keeps, so that it can be taken up again."""
 ALL_NOTE = (
@@ -90,7 +88,7 @@ def make_run(
         team.by_first(data.verify)
         run = team.by_first(lambda: out if out is not None else _temporary_run())
         job = team.by_first(
-            lambda: _job(run, data, recipe, overrides, encoder, from_run, resume, progress, everything=all_events)
+            lambda: _job(run, data, recipe, overrides, encoder, from_run, resume, everything=all_events)
         )
         if job is not None:
             _do(replace(job, encoder=encoder), run, data, team, progress=progress, measured=measured)
@@ -105,7 +103,6 @@ def _job(
     encoder: Builder | None,
     from_run: Recommender | None,
     resume: bool,  # noqa: FBT001
-    progress: Callable[[Step], None] | None,
     *,
     everything: bool,
 ) -> _Job | None:
@@ -120,7 +117,7 @@ def _job(
     job = (
         _taken_up(run, data, recipe, overrides, encoder, everything=everything)
         if resume
-        else _begun(run, data, recipe, overrides, encoder, from_run, progress, everything=everything)
+        else _begun(run, data, recipe, overrides, encoder, from_run, everything=everything)
     )
     return replace(job, encoder=None)
 
@@ -158,7 +155,7 @@ def _do(
     evaluation = measure(model, data, job.settings, note=note, progress=measured, team=team)
     if job.everything:
         ends = np.asarray(sequences.offsets)[1:]
-        if codes is not None:
+        if codes is not None and start is None:
             facts = replace(facts, codes=team.by_first(lambda: job.codes(CODES_ALL, data, ends, progress)))
         model, counts = train_for(
             job.recipe,
@@ -361,27 +358,9 @@ class _Job:
     def codes(
         self, name: str, data: Data, ends: np.ndarray, progress: Callable[[Step], None] | None
     ) -> np.ndarray | None:
-        """The items' codes by what users had before `ends`, of the file with this name, or found and kept there: where
-        training is taken up, on whatever machine, they must be the same."""
-        path = self.partial / name
-        if not path.exists():
-            state = path.with_suffix(".safetensors")
-            found = item_codes(
-                self.settings.model,
-                self.settings.train,
-                data.sequences,
-                ends,
-                len(data.vocabulary),
-                state_file=state,
-                progress=progress,
-            )
-            if found is None:
-                return None
-            with folders.complete_file(path, option="--out") as staging, staging.open("wb") as file:
-                np.save(file, found)
-            state.unlink(missing_ok=True)
-        codes: np.ndarray = np.load(path, allow_pickle=False)
-        return codes
+        model, train = self.settings.model, self.settings.train
+        path, n_items = self.partial / name, len(data.vocabulary)
+        return kept_codes(path, model, train, data.sequences, ends, n_items, progress=progress)
 
 
 def _begun(
@@ -391,7 +370,6 @@ def _begun(
     overrides: Sequence[str],
     encoder: Builder | None,
     from_run: Recommender | None,
-    progress: Callable[[Step], None] | None,
     *,
     everything: bool,
 ) -> _Job:
@@ -417,7 +395,7 @@ def _begun(
     with folders.complete_folder(partial) as staging:
         if from_run is not None:
             name = str(recipe or from_run.manifest["recipe"])
-            origin = _write_start(from_run, data, _Job(settings, name, staging, encoder), progress)
+            origin = _write_start(from_run, data, _Job(settings, name, staging, encoder))
         _write_terms(staging, settings, _Belonging(name, data.digest, origin, everything=everything))
     return _Job(settings, name, partial, encoder, origin, everything)
 
@@ -430,16 +408,17 @@ def _continued(origin: Recommender, recipe: str | Path | None) -> dict[str, Any]
     return {**_tables(origin), **(read_recipe(recipe) if recipe else {})}
 
 
-def _write_start(origin: Recommender, data: Data, job: _Job, progress: Callable[[Step], None] | None) -> Origin:
+def _write_start(origin: Recommender, data: Data, job: _Job) -> Origin:
     """The weights of a run, carried over to the items of `data`, into RUN.partial."""
     assert origin.folder is not None
     settings = job.settings
     refuse_another_model(settings_of(origin), settings, whose=str(origin.folder))
     _refuse_leak(origin, data)
-    codes = job.codes(CODES, data, data.split.train_end, progress)
     everything = bool(origin.manifest["all"])
+    codes = replace(job, settings=_without_learning(settings)).codes(CODES, data, data.split.train_end, None)
     if everything:
-        folders.verify_contents(origin.folder, origin.manifest, "run", names=(CHOOSING,))
+        chose = [name for name in (CHOOSING, START, CODES) if (origin.folder / name).exists()]
+        folders.verify_contents(origin.folder, origin.manifest, "run", names=chose)
     write_start(
         origin.model,
         origin.folder,
@@ -451,6 +430,13 @@ def _write_start(origin: Recommender, data: Data, job: _Job, progress: Callable[
         out=job.partial,
     )
     return Origin(folder=str(origin.folder.absolute()), digest=run_digest(origin))
+
+
+def _without_learning(settings: Settings) -> Settings:
+    """What is known keeps its codes; for items that are new it is enough to be told which others are near them."""
+    if settings.model.items != "codes" or settings.model.codes != "learned":
+        return settings
+    return msgspec.structs.replace(settings, model=msgspec.structs.replace(settings.model, codes="clusters"))
 
 
 def _texts_of(model: SequenceModel) -> TextEncoder | None:

@@ -110,13 +110,17 @@ class MeasureDisplay(Display):
         self.show(f"measuring {name}", done, total, f"{done:,} of {total:,}")
 
 
+def epoch_of(step: Step) -> str:
+    """Which epoch, and of what where it is not the model itself."""
+    return f"{step.of}, epoch {step.epoch}/{step.epochs}" if step.of else f"epoch {step.epoch}/{step.epochs}"
+
+
 class TrainDisplay(Display):
     """Told of each step of training."""
 
     def __call__(self, step: Step) -> None:
         facts = f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
-        of = f"{step.of}, " if step.of else ""
-        self.show(f"{of}epoch {step.epoch}/{step.epochs}", step.done, step.total, facts)
+        self.show(epoch_of(step), step.done, step.total, facts)
         if step.scores is not None:
             scores = "  ".join(f"{name} {value:.4f}" for name, value in step.scores.items())
             best = " (best)" if step.best_epoch == step.epoch else ""

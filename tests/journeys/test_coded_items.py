@@ -74,10 +74,26 @@ def test_taken_up_it_has_the_codes_it_began_with(
     first = codes_of(tmp_path / "run")
     kept = [np.load(tmp_path / "run" / name) for name in ("codes.npy", "codes-all.npy")]
     assert np.array_equal(first, kept[1])
-    assert not (tmp_path / "run" / "codes.safetensors").exists(), "what the small model was is not kept"
-    monkeypatch.setattr("segue.runs.item_codes", lambda *_, **__: pytest.fail("codes are found once"))
+    monkeypatch.setattr(codes, "item_codes", lambda *_, **__: pytest.fail("codes are found once"))
     segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=["train.epochs=2"], all_events=True)
     assert np.array_equal(codes_of(tmp_path / "run"), first)
+
+
+def test_a_run_of_every_event_is_gone_on_from_with_the_codes_that_chose(
+    cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own are others, of every event: what was learned with those that chose says nothing of them."""
+    monkeypatch.setattr(codes, "LEAST_STEPS", 300)
+    learned = [*CODED, "model.codes=learned", "evaluate.seen=keep"]
+    run = segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=learned, all_events=True)
+    chosen, every = (np.load(tmp_path / "run" / name) for name in ("codes.npy", "codes-all.npy"))
+    assert not np.array_equal(chosen, every) and np.array_equal(codes_of(tmp_path / "run"), every)
+    scores = [json.loads(line)["ndcg@10"] for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    monkeypatch.setattr(codes, "learned_codes", lambda *_, **__: pytest.fail("what is known keeps its codes"))
+    segue.train(cycle_data, out=tmp_path / "next", from_run=run, overrides=["train.epochs=1"], all_events=True)
+    first = json.loads((tmp_path / "next" / "history.jsonl").read_text().splitlines()[0])
+    assert first["epoch"] == 0 and first["ndcg@10"] == pytest.approx(max(scores))
+    assert np.array_equal(codes_of(tmp_path / "next"), every)
 
 
 def test_the_next_day_items_keep_their_codes(run: Path, tmp_path: Path) -> None:

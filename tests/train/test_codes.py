@@ -33,12 +33,11 @@ def found(
     folder.mkdir(exist_ok=True)
     ends, train = split_last(log).train_end, TrainSettings(threads=1, device="cpu")
     codes = item_codes(LEARNED, train, log, ends, n_items, state_file=folder / "state", progress=progress)
-    assert codes is not None and codes.shape == (n_items + 1, 4) and codes.dtype == np.uint8 and codes.max() < 6
+    assert codes.shape == (n_items + 1, 4) and codes.dtype == np.uint8 and codes.max() < 6
     return codes
 
 
 def test_items_that_follow_each_other_are_alike(tmp_path: Path) -> None:
-    """And what comes after the training part is not looked at: 1 and 2 stay what they are."""
     codes, same = found(tmp_path, kinds_log())[1:], np.kron(np.eye(4), np.ones((10, 10))) > 0
     alike = (codes[:, None] == codes[None]).mean(2)
     assert alike[same & ~np.eye(N_ITEMS, dtype=bool)].mean() > 1.25 * alike[~same].mean()

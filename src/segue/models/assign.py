@@ -30,13 +30,11 @@ PUSHES = 3  # by which items that have all codes in common are told apart; those
 
 def assigned_codes(
     settings: ModelSettings, sequences: Sequences, ends: np.ndarray, n_items: int, *, seed: int
-) -> np.ndarray | None:
-    """Codes [V + 1, parts] uint8 of what each user had before `ends` [U]; None where the settings ask for none.
+) -> np.ndarray:
+    """Codes [V + 1, parts] uint8 of what each user had before `ends` [U].
 
     Items that nobody had take no part in that: nothing is learned of them.
     """
-    if settings.items != "codes":
-        return None
     begins, ends = np.asarray(sequences.offsets)[:-1], np.asarray(ends)
     if settings.codes == "clusters":
         begins, ends = _stretches(begins, ends)

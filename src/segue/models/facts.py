@@ -23,7 +23,7 @@ class Facts:
 
     categories: np.ndarray | None = None  # [V + 1] int64: the number 1 … C of each item's category
     content: np.ndarray | None = None  # [V + 1, F] float32: what the catalogue says of each item; row 0 is zero
-    codes: np.ndarray | None = None  # [V + 1, parts] uint8: as `assigned_codes` gives them
+    codes: np.ndarray | None = None  # [V + 1, parts] uint8: as `train/codes.py` finds them
     kinds: tuple[str, ...] = ()
     """Names of the kinds of events, by number."""
     texts: TextEncoder | None = None

@@ -10,6 +10,7 @@ import numpy as np
 
 from segue.data.sequences import Sequences
 from segue.evaluate.settings import EvaluateSettings
+from segue.folders import complete_file
 from segue.models.assign import assigned_codes, learned_codes
 from segue.models.settings import ModelSettings
 from segue.objective.settings import ObjectiveSettings
@@ -17,10 +18,39 @@ from segue.train.loop import Step
 from segue.train.run import Recipe, train_for
 from segue.train.settings import TrainSettings
 
+CODES, CODES_ALL = "codes.npy", "codes-all.npy"
+"""The items' codes, found once, in the training part; and in every event, where a model is trained on them."""
 FEATURES_A_PART = 8  # that items have in the small model: with half as many MovieLens-1M was learned worse
 NEGATIVES = 1000
 TOKENS, EPOCHS = 2000, 6  # of the small model
-LEAST_TOKENS, LEAST_STEPS = 200, 500  # and of a short log, which takes smaller steps and more epochs
+STEPS_AN_EPOCH, LEAST_TOKENS, LEAST_STEPS = 200, 200, 500  # a short log takes smaller steps, and more epochs
+
+
+def kept_codes(
+    path: Path,
+    model: ModelSettings,
+    train: TrainSettings,
+    sequences: Sequences,
+    ends: np.ndarray,
+    n_items: int,
+    *,
+    progress: Callable[[Step], None] | None,
+) -> np.ndarray | None:
+    """The items' codes by what users had before `ends` [U], out of the file `path`, or found and kept there: where
+    training is taken up, on whatever machine, they must be the same. None where the settings ask for none.
+
+    While they are learned, the state of that is in a file beside it.
+    """
+    if model.items != "codes":
+        return None
+    if not path.exists():
+        state = path.with_suffix(".safetensors")
+        found = item_codes(model, train, sequences, ends, n_items, state_file=state, progress=progress)
+        with complete_file(path, option="--out") as staging, staging.open("wb") as file:
+            np.save(file, found)
+        state.unlink(missing_ok=True)
+    codes: np.ndarray = np.load(path, allow_pickle=False)
+    return codes
 
 
 def item_codes(
@@ -32,13 +62,13 @@ def item_codes(
     *,
     state_file: Path,
     progress: Callable[[Step], None] | None,
-) -> np.ndarray | None:
-    """Codes [V + 1, parts] uint8 of what each user had before `ends` [U]; None where the settings ask for none.
+) -> np.ndarray:
+    """Codes [V + 1, parts] uint8 of what each user had before `ends` [U].
 
     Where they are to be learned, a small model is trained first, whose state is in `state_file`, and the vectors that
     it has of items become codes.
     """
-    if model.items != "codes" or model.codes != "learned":
+    if model.codes != "learned":
         return assigned_codes(model, sequences, ends, n_items, seed=train.seed)
 
     def shown(step: Step) -> None:
@@ -53,8 +83,9 @@ def item_codes(
 
 def _small(parts: int, events: int, train: TrainSettings) -> Recipe:
     """A SASRec of one block that looks at little and samples its negatives, so that any catalogue is soon learned."""
-    tokens = min(TOKENS, max(LEAST_TOKENS, events // LEAST_TOKENS))
-    epochs = max(EPOCHS, -(-LEAST_STEPS * tokens // max(events, 1)))
+    tokens = min(TOKENS, max(LEAST_TOKENS, events // STEPS_AN_EPOCH))
+    steps = max(1, events // tokens)
+    epochs = max(EPOCHS, -(-LEAST_STEPS // steps))
     return Recipe(
         model=ModelSettings(
             builder="sasrec",

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from segue.data.batch import ragged_rows
 from segue.data.sequences import Sequences
 from segue.data.split import Split
 from segue.errors import SettingsError, TrainingError
 from segue.evaluate import metrics
 from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.evaluate.settings import EvaluateSettings, SeenRule
+from segue.evaluate.trained import counts_before
 from segue.evaluate.window import find_targets, user_values, validation_window
 from segue.layers.team import ALONE, Team
 from segue.models.build import Builder, build_model
@@ -130,8 +130,7 @@ def train_for(
 ) -> tuple[SequenceModel, np.ndarray]:
     """Train a new model, or the one of `start`, for so many epochs on what each user had before `ends` [U], judged by
     nobody; give it and the items' counts [V + 1] there."""
-    begins = np.asarray(sequences.offsets)[:-1]
-    counts = np.bincount(sequences.items[ragged_rows(begins, ends - begins)], minlength=n_items + 1)
+    counts = counts_before(sequences, ends, n_items)
     model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, state_file, progress, start, team)
     return model, counts
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import numpy as np
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.models.build import build_model
 from segue.models.carry import carry_over
 from segue.models.checkpoint import save_weights
+from segue.models.codes import CodeTable
 from segue.models.facts import Facts
 from segue.models.sequence import SequenceModel
+from segue.train.codes import CODES
 from segue.train.run import CHOOSING, Recipe
 from segue.train.state import read_best
 
@@ -46,8 +51,17 @@ def write_start(
     if everything:
         chosen = copy.deepcopy(old)
         read_best(chosen, folder / CHOOSING)
+        if isinstance(chosen.items, CodeTable):
+            chosen.items.codes.copy_(_codes_that_chose(folder))
     for model, name in ((chosen, START), (old, START_ALL))[: 1 + everything]:
         first = torch.Generator().manual_seed(recipe.train.seed)  # rows that are new begin as a new model's do
         new = build_model(recipe.model, len(now), generator=first, facts=facts, encoder=recipe.encoder)
         carry_over(model, new, before=before, now=now, category=recipe.model.category)
         save_weights(new, out / name)
+
+
+def _codes_that_chose(folder: Path) -> Tensor:
+    """The codes of a run trained on every event, before that: it began with those of another run, or found its own."""
+    if (folder / START).exists():
+        return load_file(folder / START)["items.codes"]
+    return torch.from_numpy(np.load(folder / CODES, allow_pickle=False))

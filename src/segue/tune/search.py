@@ -19,8 +19,8 @@ from segue.errors import FolderError, SettingsError, TrainingError
 from segue.evaluate.settings import SeenRule, seen_rule
 from segue.evaluate.trained import training_counts
 from segue.folders import explained_writing
-from segue.models.assign import assigned_codes
 from segue.models.facts import facts_of
+from segue.train.codes import CODES, kept_codes
 from segue.train.loop import SCORE, Step
 from segue.train.run import CHOOSING, Recipe, choose_epoch
 from segue.train.state import read_progress
@@ -164,7 +164,9 @@ class _Trainer:
                 seen=self.seen,
                 folder=folder,
                 progress=watch,
-                facts=facts_of(settings.model, self.data.vocabulary, self.data.kinds, codes=self._codes(settings)),
+                facts=facts_of(
+                    settings.model, self.data.vocabulary, self.data.kinds, codes=self._codes(settings, watch)
+                ),
             )
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
@@ -172,10 +174,11 @@ class _Trainer:
             raise TrainingError("There was not enough memory for these settings.") from error
         return chosen.best_score
 
-    def _codes(self, settings: Settings) -> np.ndarray | None:
-        """The items', where the settings ask for them."""
-        ends, n_items = self.data.split.train_end, len(self.data.vocabulary)
-        return assigned_codes(settings.model, self.data.sequences, ends, n_items, seed=settings.train.seed)
+    def _codes(self, settings: Settings, watch: Callable[[Step], None]) -> np.ndarray | None:
+        """The items', where the settings ask for them: they are the same in every trial."""
+        data, path = self.data, self.job.folder / CODES
+        ends, n_items = data.split.train_end, len(data.vocabulary)
+        return kept_codes(path, settings.model, settings.train, data.sequences, ends, n_items, progress=watch)
 
 
 def _next_trial(study: optuna.Study, job: Search) -> optuna.Trial:
