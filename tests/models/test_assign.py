@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from segue.data.sequences import Sequences
 from segue.data.split import split_last
 from segue.models import assign, decomposition
-from segue.models.assign import assigned_codes, even_bins, shared_codes
+from segue.models.assign import assigned_codes, even_bins, learned_codes, shared_codes
 from segue.models.decomposition import right_directions
 from segue.models.settings import ModelSettings
 
@@ -159,7 +159,7 @@ def test_one_event_is_enough_and_none_gives_no_codes(way: str) -> None:
     assert (found(log_of([[7, 8, 9], [1, 2]]), codes=way)[7] < 8).all()
     log = log_of([[7, 8, 9], [1, 2]])
     none = assigned_codes(settings_of(codes=way), log, log.offsets[:-1], N_ITEMS, seed=1)
-    assert none is not None and not none.any()
+    assert not none.any()
 
 
 def test_items_that_cannot_be_told_apart_are_counted() -> None:
@@ -185,3 +185,13 @@ def test_a_tall_matrix_has_the_same_directions(monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close((plain * tall).sum(0).abs(), torch.ones(6), atol=1e-4, rtol=0)
     right = torch.linalg.svd(matrix).Vh[:6].T
     torch.testing.assert_close((right * tall).sum(0).abs(), torch.ones(6), atol=1e-4, rtol=0)
+
+
+def test_learned_vectors_of_few_items_and_of_none() -> None:
+    """One item of three was met; and none."""
+    vectors = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
+    codes = learned_codes(settings_of(), vectors, np.array([0, 0, 5, 0]), seed=1)
+    assert codes.shape == (4, 4) and codes.dtype == np.uint8 and not codes.any(), "the one value that there is"
+    assert not learned_codes(settings_of(), vectors, np.zeros(4, dtype=np.int64), seed=1).any()
+    every = learned_codes(settings_of(), vectors, np.array([0, 9, 1, 1]), seed=1)
+    assert all(sorted(every[1:, part].tolist()) == [0, 1, 2] for part in range(4)), "a value for each"

@@ -51,8 +51,8 @@ def test_what_is_held_out_changes_no_code_and_what_was_not_met_has_none(
     other = log.items.copy()
     other[log.offsets[1:] - 1], other[log.offsets[1:] - 2] = 41, 7
     changed = Sequences(offsets=log.offsets, items=other, times=log.times)
-    codes = [found(tmp_path / name, each, n_items=41) for name, each in (("a", log), ("b", changed))]
-    assert np.array_equal(*codes) and not codes[0][41].any() and codes[0].any()
+    codes, same = (found(tmp_path / name, each, n_items=41) for name, each in (("a", log), ("b", changed)))
+    assert np.array_equal(codes, same) and not codes[41].any() and codes.any()
 
 
 def test_it_is_taken_up_where_it_was_stopped_and_told_apart_from_the_model_itself(
