@@ -37,7 +37,8 @@ def found(
     return codes
 
 
-def test_items_that_follow_each_other_are_alike(tmp_path: Path) -> None:
+def test_items_that_follow_each_other_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codes_module, "LEAST_STEPS", 250)
     codes, same = found(tmp_path, kinds_log())[1:], np.kron(np.eye(4), np.ones((10, 10))) > 0
     alike = (codes[:, None] == codes[None]).mean(2)
     assert alike[same & ~np.eye(N_ITEMS, dtype=bool)].mean() > 1.25 * alike[~same].mean()
