@@ -43,6 +43,7 @@ from segue.models.assign import assigned_codes
 from segue.models.build import build_model
 from segue.models.codes import CodeTable
 from segue.models.facts import Facts
+from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
 from segue.recommend.recommender import Recommender
 from segue.terminal import TrainDisplay
@@ -282,16 +283,21 @@ def _quality_row(name: str, data: api.Data, places: Places, folder: Path | None)
     rows = read_rows(places.rows)
     trainings = rows.named(name)
     found = [_entered(one, rows, places, folder).ndcg for one in trainings]
-    settings, items = make_settings(read_recipe(trainings[0].row.recipe), trainings[0].overrides), len(data.vocabulary)
-    codes = np.zeros((items + 1, settings.model.code_parts), dtype=np.uint8)  # whatever they are, they are as large
-    model = build_model(settings.model, items, generator=torch.Generator(), facts=Facts(codes=codes))
+    settings = make_settings(read_recipe(trainings[0].row.recipe), trainings[0].overrides).model
     return {
         "row": name,
         "seeds": len(found),
         "ndcg@10": statistics.fmean(found),
         "each": " ".join(f"{score:.4f}" for score in found),
-        "table bytes": sum(tensor.nbytes for tensor in model.items.state_dict().values()),
+        "table bytes": table_bytes(settings, len(data.vocabulary)),
     }
+
+
+def table_bytes(settings: ModelSettings, items: int) -> int:
+    """Of the table of so many items, codes included; whatever these are, they are as large."""
+    codes = np.zeros((items + 1, settings.code_parts), dtype=np.uint8) if settings.items == "codes" else None
+    model = build_model(settings, items, generator=torch.Generator(), facts=Facts(codes=codes))
+    return sum(tensor.nbytes for tensor in model.items.state_dict().values())
 
 
 def _entered(one: Training, rows: Rows, places: Places, folder: Path | None) -> Measured:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from planted_logs import cycle_log
 
-from bench import quality
+from bench import codes, quality
 from bench.quality import Places, make_baselines, make_row, prepared
 from bench.quality_table import (
     BEGIN,
@@ -278,3 +278,15 @@ def _by_moment(log: Sequences) -> dict[tuple[int, int], list[int]]:
     for user, time, item in zip(users, log.times, log.items, strict=True):
         found[int(user), int(time)].append(int(item))
     return {moment: sorted(each) for moment, each in found.items()}
+
+
+def test_the_bytes_of_a_table_by_hand() -> None:
+    """3,416 items and padding: 96 numbers each; or 8 codes each, and 8 · 256 parts and padding's of 12 numbers."""
+    rows = read_rows(OURS.rows)
+    plain, coded = (rows.named(name)[0] for name in (codes.PLAIN_ROW, codes.CODED_ROW))
+    found = [
+        codes.table_bytes(make_settings(read_recipe(one.row.recipe), one.overrides).model, 3416)
+        for one in (plain, coded)
+    ]
+    assert found == [3417 * 96 * 4, 3417 * 8 + (8 * 256 + 1) * 12 * 4]
+    assert found[0] > 9 * found[1]

@@ -358,6 +358,7 @@ class _Job:
     def codes(
         self, name: str, data: Data, ends: np.ndarray, progress: Callable[[Step], None] | None
     ) -> np.ndarray | None:
+        """The items', of the file with this name in RUN.partial."""
         model, train = self.settings.model, self.settings.train
         path, n_items = self.partial / name, len(data.vocabulary)
         return kept_codes(path, model, train, data.sequences, ends, n_items, progress=progress)
@@ -417,8 +418,8 @@ def _write_start(origin: Recommender, data: Data, job: _Job) -> Origin:
     everything = bool(origin.manifest["all"])
     codes = replace(job, settings=_without_learning(settings)).codes(CODES, data, data.split.train_end, None)
     if everything:
-        chose = [name for name in (CHOOSING, START, CODES) if (origin.folder / name).exists()]
-        folders.verify_contents(origin.folder, origin.manifest, "run", names=chose)
+        codes_of_it = [name for name in (START, CODES) if (origin.folder / name).exists()]
+        folders.verify_contents(origin.folder, origin.manifest, "run", names=(CHOOSING, *codes_of_it))
     write_start(
         origin.model,
         origin.folder,

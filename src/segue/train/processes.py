@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
 RESTARTS = 3  # as torch's launcher has it
-PATIENCE = timedelta(
-    hours=6
-)  # of processes that wait while the first one learns codes or builds an index; a death is noticed at once
+PATIENCE = timedelta(hours=6)  # of those that wait while the first learns codes or builds an index; a death is noticed
 LONGEST_WORD = 1 << 16  # bytes of a message; they have some hundred
 OTHERS = "TORCHELASTIC_RUN_ID"  # set where torch's launcher started this process
 
