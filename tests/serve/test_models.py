@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -19,13 +20,15 @@ from segue.errors import FolderError, InputError
 from segue.folders import digest
 from segue.models.checkpoint import WEIGHTS
 from segue.recommend.answers import Recommendation, ScoredItem
+from segue.serve import models as models_module
 from segue.serve.engine import Engine
 from segue.serve.lanes import Here
 from segue.serve.metrics import Metrics
 from segue.serve.models import Models, ServedModel
+from segue.serve.questions import Question
 from segue.serve.refusals import CannotSwitchError, UnknownModelError
 from segue.serve.service import Service
-from segue.serve.store import HistoryStore, open_store
+from segue.serve.store import AddedItem, Event, HistoryStore, open_store
 
 HISTORY = ["i01", "i02"]
 
@@ -78,8 +81,9 @@ def store_fixture(tmp_path: Path) -> Iterator[HistoryStore]:
     store.close()
 
 
-def models(store: HistoryStore, runs: Path, *names: str, fixed: bool = False) -> Models:
-    return Models([ServedModel.open(runs / name) for name in names], runs=None if fixed else runs, store=store)
+def models(store: HistoryStore, runs: Path, *names: str, fixed: bool = False, begun: bool = False) -> Models:
+    served = [ServedModel.open(runs / name) for name in names]
+    return Models(served, runs=None if fixed else runs, store=store, begun=begun)
 
 
 @contextmanager
@@ -256,12 +260,46 @@ def test_a_restart_with_another_run_takes_that_one(runs: Path, store: HistorySto
     first.switch("two")
     shutil.copytree(runs / "one", runs / "three", dirs_exist_ok=True)
     other = models(store, runs, "three")
-    assert (other.active.name, other.served().previous) == ("three", None)
+    assert (other.active.name, other.served().previous) == ("three", "two")
     assert first.follow(), "and the others go along"
     assert first.active.name == "three"
     assert not first.follow()
-    with pytest.raises(CannotSwitchError, match="no run to go back to"):
-        first.rollback()
+    assert first.rollback().active == "two", "a bad start can be taken back"
+
+
+def test_a_process_that_is_started_again_switches_nobody_back(runs: Path, store: HistoryStore) -> None:
+    """Of two replicas the second was started with another run, which the first follows; then its engine dies."""
+    models(store, runs, "one")
+    second = models(store, runs, "two")
+    again = models(store, runs, "one", begun=True)
+    assert again.active.name == second.active.name == "two"
+    assert not second.follow()
+    assert second.served().previous == "one"
+
+
+def test_while_a_run_cannot_be_followed_the_rest_is(
+    runs: Path, store: HistoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again after a while, and not each time; the next switch is not waited for."""
+    here = tmp_path / "runs"
+    for name in ("one", "two"):
+        shutil.copytree(runs / name, here / name)
+    now = [0.0]
+    monkeypatch.setattr(models_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    elsewhere, local = models(store, runs, "one"), models(store, here, "one")
+    elsewhere.switch("two")
+    (here / "two").rename(here / "aside")
+    with pytest.raises(CannotSwitchError):
+        local.follow()
+    assert not local.follow()
+    store.add_items([AddedItem("new", {"title": "New"})])
+    assert local.follow(), "items come all the same"
+    (here / "aside").rename(here / "two")
+    assert not local.follow() and local.active.name == "one"
+    now[0] = models_module.RETRIED_AFTER
+    assert local.follow() and local.active.name == "two"
+    elsewhere.switch("one")
+    assert local.follow() and local.active.name == "one"
 
 
 def test_a_restart_whose_run_is_gone_serves_what_it_was_told(
@@ -321,6 +359,24 @@ def test_a_run_that_cannot_be_followed_holds_up_no_switch(runs: Path, store: His
     assert local.switch("one").active == "one", "an administrator may take everyone back"
     assert elsewhere.follow()
     assert elsewhere.active.name == "one"
+
+
+def test_a_run_that_cannot_be_followed_keeps_nobodys_history(runs: Path, store: HistoryStore, tmp_path: Path) -> None:
+    shutil.copytree(runs / "one", tmp_path / "runs" / "one")
+    engine = Engine(models(store, tmp_path / "runs", "one"), store)
+    models(store, runs, "one").switch("two")
+    store.append([Event(user="anna", item=item, time=place) for place, item in enumerate(HISTORY * 8)])
+    for _ in range(2):
+        engine.answer([Question(user="anna")])
+    memories = engine.models.active.memories
+    assert memories.users == ["anna"]
+    store.forget(["anna"])
+    with asked_in_process(guarded(Service(Here(engine), store, Metrics()))):
+        limit = time.monotonic() + 5
+        while memories.users:
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+    assert engine.models.active.name == "one"
 
 
 def test_without_a_folder_of_runs_nothing_is_switched(runs: Path, store: HistoryStore) -> None:

@@ -54,7 +54,9 @@ class Engine:
         served = [ServedModel.open(run, memory_bytes=memory_bytes) for run in settings.runs]
         store = open_store(settings.store)
         try:
-            models = Models(served, runs=settings.runs_folder, store=store, memory_bytes=memory_bytes)
+            models = Models(
+                served, runs=settings.runs_folder, store=store, memory_bytes=memory_bytes, begun=settings.begun
+            )
             return Engine(models, store)
         except BaseException:
             store.close()

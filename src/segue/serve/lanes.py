@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
+import msgspec
+
 from segue.errors import SegueError
 from segue.serve.batching import Together, Worker
 from segue.serve.logs import configure_logs
@@ -109,7 +111,6 @@ class EngineProcess:
 
     def __init__(self, settings: ServiceSettings) -> None:
         """Returns at once, while the engine loads: `wait_until_ready` comes before any call."""
-        self._settings = settings
         self._asked: dict[Lane, asyncio.Future[Any]] = {}  # what is being answered on each lane
         self._starting = asyncio.Lock()
         self._listening = 0  # lanes on which something is waited for
@@ -117,6 +118,7 @@ class EngineProcess:
         self._tried = 0  # times that it was started again, or could not be
         self._answering = _Answering(self)
         self._process, self._ends = _spawned(settings)
+        self._settings = msgspec.structs.replace(settings, begun=True)  # for those that come after it
         # Before multiprocessing waits for its children, at exit: this one leaves when its lanes are closed.
         atexit.register(self._close_ends)
 

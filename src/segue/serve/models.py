@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from segue.serve.store import Active, AddedItem, HistoryStore
 
 METRICS = "metrics.json"
 MEMORY_BYTES = 256_000_000
+RETRIED_AFTER = 10.0  # seconds after a run that could not be followed
 LEAST_SHARED = (
     0.5  # of the items being served that another run must know: below it, it was trained on another catalogue
 )
@@ -145,8 +147,9 @@ def _with_items(model: ServedModel, items: Sequence[AddedItem]) -> ServedModel:
 class Models:
     """The active run, and perhaps another beside it.
 
-    A switch is written to the store, which every worker and replica follows; the run named on the command line is
-    taken up only where the store does not know it yet, so that a restart goes on with what was being served.
+    A switch is written to the store, which every worker and replica follows. A service that is started with another run
+    than the last one was switches to it; started with the same, it goes on with what was being served, and so does a
+    process of a service that has begun.
     """
 
     def __init__(
@@ -156,9 +159,10 @@ class Models:
         runs: Path | None,
         store: HistoryStore,
         memory_bytes: int = MEMORY_BYTES,
+        begun: bool = False,
     ) -> None:
         """`served`: the first is the one to begin with. `runs`: the folder of runs that may be switched to, with so
-        many bytes to remember encoded histories in."""
+        many bytes to remember encoded histories in. `begun`: the service is running, and this process only joins."""
         assert served
         names = [model.name for model in served]
         if len(set(names)) < len(names):
@@ -171,8 +175,9 @@ class Models:
         self._switching = threading.Lock()
         self._state: Active
         self._items_version = 0  # of the store: the added items up to here are known to the models being served
+        self._unfit: tuple[int, float] | None = None  # a version that could not be followed, and when to try again
         self._take_items()
-        self._begin()
+        self._begin(begun=begun)
 
     @property
     def active(self) -> ServedModel:
@@ -254,7 +259,14 @@ class Models:
             state = self._agreed_state()
             if state.version == self._state.version and state.run == self.active.name:
                 return added
-            self._serve(self._loaded(state.run), state)
+            version, again = self._unfit or (None, 0.0)
+            if state.version == version and time.monotonic() < again:
+                return added
+            try:
+                self._serve(self._loaded(state.run), state)
+            except CannotSwitchError:
+                self._unfit = state.version, time.monotonic() + RETRIED_AFTER
+                raise
             return True
 
     def _agreed_state(self) -> Active:
@@ -274,21 +286,24 @@ class Models:
         self._served = (loaded, *(before if model is loaded else model for model in beside))
         self._state = state
 
-    def _begin(self) -> None:
+    def _begin(self, *, begun: bool) -> None:
         """Agree with the store on what is active: after a restart, the run that was switched to, where it can be."""
         own = self.active
         while True:
             state = self._store.active()
-            if state is not None and state.started_with == own.name:
+            if state is not None and (begun or state.started_with == own.name):
                 self._state = state
                 try:
                     self._serve(self._loaded(state.run), state)
                 except SegueError as error:
                     logger.error("The run %s was active and cannot be served: %s", state.run, error)
                 return
-            version = 0 if state is None else state.version
-            self._state = Active(run=own.name, previous=None, started_with=own.name, version=version + 1)
-            if self._store.activate(self._state, expected=None if state is None else version):
+            if state is None:
+                self._state = Active(run=own.name, previous=None, started_with=own.name, version=1)
+            else:
+                previous = state.previous if state.run == own.name else state.run
+                self._state = Active(run=own.name, previous=previous, started_with=own.name, version=state.version + 1)
+            if self._store.activate(self._state, expected=None if state is None else state.version):
                 return
 
     def _loaded(self, name: str) -> ServedModel:

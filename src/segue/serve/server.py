@@ -126,7 +126,8 @@ def _serve_with_workers(settings: ServiceSettings, listening: socket.socket, sta
     trial = EngineProcess(settings)  # what is wrong with a run or a store is said once, here, not by every worker
     trial.wait_until_ready()
     trial.end()
-    os.environ[HANDED_OVER] = msgspec.json.encode(settings, enc_hook=str).decode()
+    begun = msgspec.structs.replace(settings, begun=True)
+    os.environ[HANDED_OVER] = msgspec.json.encode(begun, enc_hook=str).decode()
     configuration = _configuration("segue.serve.server:worker_app", factory=True, workers=settings.workers)
     try:
         with shared_between_workers():

@@ -33,7 +33,7 @@ from segue.serve.bodies import (
 from segue.serve.lanes import Lanes
 from segue.serve.metrics import Metrics, Queue
 from segue.serve.questions import Encoded, Question
-from segue.serve.refusals import CannotSwitchError, OverloadedError
+from segue.serve.refusals import OverloadedError
 from segue.serve.store import AddedItem, Event, HistoryStore
 
 MOST_QUESTIONS = 512  # that may wait; at a thousand answers a second, half a second
@@ -53,7 +53,6 @@ FORGET_DEADLINE = 30.0  # seconds: a large file is wiped, not only unlinked
 DEADLINE = 2.0  # seconds; five times that for an explanation, which encodes a history as often as it has entries, and
 # for a plan, which asks again for each of its items
 FOLLOWED_EVERY = 0.5  # seconds between two looks at which run is active
-RETRIED_AFTER = 10.0  # seconds after a run that could not be followed
 EARLIEST, LATEST = -62_135_596_800 * MICROSECONDS, 253_402_300_799 * MICROSECONDS  # the years 1 and 9999
 
 Kept = tuple[list[bool], set[str]]  # which events are new, and the items that are not known
@@ -250,18 +249,20 @@ class Service:
     async def _follow(self) -> None:
         """Within a second of a switch elsewhere, this process serves the same run."""
         while True:
-            pause = FOLLOWED_EVERY
-            try:
-                async with self._control:
-                    await self._tell_model()
-                    self.metrics.encodings(*await self._lanes.call("control", "tidy"))
-            except OverloadedError:
-                pass  # the engine is being started again
-            except Exception as error:  # noqa: BLE001  # nothing may end the following
-                reason = str(error) if isinstance(error, SegueError) else type(error).__name__
-                logger.error("The active run cannot be followed: %s", reason)
-                pause = RETRIED_AFTER if isinstance(error, CannotSwitchError) else FOLLOWED_EVERY
-            await asyncio.sleep(pause)
+            for step in (self._tell_model, self._tidy):  # a run that cannot be followed keeps nobody's history
+                try:
+                    async with self._control:
+                        await step()
+                except OverloadedError:
+                    pass  # the engine is being started again
+                except Exception as error:  # noqa: BLE001  # nothing may end the following
+                    reason = str(error) if isinstance(error, SegueError) else type(error).__name__
+                    logger.error("The store cannot be followed: %s", reason)
+            await asyncio.sleep(FOLLOWED_EVERY)
+
+    async def _tidy(self) -> None:
+        """Forget whom the store does not have any more, and count what was encoded."""
+        self.metrics.encodings(*await self._lanes.call("control", "tidy"))
 
 
 def _event(body: EventBody, now: int) -> Event:

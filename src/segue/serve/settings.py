@@ -32,6 +32,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     origins: tuple[str, ...] = ()
     """Other sites whose pages may ask."""
     log_level: Level = "info"
+    begun: bool = False
+    """Whether the service is running already, and a process of it is started, or started again: what it was told to
+    begin with is then no wish any more."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.runs) <= 2:
