@@ -82,6 +82,31 @@ def test_of_many_items_with_the_same_codes_the_lowest_numbers_are_answered() -> 
     assert items[0].tolist() == expected[:20].tolist()
 
 
+def test_however_many_parts_are_added_the_best_is_not_left_out() -> None:
+    """All parts but the last add half of what would be seen beside it, so that nothing is seen of them where the last,
+    which tells items apart best, is added first; the score has it first of all: 1 + 510 · 2^-25."""
+    parts, tiny = 512, 2.0**-25
+    centroids = torch.full((parts, 2, 1), tiny)
+    centroids[-2:] = torch.tensor([[[0.0], [0.0]], [[1.0], [0.0]]])
+    codes = np.zeros((31, parts), dtype=np.uint8)
+    codes[2:, -1] = 1
+    items, scores = CodeIndex.build(centroids, torch.from_numpy(codes)).search(torch.ones(1, parts), 1)
+    assert items.tolist() == [[1]]
+    assert scores.item() == pytest.approx(1 + 510 * tiny, abs=1e-7)
+
+
+def test_directions_share_what_is_kept_of_items() -> None:
+    rng = np.random.default_rng(3)
+    centroids = torch.from_numpy(rng.normal(0, 1, (4, 8, 2))).float()
+    codes, query = torch.from_numpy(rng.integers(0, 8, (201, 4)).astype(np.uint8)), torch.randn(1, 8)
+    plain, normal = CodeIndex.build(centroids, codes), CodeIndex.build(centroids, codes, normal=True)
+    turned = plain.by_direction()
+    for found, expected in zip(turned.search(query, 20), normal.search(query, 20), strict=True):
+        assert torch.equal(found, expected)
+    assert turned.pairs is plain.pairs and turned._lists is plain._lists and plain.lengths is None
+    assert normal.by_direction() is normal
+
+
 def test_most_items_are_left_out_before_all_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is what it is for."""
     rng, asked = np.random.default_rng(0), []

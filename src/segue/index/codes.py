@@ -3,6 +3,7 @@ cannot be among the best are left before all of theirs are added up."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ from segue.models.similarity import LEAST_LENGTH
 CHUNK = 1 << 18  # items looked at together where nothing says which: what is known of them stays in the cache
 GOOD, BEST = 8192, 1024  # items that are good by one pair, and the best of them by two, which give the first border
 FEW = 1 / 4  # share of items from which down it is faster to go on with them alone
-ROUNDING = 4e-6  # of the largest sum that there can be: what the order of adding may change
+ROUNDING = 2.5e-7  # of the largest sum that there can be, for each number added: what their order may change
 
 Columns = slice | np.ndarray
 """Some items of an index, by their places in it."""
@@ -69,6 +70,14 @@ class CodeIndex:
         numbers, centroids = answerable_numbers(len(codes), candidates), finite_items(centroids)
         pairs = _paired(codes.cpu().numpy(), numbers, centroids.shape[1])
         return CodeIndex(centroids, pairs, numbers, n_items=len(codes) - 1, normal=normal)
+
+    def by_direction(self) -> CodeIndex:
+        """The same items, as if their lengths were one; what is kept of them is shared."""
+        if self.lengths is not None:
+            return self
+        turned = copy.copy(self)
+        turned.lengths = _lengths(self.centroids, self.pairs)
+        return turned
 
     @property
     def n_items(self) -> int:
@@ -164,7 +173,7 @@ class CodeIndex:
 
     def _needed(self, question: _Question, some: Columns, border: float, *, added: int) -> np.float32 | np.ndarray:
         """What the sum of so many pairs must be for a score at the border, if the others add the most they can."""
-        least = border - ROUNDING * abs(border)
+        least = border - question.rounding * abs(border)
         if self.lengths is None:
             return np.float32(least - question.rest(added))
         needed: np.ndarray = np.float32(least) * self.lengths[some] - np.float32(question.rest(added))
@@ -172,7 +181,7 @@ class CodeIndex:
 
     def _least_needed(self, question: _Question, border: float) -> np.float32:
         """The same for the first pair of any item."""
-        least = border - ROUNDING * abs(border)
+        least = border - question.rounding * abs(border)
         if self.lengths is not None:
             least *= float(self.lengths.min() if least > 0 else self.lengths.max())
         return np.float32(least - question.rest(1))
@@ -247,11 +256,12 @@ class _Question:
         apart = [most - float(table.mean()) for most, table in zip(self._most, self.tables, strict=True)]
         self.order = sorted(range(len(apart)), key=lambda pair: -apart[pair])
         """Pairs, those first that tell items apart best."""
-        self._rounding = ROUNDING * float(np.abs(self._products).max(axis=1).sum())
+        self.rounding = ROUNDING * (len(self.tables) + 12)  # the products are rounded too
+        self._hidden = self.rounding * float(np.abs(self._products).max(axis=1).sum())
 
     def rest(self, added: int) -> float:
         """The most that is still to come after so many pairs, and what rounding may hide."""
-        return sum(self._most[pair] for pair in self.order[added:]) + self._rounding
+        return sum(self._most[pair] for pair in self.order[added:]) + self._hidden
 
     def highest(self, wanted: int, sizes: np.ndarray) -> np.ndarray:
         """Values of the first pair that add most, so many that `wanted` items have them, or all. `sizes`: how many

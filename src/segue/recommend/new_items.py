@@ -18,6 +18,7 @@ from segue.data.vocabulary import PADDING, Vocabulary
 from segue.errors import InputError
 from segue.index.exact import GROUP
 from segue.index.search import ItemIndex
+from segue.models.codes import CodeTable
 from segue.models.content import ContentTable
 from segue.models.facts import Facts, content_of
 from segue.models.items import CategoryTable, ItemTable
@@ -80,7 +81,8 @@ def refusal(recommender: Recommender) -> str | None:
         return None if unread is None else f"the run's {unread}"
     if isinstance(items, CategoryTable | ContentTable):
         return None
-    return f"this run knows items by their ids alone; {NEEDED}"
+    by = "codes, which come from the log" if isinstance(items, CodeTable) else "their ids alone"
+    return f"this run knows items by {by}; {NEEDED}"
 
 
 def new_items(recommender: Recommender, table: pl.DataFrame) -> NewItems:

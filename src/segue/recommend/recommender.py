@@ -24,7 +24,6 @@ from segue.index.search import ItemIndex, Ragged
 from segue.layers.packed import tensors
 from segue.models.build import Builder
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, read_description, save_model
-from segue.models.codes import CodeTable
 from segue.models.mol import MixtureOfLogits
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -418,9 +417,7 @@ class Recommender:
     def _directions(self) -> ExactIndex | CodeIndex:
         """An index of item vectors of length one."""
         if isinstance(self.index, CodeIndex):
-            items = self.model.items
-            assert isinstance(items, CodeTable)
-            return CodeIndex.build(items.centroids, items.codes, candidates=self.answerable, normal=True)
+            return self.index.by_direction()
         return ExactIndex.build(directions(self.model), candidates=self.answerable)
 
 
