@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -27,7 +28,9 @@ from segue.layers.dropout import draw_from
 from segue.layers.packed import tensors
 from segue.layers.team import ALONE, Team
 from segue.models.build import build_model
+from segue.models.facts import Facts
 from segue.models.sequence import SequenceModel
+from segue.objective import objective as objective_module
 from segue.objective.objective import Objective
 from segue.objective.part import Part
 from segue.runs import make_run
@@ -54,6 +57,7 @@ class Case:
 
 ONE_USER: dict[str, Any] = {"users": 22, "tokens": 9}
 SHARED = {"loss": "sampled-softmax", "sampler": "uniform", "negatives": 6}
+CODED = {"items": "codes", "code_parts": 2, "code_values": 4}
 CASES = {
     "softmax": Case({}),
     "one user a batch, so that a process has none": Case({}, **ONE_USER),
@@ -74,6 +78,8 @@ CASES = {
     "mixture": Case({**SHARED, "negatives": 4}, {"similarity": "mol", "mol_part_width": 4}),
     "none and a mixture": Case(SHARED, {"similarity": "mol", "mol_part_width": 4}, **ONE_USER),
     "none and buckets": Case({"loss": "sce", "negatives": 4}, **ONE_USER),
+    "codes": Case({}, CODED),
+    "none and codes": Case({}, CODED, **ONE_USER),
 }
 
 
@@ -86,7 +92,9 @@ def prepared(case: Case) -> tuple[Recipe, SequenceModel, Objective]:
         averaging=0.9,
     )
     first = torch.Generator().manual_seed(recipe.train.seed)
-    model = build_model(recipe.model, N_ITEMS, generator=first).double()
+    codes = np.random.default_rng(1).integers(0, 4, (N_ITEMS + 1, 2)).astype(np.uint8)
+    facts = Facts(codes=codes if case.model.get("items") == "codes" else None)
+    model = build_model(recipe.model, N_ITEMS, generator=first, facts=facts).double()
     model.items.sparse_gradients = case.by_rows
     return recipe, model, Objective(recipe.objective, LOG.counts, length=model.length)
 
@@ -100,16 +108,17 @@ def learned(case: Case, folder: Path, team: Team = ALONE) -> dict[str, Tensor]:
     recipe, model, objective = prepared(case)
     folder.mkdir()
     windows = training_windows(LOG.sequences, LOG.split.train_end, length=model.length + objective.extra)
-    state = fit(
-        model,
-        objective,
-        Windows(windows.sequences, windows.starts[: case.users], windows.ends[: case.users]),
-        settings=recipe.train,
-        epochs=recipe.train.epochs,
-        judge=None,
-        state_file=folder / CHOOSING,
-        team=team,
-    )
+    with patch.object(objective_module, "LEAST_CODED", 1):  # codes are summed, as those of many items are
+        state = fit(
+            model,
+            objective,
+            Windows(windows.sequences, windows.starts[: case.users], windows.ends[: case.users]),
+            settings=recipe.train,
+            epochs=recipe.train.epochs,
+            judge=None,
+            state_file=folder / CHOOSING,
+            team=team,
+        )
     assert state.progress.step >= STEPS
     losses = [float(line["loss"]) for line in state.progress.history]
     return {**weights_of(model), **objective.state, "losses": torch.tensor(losses, dtype=torch.float64)}

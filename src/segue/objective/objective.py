@@ -162,7 +162,8 @@ class Objective:
         if self.settings.temperature != 1:
             states = states / self.settings.temperature
         if self.settings.loss == "softmax" and isinstance(model.items, CodeTable) and self._many(model.items):
-            return self._coded(model.items, states, targets, weights, normal=model.similarity.normal)
+            mean = self._coded(model.items, states, targets, weights, normal=model.similarity.normal)
+            return self._share(mean, part)
         vectors, places = self._compared_with(model, targets)
         if self.settings.loss == "sce":
             return sce(states, vectors, places, weights, generator=generator, items=self.settings.negatives)
