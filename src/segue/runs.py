@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +37,7 @@ from segue.errors import FolderError, InputError, SettingsError
 from segue.evaluate.evaluate import Evaluation, evaluate
 from segue.evaluate.ruler import ModelScorer, Ruler
 from segue.evaluate.settings import SeenRule, seen_rule
-from segue.evaluate.trained import training_counts
+from segue.evaluate.trained import counts_before, training_counts
 from segue.evaluate.window import WindowEvaluation, evaluate_window
 from segue.index.build import build_index, index_facts, sample_questions
 from segue.layers.team import ALONE, Team
@@ -53,12 +54,13 @@ from segue.recommend.embed import run_digest
 from segue.recommend.recommender import Recommender
 from segue.train.codes import CODES, CODES_ALL, kept_codes
 from segue.train.loop import Step
-from segue.train.processes import joined, on_processes, started_again
+from segue.train.processes import DeathsError, joined, launchers, on_processes
 from segue.train.run import CHOOSING, EVERYTHING, Recipe, choose_epoch, finished, train_for
-from segue.train.start import START, START_ALL, write_start
+from segue.train.start import START, START_ALL, TRAINED, fill_codes, write_start
 from segue.train.state import Progress, read_progress
 
 SETTINGS, BELONGING = "settings.toml", "data.json"
+SHARED_WITHIN = 30.0  # seconds in which a file that one machine has written is seen by the others
 KEPT = (CHOOSING, START, START_ALL, CODES, CODES_ALL)
 """Of RUN.partial, what the run keeps, so that it can be taken up again."""
 ALL_NOTE = (
@@ -87,12 +89,16 @@ def make_run(
             progress = measured = None
         team.by_first(data.verify)
         run = team.by_first(lambda: out if out is not None else _temporary_run())
+        launched_by = launchers(team)
         job = team.by_first(
-            lambda: _job(run, data, recipe, overrides, encoder, from_run, resume, everything=all_events)
+            lambda: _job(run, data, recipe, overrides, encoder, from_run, resume, launched_by, everything=all_events)
         )
         if job is not None:
+            _refuse_separate_folders(job.partial, team)
             _do(replace(job, encoder=encoder), run, data, team, progress=progress, measured=measured)
-    return Recommender.open(run, encoder=encoder)
+        made = Recommender.open(run, encoder=encoder)
+        team.told(None)  # a temporary run is gone with the first process: nobody leaves before all have opened it
+    return made
 
 
 def _job(
@@ -103,6 +109,7 @@ def _job(
     encoder: Builder | None,
     from_run: Recommender | None,
     resume: bool,  # noqa: FBT001
+    launched_by: frozenset[str],
     *,
     everything: bool,
 ) -> _Job | None:
@@ -110,16 +117,32 @@ def _job(
     was done."""
     if resume and from_run is not None:
         raise SettingsError("--resume goes on with what is begun, and knows where it came from: leave --from out.")
-    if started_again() and not resume:
-        resume = folders.partial_of(run).exists()
-        if run.exists() and not resume:
+    partial = folders.partial_of(run)
+    if launched_by and partial.exists():
+        resume = resume or not launched_by.isdisjoint(_belonging(partial, finished_run=False).launchers)
+    elif launched_by and (run / folders.MANIFEST).exists():
+        made_by = folders.read_manifest(run, "run")["training"].get("launchers", ())
+        if not launched_by.isdisjoint(made_by):
             return None
     job = (
-        _taken_up(run, data, recipe, overrides, encoder, everything=everything)
+        _taken_up(run, data, recipe, overrides, encoder, launched_by, everything=everything)
         if resume
-        else _begun(run, data, recipe, overrides, encoder, from_run, everything=everything)
+        else _begun(run, data, recipe, overrides, encoder, from_run, launched_by, everything=everything)
     )
     return replace(job, encoder=None)
+
+
+def _refuse_separate_folders(partial: Path, team: Team) -> None:
+    """Machines that train one model have to see its files."""
+    limit = time.monotonic() + SHARED_WITHIN
+    while not (seen := (partial / BELONGING).exists()) and time.monotonic() < limit:
+        time.sleep(0.1)
+    blind = team.told(seen).count(False)
+    if blind:
+        raise FolderError(
+            f"{blind} of the {team.size} processes do not see {partial}: machines that train together must share the "
+            "folder of --out, under the same path."
+        )
 
 
 def _do(
@@ -135,7 +158,7 @@ def _do(
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
-    start = job.start(START)
+    start = team.by_first(lambda: job.start(START))
     texts = saved_texts(start, job.settings.model) if start is not None and job.settings.model.texts else None
     codes = team.by_first(lambda: job.codes(CODES, data, split.train_end, progress))
     facts = facts_of(job.settings.model, data.vocabulary, data.kinds, texts, codes)
@@ -155,8 +178,8 @@ def _do(
     evaluation = measure(model, data, job.settings, note=note, progress=measured, team=team)
     if job.everything:
         ends = np.asarray(sequences.offsets)[1:]
-        if codes is not None and start is None:
-            facts = replace(facts, codes=team.by_first(lambda: job.codes(CODES_ALL, data, ends, progress)))
+        if codes is not None:
+            facts = replace(facts, codes=team.by_first(lambda: job.all_codes(data, counts, progress)))
         model, counts = train_for(
             job.recipe,
             sequences,
@@ -166,7 +189,7 @@ def _do(
             state_file=job.partial / EVERYTHING,
             progress=progress,
             facts=facts,
-            start=job.start(START_ALL) or start,
+            start=team.by_first(lambda: job.start(START_ALL)) or start,
             team=team,
         )
 
@@ -213,7 +236,12 @@ def make_run_on(
         if measuring is not None and measured is not None:
             measured(*measuring)
 
-    on_processes(processes, _as_one_of_several, replace(call, out=run), heard=heard)
+    try:
+        on_processes(processes, _as_one_of_several, replace(call, out=run), heard=heard)
+    except DeathsError as error:
+        if not folders.partial_of(run).exists():
+            raise
+        raise DeathsError(f"{error} What was learned before is kept: go on with --resume.") from error
     return Recommender.open(run, encoder=call.encoder)
 
 
@@ -340,6 +368,8 @@ class _Job:
     origin: Origin | None = None
     everything: bool = False
     """Once the epochs are chosen, it is trained on every event."""
+    launched_by: frozenset[str] = frozenset()
+    """Names of the launchers, where several processes do it: what they began goes on when one of these dies."""
     replaces: bool = False
     """A finished run is there and gives way to the new one."""
 
@@ -360,8 +390,21 @@ class _Job:
     ) -> np.ndarray | None:
         """The items', of the file with this name in RUN.partial."""
         model, train = self.settings.model, self.settings.train
+        if self.origin is not None and model.codes == "learned":
+            # What is known keeps its codes; for new items it is enough to be told which others are near them.
+            model = msgspec.structs.replace(model, codes="clusters")
         path, n_items = self.partial / name, len(data.vocabulary)
         return kept_codes(path, model, train, data.sequences, ends, n_items, progress=progress)
+
+    def all_codes(self, data: Data, counts: np.ndarray, progress: Callable[[Step], None] | None) -> np.ndarray | None:
+        """Those by every event; `counts` [V + 1] are of the training part. What begins with the weights of another run
+        begins with its codes."""
+        ends, n_items = np.asarray(data.sequences.offsets)[1:], len(data.vocabulary)
+        codes = self.codes(CODES_ALL, data, ends, progress)
+        if codes is not None and self.start(START) is not None:
+            everything = counts_before(data.sequences, ends, n_items)
+            fill_codes(self.partial, codes, trained=counts > 0, told=everything > 0)
+        return codes
 
 
 def _begun(
@@ -371,6 +414,7 @@ def _begun(
     overrides: Sequence[str],
     encoder: Builder | None,
     from_run: Recommender | None,
+    launched_by: frozenset[str],
     *,
     everything: bool,
 ) -> _Job:
@@ -396,9 +440,10 @@ def _begun(
     with folders.complete_folder(partial) as staging:
         if from_run is not None:
             name = str(recipe or from_run.manifest["recipe"])
-            origin = _write_start(from_run, data, _Job(settings, name, staging, encoder))
-        _write_terms(staging, settings, _Belonging(name, data.digest, origin, everything=everything))
-    return _Job(settings, name, partial, encoder, origin, everything)
+            origin = _origin(from_run)
+            _write_start(from_run, data, _Job(settings, name, staging, encoder, origin))
+        _write_terms(staging, settings, _Belonging(name, data.digest, origin, everything, launched_by))
+    return _Job(settings, name, partial, encoder, origin, everything, launched_by)
 
 
 def _continued(origin: Recommender, recipe: str | Path | None) -> dict[str, Any]:
@@ -409,16 +454,21 @@ def _continued(origin: Recommender, recipe: str | Path | None) -> dict[str, Any]
     return {**_tables(origin), **(read_recipe(recipe) if recipe else {})}
 
 
-def _write_start(origin: Recommender, data: Data, job: _Job) -> Origin:
+def _origin(run: Recommender) -> Origin:
+    assert run.folder is not None
+    return Origin(folder=str(run.folder.absolute()), digest=run_digest(run))
+
+
+def _write_start(origin: Recommender, data: Data, job: _Job) -> None:
     """The weights of a run, carried over to the items of `data`, into RUN.partial."""
     assert origin.folder is not None
     settings = job.settings
     refuse_another_model(settings_of(origin), settings, whose=str(origin.folder))
     _refuse_leak(origin, data)
     everything = bool(origin.manifest["all"])
-    codes = replace(job, settings=_without_learning(settings)).codes(CODES, data, data.split.train_end, None)
+    codes = job.codes(CODES, data, data.split.train_end, None)
     if everything:
-        codes_of_it = [name for name in (START, CODES) if (origin.folder / name).exists()]
+        codes_of_it = [name for name in (START, CODES, TRAINED) if (origin.folder / name).exists()]
         folders.verify_contents(origin.folder, origin.manifest, "run", names=(CHOOSING, *codes_of_it))
     write_start(
         origin.model,
@@ -428,16 +478,9 @@ def _write_start(origin: Recommender, data: Data, job: _Job) -> Origin:
         facts=facts_of(settings.model, data.vocabulary, data.kinds, _texts_of(origin.model), codes),
         before=origin.vocabulary,
         now=data.vocabulary,
+        trained=training_counts(data.sequences, data.split, len(data.vocabulary)) > 0,
         out=job.partial,
     )
-    return Origin(folder=str(origin.folder.absolute()), digest=run_digest(origin))
-
-
-def _without_learning(settings: Settings) -> Settings:
-    """What is known keeps its codes; for items that are new it is enough to be told which others are near them."""
-    if settings.model.items != "codes" or settings.model.codes != "learned":
-        return settings
-    return msgspec.structs.replace(settings, model=msgspec.structs.replace(settings.model, codes="clusters"))
 
 
 def _texts_of(model: SequenceModel) -> TextEncoder | None:
@@ -485,6 +528,7 @@ def _taken_up(
     recipe: str | Path | None,
     overrides: Sequence[str],
     encoder: Builder | None,
+    launched_by: frozenset[str],
     *,
     everything: bool,
 ) -> _Job:
@@ -505,19 +549,20 @@ def _taken_up(
     settings = make_settings(read_recipe(recipe) if recipe else tables, [*overrides, *named])
     refuse_changes(before, settings)
     _refuse_unmeasurable(settings, data)
-    terms = msgspec.structs.replace(belonging, everything=everything or belonging.everything)
+    everything = everything or belonging.everything
+    terms = msgspec.structs.replace(belonging, everything=everything, launchers=launched_by)
     if source == partial:
         _write_terms(partial, settings, terms)
     else:
         done = finished(read_progress(run / CHOOSING), settings.train)
-        if done and terms == belonging:
+        if done and everything == belonging.everything:
             raise SettingsError(f"{run} is complete: {done} (with --set).")
         with folders.complete_folder(partial) as staging:
             for name in KEPT:
                 if (run / name).exists():
                     shutil.copyfile(run / name, staging / name)
             _write_terms(staging, settings, terms)
-    return _Job(settings, terms.recipe, partial, encoder, terms.origin, terms.everything, replaces=replaces)
+    return _Job(settings, terms.recipe, partial, encoder, terms.origin, everything, launched_by, replaces=replaces)
 
 
 def _write_terms(partial: Path, settings: Settings, belonging: _Belonging) -> None:
@@ -540,6 +585,7 @@ class _Belonging(msgspec.Struct, frozen=True):
     digest: str
     origin: Origin | None = None
     everything: bool = False
+    launchers: frozenset[str] = frozenset()
 
 
 def _belonging(source: Path, *, finished_run: bool) -> _Belonging:
@@ -582,6 +628,8 @@ def _write_run(
         for name in KEPT:
             if (job.partial / name).exists():
                 shutil.copyfile(job.partial / name, staging / name)
+        if job.everything and isinstance(model.items, CodeTable):
+            np.save(staging / TRAINED, training_counts(data.sequences, data.split, len(data.vocabulary)) > 0)
         facts = _facts(job, data, chosen, seen=seen, processes=team.size)
         facts |= {"index": index_facts(index, questions), **_code_facts(model, counts)}
         folders.write_manifest(staging, "run", facts)
@@ -614,6 +662,7 @@ def _facts(job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, processes
             "best_epoch": chosen.best_epoch,
             "best_score": chosen.best_score,
             "processes": processes,
+            **({"launchers": sorted(job.launched_by)} if job.launched_by else {}),
             "threads": job.settings.train.threads or torch.get_num_threads(),
             "seconds": [round(seconds, 3) for seconds in chosen.seconds],
         },

@@ -60,7 +60,7 @@ def test_it_is_explained_and_exported(run: Path, line: CommandLine) -> None:
 
 def test_no_item_can_be_added(run: Path, line: CommandLine) -> None:
     (line.folder / "new.csv").write_text("item,title\nnew,New\n")
-    line.refuses("add-items", run, "new.csv", "--out", "more", says=("ids alone",))
+    line.refuses("add-items", run, "new.csv", "--out", "more", says=("by codes, which come from the log",))
 
 
 @pytest.mark.parametrize("way", ["clusters", "learned"])
@@ -94,6 +94,26 @@ def test_a_run_of_every_event_is_gone_on_from_with_the_codes_that_chose(
     first = json.loads((tmp_path / "next" / "history.jsonl").read_text().splitlines()[0])
     assert first["epoch"] == 0 and first["ndcg@10"] == pytest.approx(max(scores))
     assert np.array_equal(codes_of(tmp_path / "next"), every)
+
+
+def test_items_that_were_held_out_yesterday_are_told_apart_today(quick_recipe: Path, tmp_path: Path) -> None:
+    """Items that only the test part has have no codes, until training meets them: the next day, or with --all."""
+    late = [f"u{user:03},late{user % 6},{1_650_000_000 + user}" for user in range(60)]
+    later = [f"u{user:03},i{step:02},{1_660_000_000 + 9 * user + step}" for user in range(60) for step in range(2)]
+    days = []
+    for number, more in enumerate((late, [*late, *later])):
+        (tmp_path / f"{number}.csv").write_text("\n".join([*cycle_log().splitlines(), *more]) + "\n")
+        days.append(segue.prepare(tmp_path / f"{number}.csv", out=tmp_path / f"data{number}"))
+    few = [*CODED[:3], "train.epochs=1"]
+    first = segue.train(days[0], out=tmp_path / "first", recipe=quick_recipe, overrides=few)
+    numbers = days[0].vocabulary.numbers([f"late{number}" for number in range(6)], unknown="error")
+    assert not codes_of(tmp_path / "first")[numbers].any()
+    again = segue.train(days[0], out=tmp_path / "all", from_run=first, all_events=True)
+    second = segue.train(days[1], out=tmp_path / "second", from_run=first)
+    for run, data in ((again, days[0]), (second, days[1])):
+        numbers = data.vocabulary.numbers([f"late{number}" for number in range(6)], unknown="error")
+        assert run.folder is not None
+        assert len(np.unique(codes_of(run.folder)[numbers], axis=0)) > 3
 
 
 def test_the_next_day_items_keep_their_codes(run: Path, tmp_path: Path) -> None:

@@ -207,6 +207,16 @@ def test_new_items_have_the_old_numbers_of_the_codes_they_share() -> None:
     assert table_of(new).codes[1:].T.tolist() == [[*then, 1, 2, 2]] * 4
 
 
+def test_items_that_nobody_had_then_are_new_and_tell_nothing() -> None:
+    """By hand: d was in the catalogue and had no codes, so its zeros say nothing of what is 3 now, which e had as 2;
+    nobody has y yet."""
+    then, now = [1, 1, 1, 0, 2], [0, 0, 0, 3, 3, 0]
+    old, new = (model_of(codes=np.array([0, *each], dtype=np.uint8)[:, None].repeat(4, 1)) for each in (then, now))
+    had, has = np.array([0, 1, 1, 1, 0, 1], dtype=bool), np.array([0, 1, 1, 1, 1, 1, 0], dtype=bool)
+    carry_over(old, new, before=named("abcde"), now=named("abcdey"), had_codes=had, has_codes=has)
+    assert table_of(new).codes[1:].T.tolist() == [[1, 1, 1, 2, 2, 0]] * 4
+
+
 def test_a_run_of_ids_that_names_the_codes_of_before_still_opens(tmp_path: Path) -> None:
     settings = ModelSettings(width=8, codes="svd")
     save_model(build_model(settings, 5, generator=torch.Generator().manual_seed(1)), settings, tmp_path)
@@ -241,8 +251,13 @@ def test_settings_without_sense_are_refused(changed: dict[str, Any], sentence: s
         settings_of(**changed)
 
 
-def test_a_catalogue_of_another_size_of_codes_is_not_gone_on_with() -> None:
+def test_a_catalogue_with_fewer_items_than_values_may_grow_and_not_shrink() -> None:
     """Fewer items than values have fewer values."""
-    small = model_of(codes=codes_of(8, seed=1), code_values=256), model_of(codes=codes_of(7, seed=2), code_values=256)
-    with pytest.raises(InputError, match="depends on the log"):
-        carry_over(*small, before=named("abcdefgh"), now=named("hxbagyc"))
+    small, large = (
+        model_of(codes=codes_of(items, seed=items), code_values=256, seed=items, tied=False) for items in (7, 8)
+    )
+    carry_over(small, large, before=named("abcdefg"), now=named("hgfedcba"))
+    assert torch.equal(large.items.output()[2:], small.items.output()[1:].flip(0))
+    assert torch.equal(large.items.input(torch.arange(2, 9)), small.items.input(torch.arange(1, 8)).flip(0))
+    with pytest.raises(InputError, match="codes of the run have 8 values, and the 7 items of the data allow 7"):
+        carry_over(large, small, before=named("hgfedcba"), now=named("abcdefg"))

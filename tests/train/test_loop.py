@@ -13,6 +13,7 @@ from segue.data.batch import Batch
 from segue.data.sequences import Sequences
 from segue.errors import SettingsError, TrainingError
 from segue.evaluate.ruler import ModelScorer, Ruler
+from segue.layers.team import Team
 from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
 from segue.models.settings import BIDIRECTIONAL, UNPLACED
@@ -349,6 +350,20 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SettingsError, match=r"train\.device is 'cuda'.*'cpu' or 'auto'"):
         device_of(TrainSettings(device="cuda"))
     assert device_of(TrainSettings(device="auto")).type == device_of(TrainSettings(device="cpu")).type == "cpu"
+
+
+def test_every_process_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for here, rank in (("2", "1"), ("4", "3")):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        if here == "2":
+            assert device_of(TrainSettings(), Team(1, 4)) == torch.device("cuda:1")
+        else:
+            with pytest.raises(SettingsError, match=r"4 processes on a machine with 2 CUDA devices.*2 at the most"):
+                device_of(TrainSettings(), Team(3, 4))
+    assert device_of(TrainSettings(device="cpu"), Team(3, 4)).type == "cpu"
 
 
 def test_why_there_is_nothing_left_to_do() -> None:

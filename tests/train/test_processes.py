@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -24,14 +28,17 @@ from process_pair import CASES, DROPLESS, LOG, be_one_of_two, begin_alone, chose
 from safetensors.torch import load_file
 from torch import Tensor
 
-from segue import api
+from segue import api, runs
 from segue.data.batch import Batch, cut_evenly, take
-from segue.errors import SettingsError
+from segue.errors import FolderError, SettingsError
 from segue.layers.team import Team
 from segue.objective.part import Part
 from segue.objective.task import Examples, MaskedItem, Recency, Task, next_item
 from segue.terminal import Display, complain, say
+from segue.train import processes
+from segue.train.loop import Step
 from segue.train.processes import on_processes
+from segue.tune import tune
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +220,72 @@ def test_every_user_once_an_epoch(size: int) -> None:
     )
     rows = zip(windows.starts, windows.ends, strict=True)
     assert found == sorted(tuple(LOG.sequences.items[start:end]) for start, end in rows)
+
+
+def begun_by(launcher: str, monkeypatch: pytest.MonkeyPatch, data: Path, out: Path, **more: Any) -> api.Recommender:
+    """A training that is told it is one of several, which some launcher has started."""
+    monkeypatch.setattr(runs, "launchers", lambda _: frozenset({launcher, "another machine's"}))
+    return api.train(data, out=out, overrides=["train.epochs=2", "model.width=8", "model.depth=1"], **more)
+
+
+def test_what_a_launcher_began_goes_on_and_nothing_else_does(
+    cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun starts processes again when they are refused, too: that must not take up what was there before."""
+
+    def dies(step: Step) -> None:
+        if step.scores is not None:
+            raise ZeroDivisionError
+
+    again = partial(begun_by, monkeypatch=monkeypatch, data=cycle_data, out=tmp_path / "run", recipe=quick_recipe)
+    with pytest.raises(ZeroDivisionError):
+        again("a", progress=dies)
+    monkeypatch.setattr(runs, "launchers", lambda _: frozenset({"b"}))
+    with pytest.raises(FolderError, match="holds unfinished training; add --resume"):
+        api.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe)
+    made = again("a")
+    assert made.manifest["training"]["epochs"] == 2 and not (tmp_path / "run.partial").exists()
+    assert again("a").manifest == made.manifest, "it died when all was done"
+    assert again("a", resume=True).manifest == made.manifest
+    monkeypatch.setattr(runs, "launchers", lambda _: frozenset({"b"}))
+    with pytest.raises(FolderError, match="exists already"):
+        api.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe)
+
+
+def test_machines_that_do_not_share_the_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Team, "told", lambda _, thing: [True, thing])
+    monkeypatch.setattr(runs, "SHARED_WITHIN", 0.0)
+    with pytest.raises(FolderError, match=r"1 of the 2 processes do not see .*run\.partial: .* must share the folder"):
+        runs._refuse_separate_folders(tmp_path / "run.partial", Team(1, 2))
+
+
+def test_signals_that_are_ignored_stay_so(tmp_path: Path) -> None:
+    """As `nohup` and a shell's background want it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        handled = processes._this_machine(2, 0, tmp_path).signals_to_handle
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert "SIGHUP" not in handled and "SIGTERM" in handled
+    assert "SIGHUP" in processes._this_machine(2, 0, tmp_path).signals_to_handle
+
+
+def test_processes_are_heard_wherever_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address of a socket has at most a hundred characters or so."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    heard = list[bytes]()
+    with processes._Listener(heard.append) as listener, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as words:
+        words.sendto(b"word", str(listener.address))
+    assert heard == [b"word"]
+
+
+def test_a_search_is_not_shared_out(cycle_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SettingsError, match="without torchrun"):
+        tune(cycle_data, out=tmp_path / "search", trials=1)
 
 
 def test_a_number_of_processes_that_is_none_is_refused(line: CommandLine, cycle_data: Path) -> None:

@@ -170,7 +170,17 @@ def renumbered() -> tuple[Log, Vocabulary, Vocabulary]:
 
 def started(model: SequenceModel, folder: Path, out: Path, *, everything: bool = False) -> Log:
     log, before, now = renumbered()
-    write_start(model, folder, everything=everything, recipe=RECIPE, facts=Facts(), before=before, now=now, out=out)
+    write_start(
+        model,
+        folder,
+        everything=everything,
+        recipe=RECIPE,
+        facts=Facts(),
+        before=before,
+        now=now,
+        trained=log.counts > 0,
+        out=out,
+    )
     return log
 
 
@@ -267,5 +277,6 @@ def test_another_catalogue_is_refused(yesterday: tuple[SequenceModel, float, Pat
             facts=Facts(),
             before=before,
             now=vocabulary(["x", "y"]),
+            trained=np.ones(3, dtype=bool),
             out=tmp_path,
         )

@@ -69,6 +69,14 @@ class Team:
         whole: Tensor = _Gathered.apply(own, self, counts)  # type: ignore[no-untyped-call]
         return whole
 
+    def told(self, thing: Thing) -> list[Thing]:
+        """What each process has to tell, the first process's first; all of them wait for it."""
+        if self.size == 1:
+            return [thing]
+        everyone: list[Any] = [None] * self.size
+        distributed.all_gather_object(everyone, thing)
+        return everyone
+
     def by_first(self, do: Callable[[], Thing]) -> Thing:
         """Let the first process do something for all: everyone gets its result, or what it was refused with."""
         if self.size == 1:

@@ -19,16 +19,27 @@ from segue.models.sequence import SequenceModel
 
 NEW = -1
 FACTS = ("items.categories", "items.content")
+ITEM_CODES = "items.codes"
 
 
 def carry_over(
-    old: SequenceModel, new: SequenceModel, *, before: Vocabulary, now: Vocabulary, category: str = ""
+    old: SequenceModel,
+    new: SequenceModel,
+    *,
+    before: Vocabulary,
+    now: Vocabulary,
+    had_codes: np.ndarray | None = None,
+    has_codes: np.ndarray | None = None,
+    category: str = "",
 ) -> None:
     """Give `new`, a model just built of the same settings, all that `old` has learned.
 
     Rows of items, or their codes, go by id, of categories and kinds by name; those that `old` has not stay as a new
     model's are. What the catalogue says of items, `new` has from its own. `before` and `now` are the vocabularies of
     the two, `category` the column that items share their vectors by, where they do.
+
+    An item that nobody had when codes were found has none, though its row is there: `had_codes` and `has_codes` [V + 1]
+    say which items of `old` and of `new` have some, where not all do.
     """
     _refuse_misfit(old, new)
     rows, learned = _rows(old, new, before=before, now=now, category=category), old.state_dict()
@@ -41,9 +52,12 @@ def carry_over(
         )
     with torch.no_grad():
         if isinstance(new.items, CodeTable):
-            new.items.codes.copy_(_translated(new.items.codes, learned["items.codes"], rows["items.codes"]))
+            places = rows[ITEM_CODES]
+            known = (places != NEW) & (had_codes[places] if had_codes is not None else True)
+            told = has_codes if has_codes is not None else np.ones_like(known)
+            new.items.codes.copy_(filled_codes(learned[ITEM_CODES][places], known, found=new.items.codes, told=told))
         for name, tensor in new.state_dict().items():
-            if name in FACTS:
+            if name in FACTS or name == ITEM_CODES:
                 continue
             if name not in rows:
                 tensor.copy_(learned[name])
@@ -59,6 +73,13 @@ def _refuse_misfit(old: SequenceModel, new: SequenceModel) -> None:
             "One of the two logs has kinds of events and the other has not, so a model that looks at them cannot go on "
             "from one to the other: prepare both with --kind, or both without."
         )
+    if isinstance(new.items, CodeTable):
+        assert isinstance(old.items, CodeTable)
+        if new.items.values < old.items.values:
+            raise InputError(
+                f"The codes of the run have {old.items.values} values, and the {new.items.n_items} items of the data "
+                f"allow {new.items.values}, so it cannot go on: give data of all items, or train anew without --from."
+            )
     if isinstance(new.items, ContentTable):
         assert isinstance(old.items, ContentTable)
         widths = [int(table.content.shape[1]) for table in (old.items, new.items)]
@@ -79,7 +100,9 @@ def _rows(
         assert isinstance(old.items, CategoryTable)
         own = _places(_names(old.items.categories, before, category), _names(new.items.categories, now, category))
     if isinstance(new.items, CodeTable):  # what is learned is the codes', which new items share with others
-        tables = {id(new.items.codes): items}
+        assert isinstance(old.items, CodeTable)
+        own = _value_places(new.items.parts, old.items.values, new.items.values)
+        tables = {id(new.items.codes): items, **{id(table): own for table in new.items.learned}}
     else:
         tables = {id(table): own for table in new.items.learned}
     if new.items.bias is not None:
@@ -91,17 +114,19 @@ def _rows(
     return {name: tables[id(tensor)] for name, tensor in named if id(tensor) in tables}
 
 
-def _translated(codes: Tensor, kept: Tensor, rows: np.ndarray) -> Tensor:
-    """Codes [V + 1, parts] in the numbers of the `kept` ones, for what was learned of those: a number becomes what most
-    of the items have that had it then too. `rows` [V + 1]: those that items have in `kept`, or NEW."""
-    there = torch.from_numpy(np.flatnonzero(rows[1:] != NEW) + 1)
-    told = codes[there].long(), kept[torch.from_numpy(rows)[there]].long()
-    names, found = 1 + int(max(codes.max(), kept.max())), codes.clone()
-    for part, (now, then) in enumerate(zip(told[0].T, told[1].T, strict=True)):
-        votes = torch.bincount(now * names + then, minlength=names * names).view(names, names)
+def filled_codes(kept: Tensor, known: np.ndarray, *, found: Tensor, told: np.ndarray) -> Tensor:
+    """Codes [V + 1, parts]: the `kept` ones of items that are `known` [V + 1], which much was learned by; for others,
+    of which `found` tells something (`told` [V + 1]), those found anew, in the numbers of the kept ones: a number
+    becomes what most of the known items have that it was found for. Who is left has none, all zeros."""
+    codes, names = torch.zeros_like(kept), 1 + int(max(found.max(), kept.max()))
+    codes[known] = kept[known]
+    both, new = known & told, ~known & told
+    both[PADDING] = new[PADDING] = False
+    for part, (now, then) in enumerate(zip(found.long().T, kept.long().T, strict=True)):
+        votes = torch.bincount(now[both] * names + then[both], minlength=names * names).view(names, names)
         meaning = torch.where(votes.any(1), votes.argmax(1), torch.arange(names))
-        found[:, part] = meaning[codes[:, part].long()]
-    return found
+        codes[new, part] = meaning[now[new]].to(codes.dtype)
+    return codes
 
 
 def _places(old: pl.Series, new: pl.Series) -> np.ndarray:
@@ -109,6 +134,14 @@ def _places(old: pl.Series, new: pl.Series) -> np.ndarray:
     rows = pl.DataFrame({"name": old, "row": np.arange(1, len(old) + 1)})
     found = pl.DataFrame({"name": new}).join(rows, on="name", how="left", maintain_order="left")
     return np.concatenate(([PADDING], found["row"].fill_null(NEW).to_numpy()))
+
+
+def _value_places(parts: int, old: int, new: int) -> np.ndarray:
+    """Of each row of what codes stand for, padding's first, the row that it was: a catalogue that has grown may have
+    more values a part."""
+    values = np.arange(new)
+    places = np.where(values < old, 1 + np.arange(parts)[:, None] * old + values, NEW)
+    return np.concatenate(([PADDING], places.ravel()))
 
 
 def _names(categories: Tensor, vocabulary: Vocabulary, column: str) -> pl.Series:

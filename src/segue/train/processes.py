@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import hashlib
 import logging
 import os
 import signal
@@ -38,6 +39,8 @@ RESTARTS = 3  # as torch's launcher has it
 PATIENCE = timedelta(hours=6)  # of those that wait while the first learns codes or builds an index; a death is noticed
 LONGEST_WORD = 1 << 16  # bytes of a message; they have some hundred
 OTHERS = "TORCHELASTIC_RUN_ID"  # set where torch's launcher started this process
+LONGEST_FOLDER = 60  # characters: an address in a folder below it may have a hundred
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +50,21 @@ def launched() -> bool:
     return OTHERS in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def started_again() -> bool:
-    """Whether processes before this one have died."""
-    return launched() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def launchers(team: Team) -> frozenset[str]:
+    """Names of those that started the processes of a team, one on each machine: they outlive the processes, so who
+    meets one of the names again was started again. Of one process alone there is none."""
+    return frozenset(team.told(_launcher())) if team.size > 1 else frozenset()
+
+
+def _launcher() -> str:
+    """Told from any other by the launch's name, which need not be its own, and by the launcher's process."""
+    parent = os.getppid()
+    try:
+        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:  # no Linux
+        began = ""
+    name = " ".join((os.environ[OTHERS], socket.gethostname(), str(parent), began))
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 @contextmanager
@@ -87,6 +102,10 @@ def _part() -> None:
         distributed.destroy_process_group()
 
 
+class DeathsError(TrainingError):
+    """Processes died too often to be started again."""
+
+
 Work = Callable[[Any, Callable[[bytes], None]], None]
 """What each process does: with its arguments, and a way to tell the caller something."""
 
@@ -96,7 +115,7 @@ def on_processes(
 ) -> None:
     """Let so many processes on this machine do `work`, a function of a module, and wait for them. `heard` is called, in
     a thread, with what they tell. What one of them refuses with a sentence is refused here; where processes die too
-    often, that is said. Ctrl-C and SIGTERM end all of them."""
+    often, `DeathsError` says so. Ctrl-C and SIGTERM end all of them; what was ignored before (`nohup`) still is."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
@@ -112,10 +131,7 @@ def on_processes(
         except SignalException as caught:
             ended: BaseException | signal.Signals | None = caught.sigval
         except ChildFailedError as failure:
-            ended = TrainingError(
-                f"The processes died {restarts + 1} times, at last with: {_first_words(failure)}. What was learned "
-                "before is kept: go on with --resume."
-            )
+            ended = DeathsError(f"The processes died {restarts + 1} times, at last with: {_first_words(failure)}.")
         else:
             ended = next((refusal for refusal in refusals.values() if refusal is not None), None)
     if listener.trouble is not None:
@@ -143,15 +159,17 @@ def _this_machine(count: int, restarts: int, logs: Path) -> LaunchConfig:
         local_addr="127.0.0.1",
         max_restarts=restarts,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
+        signals_to_handle=",".join(kind.name for kind in ENDING if signal.getsignal(kind) != signal.SIG_IGN),
     )
 
 
 def _member(work: Work, arguments: Any, address: str) -> SegueError | None:
     """In each process. What is refused is a result: who fails is started again, and would be refused again."""
-    signal.signal(signal.SIGINT, _leave)  # Ctrl-C is meant for all; the launcher ends the others
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _leave)  # Ctrl-C is meant for all; the launcher ends the others
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as words:
         words.connect(address)
-        if started_again() and os.environ["RANK"] == "0":
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0" and os.environ["RANK"] == "0":
             words.sendall(b"")
         try:
             work(arguments, words.sendall)
@@ -173,7 +191,10 @@ class _Listener:
         self.trouble: BaseException | None = None
         """What `heard` raised, which ends everything."""
         self._heard = heard
-        self._made = tempfile.TemporaryDirectory(prefix="segue-processes-")
+        usual = tempfile.gettempdir()
+        self._made = tempfile.TemporaryDirectory(
+            prefix="segue-processes-", dir=usual if len(usual) < LONGEST_FOLDER else "/tmp"
+        )
         self.folder = Path(self._made.name)
         self.address = self.folder / "words"
         self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -214,12 +235,11 @@ def _own_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kinds = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    before = [signal.getsignal(kind) for kind in kinds]
+    before = [signal.getsignal(kind) for kind in ENDING]
     try:
         yield
     finally:
-        for kind, handler in zip(kinds, before, strict=True):
+        for kind, handler in zip(ENDING, before, strict=True):
             signal.signal(kind, handler)
 
 

@@ -196,7 +196,15 @@ def device_of(settings: TrainSettings, team: Team = ALONE) -> torch.device:
         raise SettingsError("train.device is 'cuda', but torch finds no CUDA device; choose 'cpu' or 'auto'.")
     if not available or settings.device == "cpu":
         return torch.device("cpu")
-    return torch.device("cuda" if team.size == 1 else f"cuda:{os.environ['LOCAL_RANK']}")
+    if team.size == 1:
+        return torch.device("cuda")
+    here, devices = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    if here > devices:
+        raise SettingsError(
+            f"There are {here} processes on a machine with {devices} CUDA devices, and each needs its own: start "
+            f"{devices} at the most, or train on CPUs with --set train.device=cpu."
+        )
+    return torch.device(f"cuda:{os.environ['LOCAL_RANK']}")
 
 
 @contextmanager

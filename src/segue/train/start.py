@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
+from segue.folders import write_whole
 from segue.models.build import build_model
-from segue.models.carry import carry_over
+from segue.models.carry import ITEM_CODES, carry_over, filled_codes
 from segue.models.checkpoint import save_weights
 from segue.models.codes import CodeTable
 from segue.models.facts import Facts
@@ -22,6 +23,8 @@ from segue.train.codes import CODES
 from segue.train.run import CHOOSING, Recipe
 from segue.train.state import read_best
 
+TRAINED = "trained.npy"
+"""Of a run trained on every event, the items of the training part [V + 1] bool, which alone have codes that chose."""
 START, START_ALL = "start.safetensors", "start-all.safetensors"
 """What choosing the epochs begins with; and training on every event, where the two differ."""
 
@@ -35,9 +38,11 @@ def write_start(
     facts: Facts,
     before: Vocabulary,
     now: Vocabulary,
+    trained: np.ndarray,
     out: Path,
 ) -> None:
-    """Carry the weights of a run over to a catalogue, into files in `out`.
+    """Carry the weights of a run over to a catalogue, of which training will meet the items `trained` [V + 1], into
+    files in `out`.
 
     A run trained on every event (`everything`) has seen what the next one is judged by: there choosing the epochs goes
     on from the weights that chose the run's own, which are in its `folder`.
@@ -47,21 +52,53 @@ def write_start(
             f"None of the {len(before)} items of {folder} is in the data, so nothing can be carried over: give data of "
             "the same catalogue, or leave --from out."
         )
-    chosen = old
+    met = np.concatenate(([False], before.table["count"].to_numpy() > 0))
+    starts = [(old, START, met)]
     if everything:
         chosen = copy.deepcopy(old)
         read_best(chosen, folder / CHOOSING)
         if isinstance(chosen.items, CodeTable):
             chosen.items.codes.copy_(_codes_that_chose(folder))
-    for model, name in ((chosen, START), (old, START_ALL))[: 1 + everything]:
+        trained_then = np.load(folder / TRAINED) if (folder / TRAINED).exists() else np.zeros_like(met)
+        starts = [(chosen, START, trained_then), (old, START_ALL, met)]
+    for model, name, then in starts:
         first = torch.Generator().manual_seed(recipe.train.seed)  # rows that are new begin as a new model's do
         new = build_model(recipe.model, len(now), generator=first, facts=facts, encoder=recipe.encoder)
-        carry_over(model, new, before=before, now=now, category=recipe.model.category)
+        carry_over(
+            model,
+            new,
+            before=before,
+            now=now,
+            had_codes=_coded(model, then),
+            has_codes=trained,
+            category=recipe.model.category,
+        )
         save_weights(new, out / name)
+
+
+def fill_codes(folder: Path, found: np.ndarray, *, trained: np.ndarray, told: np.ndarray) -> None:
+    """Before training on every event, give codes to those items of the start in `folder` that only held-out events
+    have: of the ones `found` [V + 1, parts] in all events, which tell something of the items `told` [V + 1].
+    `trained` [V + 1]: items of the training part."""
+    path = folder / START_ALL
+    weights = load_file(path if path.exists() else folder / START)
+    known = trained | _any_code(weights[ITEM_CODES])
+    weights[ITEM_CODES] = filled_codes(weights[ITEM_CODES], known, found=torch.from_numpy(found), told=told)
+    write_whole(path, save(weights))
+
+
+def _coded(model: SequenceModel, trained: np.ndarray) -> np.ndarray | None:
+    """Items that have codes [V + 1]: those of some runs before are not trained any more and have theirs still."""
+    return trained | _any_code(model.items.codes) if isinstance(model.items, CodeTable) else None
+
+
+def _any_code(codes: Tensor) -> np.ndarray:
+    """Items whose codes are not all zeros, as those of items without codes are [V + 1]."""
+    return (codes != 0).any(1).numpy()
 
 
 def _codes_that_chose(folder: Path) -> Tensor:
     """The codes of a run trained on every event, before that: it began with those of another run, or found its own."""
     if (folder / START).exists():
-        return load_file(folder / START)["items.codes"]
+        return load_file(folder / START)[ITEM_CODES]
     return torch.from_numpy(np.load(folder / CODES, allow_pickle=False))

@@ -36,11 +36,14 @@ def tune(
     if minutes is not None and not minutes > 0:
         raise SettingsError(f"--minutes must be above 0, got {minutes:g}.")
     try:
+        from segue.train.processes import launched
         from segue.tune.search import search
     except ImportError as error:
         raise SegueError(
             "Tuning needs optuna, which is not installed or not complete; run `pip install 'segue[tune]'`."
         ) from error
+    if launched():
+        raise SettingsError("A search is done by one process: start it without torchrun.")
     return search(
         data if isinstance(data, Data) else Data.open(Path(data)),
         out=Path(out),
