@@ -134,14 +134,14 @@ def _job(
 
 def _refuse_separate_folders(partial: Path, team: Team) -> None:
     """Machines that train one model have to see its files."""
-    limit = time.monotonic() + SHARED_WITHIN
-    while not (seen := (partial / BELONGING).exists()) and time.monotonic() < limit:
+    terms, limit = team.by_first((partial / BELONGING).read_bytes), time.monotonic() + SHARED_WITHIN
+    while not (seen := _holds(partial / BELONGING, terms)) and time.monotonic() < limit:
         time.sleep(0.1)
     blind = team.told(seen).count(False)
     if blind:
         raise FolderError(
             f"{blind} of the {team.size} processes do not see {partial}: machines that train together must share the "
-            "folder of --out, under the same path."
+            f"folder of --out, under the same path. Remove {partial} before you try again."
         )
 
 
@@ -198,6 +198,10 @@ def _do(
         shutil.rmtree(job.partial)
 
     team.by_first(write)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.exists() and path.read_bytes() == content
 
 
 @dataclass(frozen=True, slots=True)

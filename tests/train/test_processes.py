@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -253,10 +254,33 @@ def test_what_a_launcher_began_goes_on_and_nothing_else_does(
 
 
 def test_machines_that_do_not_share_the_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has nothing there, or what was left there by a training before."""
     monkeypatch.setattr(Team, "told", lambda _, thing: [True, thing])
+    monkeypatch.setattr(Team, "by_first", lambda *_: b"of this training")
     monkeypatch.setattr(runs, "SHARED_WITHIN", 0.0)
-    with pytest.raises(FolderError, match=r"1 of the 2 processes do not see .*run\.partial: .* must share the folder"):
-        runs._refuse_separate_folders(tmp_path / "run.partial", Team(1, 2))
+    partial = tmp_path / "run.partial"
+    partial.mkdir()
+    for there in (None, b"of another"):
+        if there is not None:
+            (partial / "data.json").write_bytes(there)
+        with pytest.raises(FolderError, match=r"1 of the 2 processes do not see .*: .* must share the folder"):
+            runs._refuse_separate_folders(partial, Team(1, 2))
+    (partial / "data.json").write_bytes(b"of this training")
+    runs._refuse_separate_folders(partial, Team(1, 2))
+
+
+def test_each_training_of_a_program_has_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setattr(Team, "told", lambda _, thing: [thing, "another machine's"])
+
+    def names() -> list[frozenset[str]]:
+        monkeypatch.setattr(processes, "_trainings", itertools.count())
+        return [processes.launchers(Team(0, 2)) for _ in range(2)]
+
+    first, second = names()
+    assert first & second == {"another machine's"} and len(first) == 2
+    assert names() == [first, second], "when it is started again"
+    assert processes.launchers(Team()) == frozenset()
 
 
 def test_signals_that_are_ignored_stay_so(tmp_path: Path) -> None:
@@ -268,6 +292,20 @@ def test_signals_that_are_ignored_stay_so(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, before)
     assert "SIGHUP" not in handled and "SIGTERM" in handled
     assert "SIGHUP" in processes._this_machine(2, 0, tmp_path).signals_to_handle
+
+
+def test_what_the_listener_raises_ends_everything_though_ctrl_c_is_ignored() -> None:
+    ended = threading.Event()
+    before = [signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, lambda *_: ended.set())]
+    try:
+        with processes._Listener(lambda _: 1 / 0) as listener:  # type: ignore[arg-type,return-value]
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as words:
+                words.sendto(b"word", str(listener.address))
+            assert ended.wait(10)
+    finally:
+        for kind, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(kind, handler)
+    assert isinstance(listener.trouble, ZeroDivisionError)
 
 
 def test_processes_are_heard_wherever_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import _thread
 import atexit
 import hashlib
+import itertools
 import logging
 import os
 import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -42,6 +43,8 @@ OTHERS = "TORCHELASTIC_RUN_ID"  # set where torch's launcher started this proces
 LONGEST_FOLDER = 60  # characters: an address in a folder below it may have a hundred
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
+_trainings = itertools.count()
+
 log = logging.getLogger(__name__)
 
 
@@ -51,9 +54,12 @@ def launched() -> bool:
 
 
 def launchers(team: Team) -> frozenset[str]:
-    """Names of those that started the processes of a team, one on each machine: they outlive the processes, so who
-    meets one of the names again was started again. Of one process alone there is none."""
-    return frozenset(team.told(_launcher())) if team.size > 1 else frozenset()
+    """Names of those that started the processes of a team, one on each machine, for a training: they outlive the
+    processes, so who meets one of the names again was started again. Of one process alone there is none.
+
+    Where a program trains several times, each time has names of its own, which are the same when it is started again.
+    """
+    return frozenset(team.told(f"{_launcher()}-{next(_trainings)}")) if team.size > 1 else frozenset()
 
 
 def _launcher() -> str:
@@ -159,13 +165,18 @@ def _this_machine(count: int, restarts: int, logs: Path) -> LaunchConfig:
         local_addr="127.0.0.1",
         max_restarts=restarts,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
-        signals_to_handle=",".join(kind.name for kind in ENDING if signal.getsignal(kind) != signal.SIG_IGN),
+        signals_to_handle=",".join(kind.name for kind in _handled(ENDING)),
     )
+
+
+def _handled(kinds: Sequence[signal.Signals]) -> list[signal.Signals]:
+    """Those of these signals that are not ignored."""
+    return [kind for kind in kinds if signal.getsignal(kind) != signal.SIG_IGN]
 
 
 def _member(work: Work, arguments: Any, address: str) -> SegueError | None:
     """In each process. What is refused is a result: who fails is started again, and would be refused again."""
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    if _handled([signal.SIGINT]):
         signal.signal(signal.SIGINT, _leave)  # Ctrl-C is meant for all; the launcher ends the others
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as words:
         words.connect(address)
@@ -226,7 +237,7 @@ class _Listener:
             self._heard(word)
         except BaseException as trouble:  # noqa: BLE001  # whatever it is, the caller is to get it
             self.trouble = trouble
-            _thread.interrupt_main()
+            _thread.interrupt_main(_handled((signal.SIGINT, *ENDING))[0])
 
 
 @contextmanager
