@@ -92,7 +92,7 @@ def test_nothing_is_left_out_without_a_word(tmp_path: Path) -> None:
     below = csv(tmp_path / "log" / "2024" / "b.csv")
     assert refused(tmp_path / "log").startswith(f"{below} is in a folder inside of one that was given")
     csv(tmp_path / "log" / "_temporary" / "c.csv")
-    assert labels(seen, below.parent) == [str(seen), str(below)]
+    assert users_there([tmp_path / "log", below.parent], NAMED) == [(str(below), 2, "ann"), (str(seen), 2, "ann")]
 
 
 def test_each_parquet_file_is_read_by_its_own_columns(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_times_in_nanoseconds_are_refused(tmp_path: Path) -> None:
 def test_a_file_brought_by_spark_keeps_its_name(tmp_path: Path) -> None:
     """Whatever is wrong with it, and whenever that is found out: on an executor it lies under another name."""
     rng = np.random.default_rng(3)
-    rows = "".join(f"u{user},i{item}\n" for user, item in rng.integers(0, 1 << 40, (50_000, 2)))
-    packed = gzip.compress(f"user,item\n{rows}".encode())
+    rows = "".join(f"{rng.bytes(400).hex()},tea\n" for _ in range(10_000))
+    packed = gzip.compress(f"user,item\n{rows}".encode(), compresslevel=1)
     columns = Columns({"user": "user", "item": "item"}, ())
 
     def worked(path: str, content: bytes | None) -> str:
@@ -151,9 +151,8 @@ def test_a_file_brought_by_spark_keeps_its_name(tmp_path: Path) -> None:
 
     told = worked("s3a://shop/log.csv.gz", packed[: len(packed) // 2])
     assert told.startswith("s3a://shop/log.csv.gz is cut short: ")
-    here = tmp_path / "log.csv"
-    here.write_text("who,item\na,b\n")
-    assert worked(f"file:{here}", None).startswith(f"file:{here} has no column 'user'")
+    typed = parquet(tmp_path / "log.csv", {"user": ["ann"], "item": ["tea"]})
+    assert worked(f"file:{typed}", None).startswith(f"file:{typed} is Parquet; ")
 
 
 def _nothing(_number: int | None, _block: LogBlock) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,8 @@ What is divided: Parquet and tables are, as Spark divides them. A text file (CSV
 one executor's from beginning to end, because a quoted field may hold the end of a line, so that no place inside
 is surely the beginning of a row; many files are read side by side. Text on a file system that every executor mounts
 (`file:`) is read from there; from any other place (`s3a://`, `hdfs://`) Spark brings it as a whole, which ends at 2 GB
-a file. Rows are numbered as the local engine does, within their file; tables and DataFrames have neither files nor
+a file. A folder stands for the files in it; its own folders have to be given too, unless they are named as a column's
+values are (`day=1`). Rows are numbered as the local engine does, within their file; tables and DataFrames have neither files nor
 numbers of rows.
 """
 
@@ -189,16 +190,18 @@ def _opened_files(spark: SparkSession, names: list[str], named: set[str]) -> Spa
     if len(asked) < len(names) or len(numbers) < len(files):
         raise InputError("A file of the log is given twice, or is in a folder that is given too; give each once.")
     parquet = [name for name, found in listed.items() if _is_parquet(name, found)]
-    texts = [asked[name] for name in listed if name not in parquet]
+    texts = [file for name, found in listed.items() if name not in parquet for file in found]
     parts: list[_Part] = []
     inputs: list[tuple[int, LogInput]] = []
     for name in parquet:
         for first, rows in _by_schema(spark, asked[name], listed[name]):
             parts.append(_parquet(rows, numbers))
-            inputs.append((files.index(first), TableInput(rows.limit(SAMPLE_ROWS).toArrow(), label=first.label)))
+            inputs.append(
+                (numbers[_plain(first.path)][0], TableInput(rows.limit(SAMPLE_ROWS).toArrow(), label=first.label))
+            )
     if texts:
         local = all(file.path.startswith("file:") for file in files)
-        parts.append(_text(spark, texts, numbers, named, local=local))
+        parts.append(_text(spark, [_quoted(file.path) for file in texts], numbers, named, local=local))
         inputs += [(told.number, told) for told in _surveyed(parts[-1])]
     inputs.sort(key=lambda each: each[0])
     return SparkSource([log for _, log in inputs], files, parts)
@@ -231,7 +234,8 @@ def _listed(spark: SparkSession, asked: Mapping[str, str]) -> dict[str, list[Spa
     from pyspark.errors import AnalysisException
 
     try:
-        there = _files_below(spark, list(asked.values())).select("path", "length").collect()
+        below = spark.read.format("binaryFile").option("recursiveFileLookup", value=True).load([*asked.values()])
+        there = below.select("path", "length").collect()
         read = {name: spark.read.format("binaryFile").load(path).inputFiles() for name, path in asked.items()}
     except AnalysisException as error:
         said = str(error).split("\n")[0]
@@ -262,19 +266,14 @@ def _refuse_left_out(found: Collection[str], read: Mapping[str, list[str]]) -> N
 
 
 def _spark_file(name: str, asked: str, url: str, path: str, size: int) -> SparkFile:
-    label = path
+    label = _plain(path)
     if Path(name).exists():
-        label = str(Path(name)) + _plain(path).removeprefix(re.sub(r"\\(.)", r"\1", _plain(asked)))
+        label = str(Path(name)) + label.removeprefix(re.sub(r"\\(.)", r"\1", _plain(asked)))
     return SparkFile(label, path, url, size)
 
 
 def _order(file: SparkFile) -> bytes:
     return file.path.encode()
-
-
-def _files_below(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """All that is there, whatever the folders are called: to Spark, names such as `day=1` are a column's values."""
-    return spark.read.format("binaryFile").option("recursiveFileLookup", value=True).load(paths)
 
 
 def _plain(path: str) -> str:
@@ -291,8 +290,10 @@ def _by_schema(spark: SparkSession, path: str, files: list[SparkFile]) -> Iterat
 
     with ThreadPoolExecutor(SCHEMAS_AT_A_TIME) as pool:
         schemas = list(pool.map(partial(_schema, spark), files))
-    for text, schema in {schema.json(): schema for schema in schemas}.items():
-        group = [file for file, other in zip(files, schemas, strict=True) if other.json() == text]
+    groups: dict[str, tuple[StructType, list[SparkFile]]] = {}
+    for file, schema in zip(files, schemas, strict=True):
+        groups.setdefault(schema.json(), (schema, []))[1].append(file)
+    for schema, group in groups.values():
         # Found by the name that was given, so that folders such as `day=1` are a column too.
         rows = spark.read.schema(schema).parquet(path)
         if len(group) < len(files):
@@ -319,8 +320,9 @@ def _nanoseconds(path: Path) -> str:
     """The column of such times, where the file is seen from here; Spark does not say."""
     if not path.exists():
         return "a column"
-    nanoseconds = [field.name for field in pq.read_schema(path) if "[ns" in str(field.type)]
-    return f"the column {', '.join(map(repr, nanoseconds))}"
+    schema = pq.read_metadata(path).schema
+    leaves = [schema.column(place) for place in range(len(schema))]
+    return f"the column {', '.join(repr(leaf.path) for leaf in leaves if 'nanoseconds' in str(leaf.logical_type))}"
 
 
 def _parquet(rows: DataFrame, numbers: dict[str, tuple[int, str]]) -> _Part:
@@ -341,7 +343,7 @@ def _text(
 ) -> _Part:
     wanted = ["path"] if local else ["path", "content"]
     return _Part(
-        frame=lambda _columns, _roles: _files_below(spark, paths).select(*wanted),
+        frame=lambda _columns, _roles: spark.read.format("binaryFile").load(paths).select(*wanted),
         inputs=lambda _columns, _roles: _TextFiles(numbers, named),
     )
 
@@ -486,8 +488,8 @@ def _named_after(label: str, path: str, content: Any) -> Iterator[Path]:
         try:
             yield opened
         except InputError as error:
-            said = str(error)
-            raise InputError(said if label in said else said.replace(str(opened), label)) from error
+            either = "|".join(map(re.escape, (label, str(opened))))  # a label may hold the path, or the path a label
+            raise InputError(re.sub(either, lambda _: label, str(error))) from error
 
 
 @dataclass(frozen=True, slots=True)

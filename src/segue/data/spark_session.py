@@ -169,7 +169,8 @@ def _own_settings(session: SparkSession) -> Iterator[None]:
         _set(session, _SETTINGS)
         yield
     finally:
-        _set(session, before)
+        with _dead_or_alive():
+            _set(session, before)
 
 
 def _set(session: SparkSession, settings: Mapping[str, bool | float | int | str | None]) -> None:
@@ -199,13 +200,13 @@ def refuse_unreachable(address: str) -> None:
     """Stop where nobody listens: Spark itself would try again for many minutes."""
     try:
         parts = urlsplit(address)
-        place = (parts.hostname if parts.scheme == "sc" else None, parts.port or CONNECT_PORT)
+        host, port = parts.hostname, parts.port or CONNECT_PORT
     except ValueError:  # a port that is no port, a bracket that stays open
-        place = (None, CONNECT_PORT)
-    if not place[0]:
+        host, port = None, CONNECT_PORT
+    if not host or not address.startswith("sc:"):
         raise InputError(f"The Spark Connect server is given as {address!r}; expected sc://host:port.")
     try:
-        socket.create_connection(place, timeout=10).close()
+        socket.create_connection((host, port), timeout=10).close()
     except OSError as error:
         raise InputError(
             f"No Spark Connect server answers at {address} ({error.strerror or error}); check the address and that it "
