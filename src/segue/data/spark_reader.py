@@ -8,8 +8,8 @@ one executor's from beginning to end, because a quoted field may hold the end of
 is surely the beginning of a row; many files are read side by side. Text on a file system that every executor mounts
 (`file:`) is read from there; from any other place (`s3a://`, `hdfs://`) Spark brings it as a whole, which ends at 2 GB
 a file. A folder stands for the files in it; its own folders have to be given too, unless they are named as a column's
-values are (`day=1`). Rows are numbered as the local engine does, within their file; tables and DataFrames have neither files nor
-numbers of rows.
+values are (`day=1`). Rows are numbered as the local engine does, within their file; tables and DataFrames have neither
+files nor numbers of rows.
 """
 
 from __future__ import annotations
@@ -196,9 +196,8 @@ def _opened_files(spark: SparkSession, names: list[str], named: set[str]) -> Spa
     for name in parquet:
         for first, rows in _by_schema(spark, asked[name], listed[name]):
             parts.append(_parquet(rows, numbers))
-            inputs.append(
-                (numbers[_plain(first.path)][0], TableInput(rows.limit(SAMPLE_ROWS).toArrow(), label=first.label))
-            )
+            number, label = numbers[_plain(first.path)]
+            inputs.append((number, TableInput(rows.limit(SAMPLE_ROWS).toArrow(), label=label)))
     if texts:
         local = all(file.path.startswith("file:") for file in files)
         parts.append(_text(spark, [_quoted(file.path) for file in texts], numbers, named, local=local))
