@@ -31,6 +31,7 @@ TOGETHER = {
     "test_page.py": "page",
     "test_replicas.py": "replicas",
     "test_processes.py": "processes",
+    "test_spark_files.py": "spark",
     "test_spark_prepare.py": "spark",
     "test_spark_answers.py": "spark",
 }

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from command_line import CommandLine
 from event_logs import csv_text, digests
+from py4j.protocol import Py4JJavaError
 
 from segue.data import spark_session
 from segue.data.dataset import Data
@@ -230,8 +231,33 @@ def test_an_address_where_nobody_listens() -> None:
         port = unused.getsockname()[1]
     with pytest.raises(InputError, match=rf"No Spark Connect server answers at sc://localhost:{port} \("):
         spark_session.refuse_unreachable(f"sc://localhost:{port}")
-    with pytest.raises(InputError, match="expected sc://host:port"):
-        spark_session.refuse_unreachable("spark://localhost:7077")
+    for address in ("spark://localhost:7077", "sc://localhost:abc", "sc://localhost:99999", "sc://[x"):
+        with pytest.raises(InputError, match="expected sc://host:port"):
+            spark_session.refuse_unreachable(address)
+
+
+def test_what_spark_died_of_is_what_is_said(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead:
+        def stop(self) -> None:
+            raise ConnectionRefusedError(111, "Connection refused")
+
+    jvm: Any = spark.sparkContext._jvm
+    java = jvm.java
+    full = java.io.IOException("No space left on device")
+    error = Py4JJavaError("An error occurred while calling o5211.getResult.\n", java.lang.RuntimeException("?", full))
+    monkeypatch.setattr(spark_session, "_running", lambda: None)
+    monkeypatch.setattr(spark_session, "_made", lambda _: Dead())
+    refused = pytest.raises(InputError, match=r"^Spark could not answer \(No space left on device\); look into")
+    with refused, spark_session.open_session(), spark_session.explained("answer"):
+        raise error
+
+
+def test_a_spark_that_is_gone(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(type(spark), "active", gone)
+    assert sentence("log.csv", engine="spark").startswith("The Spark that ran in this process has ended")
 
 
 def test_java_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from segue.data.spark_session import explained
 from segue.errors import FolderError, InputError, SettingsError
 from segue.recommend import batch, users_file
 from segue.recommend import embed as embed_module
+from segue.recommend import spark as spark_module
 from segue.recommend.spark import SparkWorkers
 from segue.recommend.workers import Arrays, Worker
 
@@ -112,6 +114,24 @@ def test_a_process_opens_the_run_once(model: segue.Recommender, data: segue.Data
     assert len(opened) == len(processes) < 6  # none opened anything between two questions
     assert set(facts[:, 3].tolist()) == {1}  # spark.task.cpus
     assert set(facts[:, 4].tolist()) == {60}
+
+
+def test_large_answers_do_not_fill_the_memory(
+    model: segue.Recommender, data: segue.Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_module, "LEAST_AHEAD", 4)
+    monkeypatch.setattr(spark_module, "MOST_HELD", 2500)
+    monkeypatch.setattr(spark_module, "_ask", lambda *_: {"vectors": np.zeros(1000, dtype=np.uint8)})
+    asked: list[int] = []
+
+    def questions() -> Iterator[tuple[int, Arrays]]:
+        for number in range(9):
+            asked.append(number)
+            yield number, {}
+
+    answers = SparkWorkers(model, data).answers(lambda *_: {}, questions())
+    ahead = [len(asked) - number - 1 for number, _ in answers]
+    assert ahead == [4, 3, 2, 2, 2, 2, 2, 1, 0]
 
 
 def test_a_kill_in_the_middle_loses_and_doubles_nothing(

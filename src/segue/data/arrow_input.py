@@ -30,10 +30,11 @@ class ParquetInput:
         self.label = str(path)
         self.path = path
         try:
-            self._file = pq.ParquetFile(path)
+            self._file = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
         except (pa.ArrowInvalid, OSError) as error:
             raise InputError(f"{path} is a damaged Parquet file: {_first_line(error)}.") from error
         self.schema: pa.Schema = self._file.schema_arrow
+        self._moments = _moments(self._file)
         self.names = list(self.schema.names)
         self.size = int(self._file.metadata.num_rows)
         if not self.size:
@@ -56,9 +57,26 @@ class ParquetInput:
 
     def _batches(self, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
         try:
-            yield from self._file.iter_batches(batch_size=rows, columns=columns)
+            for batch in self._file.iter_batches(batch_size=rows, columns=columns):
+                yield self._with_moments(batch)
         except (pa.ArrowInvalid, OSError) as error:
             raise InputError(f"{self.label} is a damaged Parquet file: {_first_line(error)}.") from error
+
+    def _with_moments(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for place, name in enumerate(batch.schema.names):
+            if name in self._moments:
+                batch = batch.set_column(place, name, batch.column(place).cast(self._moments[name]))
+        return batch
+
+
+def _moments(file: pq.ParquetFile) -> dict[str, pa.DataType]:
+    """Columns of times of 96 bits (old Spark's, Impala's): they are moments, though nothing in the file says so."""
+    moment = pa.timestamp("us", "UTC")
+    leaves = [file.schema.column(place) for place in range(len(file.schema))]
+    old = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+    lists = {path.removesuffix(".list.element") for path in old}
+    types = {field.name: pa.list_(moment) if _is_list(field.type) else moment for field in file.schema_arrow}
+    return {name: dtype for name, dtype in types.items() if name in (lists if _is_list(dtype) else old)}
 
 
 class TableInput:

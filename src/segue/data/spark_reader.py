@@ -7,15 +7,17 @@ What is divided: Parquet and tables are, as Spark divides them. A text file (CSV
 one executor's from beginning to end, because a quoted field may hold the end of a line, so that no place inside
 is surely the beginning of a row; many files are read side by side. Text on a file system that every executor mounts
 (`file:`) is read from there; from any other place (`s3a://`, `hdfs://`) Spark brings it as a whole, which ends at 2 GB
-a file. Rows are numbered as the local engine does, within their file; tables and DataFrames have neither files nor
-numbers of rows.
+a file. A folder stands for the files in it; its own folders have to be given too, unless they are named as a column's
+values are (`day=1`). Rows are numbered as the local engine does, within their file; tables and DataFrames have neither
+files nor numbers of rows.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -27,6 +29,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from segue.data.arrow_input import TableInput, is_table
 from segue.data.blocks import ROW, Block, LogInput
@@ -39,8 +42,10 @@ from segue.errors import InputError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 SAMPLE_ROWS = 200
+SCHEMAS_AT_A_TIME = 16  # footers of Parquet files read by Spark side by side
 PARQUET = (".parquet", ".parq")
 
 # A judged row: where it stands; its columns, `value` by the bits of its float32; and, of a bad one, the reason, the
@@ -66,8 +71,12 @@ _JUDGED = (
     "reason string, told array<string>, text string"
 )
 
-Inputs = Callable[[pa.RecordBatch], Iterator[tuple[int | None, LogInput]]]
-"""What Spark hands to an executor → numbers of files, and the files (or rows of one) as the local engine's inputs."""
+_Look = Callable[[int | None, LogInput], Iterator[pa.RecordBatch]]
+Inputs = Callable[[pa.RecordBatch, _Look], Iterator[pa.RecordBatch]]
+"""What Spark hands to an executor → what a look at each of its files makes of them.
+
+A look is given a file's number, and the file (or rows of one) as the local engine's input.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,8 @@ class SparkFile:
 
     label: str
     path: str
+    url: str
+    """The same path as Spark says it of Parquet, with signs such as %20."""
     size: int
 
 
@@ -173,70 +184,95 @@ def _chosen(columns: Columns, roles: list[Role]) -> list[Any]:
 
 def _opened_files(spark: SparkSession, names: list[str], named: set[str]) -> SparkSource:
     asked = {name: _asked(name) for name in names}
-    files = _listed(spark, asked)
+    listed = _listed(spark, asked)
+    files = [file for found in listed.values() for file in found]
     numbers = {_plain(file.path): (number, file.label) for number, file in enumerate(files)}
     if len(asked) < len(names) or len(numbers) < len(files):
         raise InputError("A file of the log is given twice, or is in a folder that is given too; give each once.")
-    owners = [_owner(file.path, asked) for file in files]
-    parquet = [name for name in asked if _is_parquet(name, files, owners)]
-    texts = [name for name in asked if name not in parquet]
-    parts = [_parquet(spark, asked[name], numbers) for name in parquet]
-    inputs: list[LogInput] = [_parquet_sample(spark, asked[name], name) for name in parquet]
+    parquet = [name for name, found in listed.items() if _is_parquet(name, found)]
+    texts = [file for name, found in listed.items() if name not in parquet for file in found]
+    parts: list[_Part] = []
+    inputs: list[tuple[int, LogInput]] = []
+    for name in parquet:
+        for first, rows in _by_schema(spark, asked[name], listed[name]):
+            parts.append(_parquet(rows, numbers))
+            number, label = numbers[_plain(first.path)]
+            inputs.append((number, TableInput(rows.limit(SAMPLE_ROWS).toArrow(), label=label)))
     if texts:
         local = all(file.path.startswith("file:") for file in files)
-        part = _text(spark, [asked[name] for name in texts], numbers, named, local=local)
-        parts.append(part)
-        surveyed = _surveyed(part)
-        inputs = [*surveyed, *inputs] if surveyed[0].number == 0 else [*inputs, *surveyed]
-    return SparkSource(inputs, files, parts)
+        parts.append(_text(spark, [_quoted(file.path) for file in texts], numbers, named, local=local))
+        inputs += [(told.number, told) for told in _surveyed(parts[-1])]
+    inputs.sort(key=lambda each: each[0])
+    return SparkSource([log for _, log in inputs], files, parts)
 
 
-def _is_parquet(name: str, files: list[SparkFile], owners: list[str]) -> bool:
-    kinds = {file.path.endswith(PARQUET) for file, owner in zip(files, owners, strict=True) if owner == name}
+def _is_parquet(name: str, files: list[SparkFile]) -> bool:
+    kinds = {file.path.endswith(PARQUET) for file in files}
     if len(kinds) > 1:
         raise InputError(f"{name} holds Parquet and other files; give them apart, such as {name}/*.parquet.")
     return kinds == {True}
 
 
 def _asked(name: str) -> str:
-    """A path as Spark takes it: what is there is not a pattern."""
-    if not Path(name).exists():
+    """A path as Spark takes it: what is there is not a pattern.
+
+    Spark takes `..` away by the letters; after a link, that is another place.
+    """
+    path = Path(name)
+    if not path.exists():
         return name
-    return "file:" + re.sub(r"([\[\]{}*?\\])", r"\\\1", str(Path(name).absolute()))
+    return _quoted(f"file:{path.resolve() if '..' in path.parts else path.absolute()}")
 
 
-def _listed(spark: SparkSession, asked: Mapping[str, str]) -> list[SparkFile]:
-    """Every file, in the order in which they were given; those of a folder by name."""
+def _quoted(path: str) -> str:
+    return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
+
+
+def _listed(spark: SparkSession, asked: Mapping[str, str]) -> dict[str, list[SparkFile]]:
+    """The files under each name, in the order in which they were given; those of a folder by path."""
     from pyspark.errors import AnalysisException
 
     try:
-        found = spark.read.format("binaryFile").load(list(asked.values())).select("path", "length").collect()
+        below = spark.read.format("binaryFile").option("recursiveFileLookup", value=True).load([*asked.values()])
+        there = below.select("path", "length").collect()
+        read = {name: spark.read.format("binaryFile").load(path).inputFiles() for name, path in asked.items()}
     except AnalysisException as error:
         said = str(error).split("\n")[0]
         raise InputError(
             f"Spark finds no file, folder or table of the name {' or '.join(asked)} ({said}); check the name."
         ) from error
-    order = list(asked)
-    listed = []
-    for path, size in found:
-        name = _owner(path, asked)
-        label = path
-        if Path(name).exists():
-            label = str(Path(name)) + _plain(path).removeprefix(str(Path(name).absolute()))
-        listed.append((order.index(name), path.encode(), SparkFile(label, path, size)))
-    if not listed:
-        raise InputError(f"{', '.join(asked)} holds no files; expected a log.")
-    return [file for _, _, file in sorted(listed, key=lambda each: each[:2])]
+    found = {_plain(path): (path, size) for path, size in there}
+    _refuse_left_out(found, read)
+    return {
+        name: sorted((_spark_file(name, asked[name], url, *found[_plain(unquote(url))]) for url in urls), key=_order)
+        for name, urls in read.items()
+    }
 
 
-def _owner(path: str, asked: Mapping[str, str]) -> str:
-    """Which of the names given a file was found under; what stands before a pattern decides."""
-    starts = {name: _plain(re.split(r"(?<!\\)[\[{*?]", said)[0].replace("\\", "")) for name, said in asked.items()}
-    return next((name for name, start in starts.items() if _is_under(_plain(path), start)), next(iter(asked)))
+def _refuse_left_out(found: Collection[str], read: Mapping[str, list[str]]) -> None:
+    """Stop where Spark would pass over files without a word."""
+    for name, urls in read.items():
+        if not urls:
+            raise InputError(
+                f"Spark finds no file of a log in {name}; it passes over names that begin with _ or a dot, so rename "
+                "such a file, and leave out a folder that holds nothing."
+            )
+    if left := sorted(set(found) - {_plain(unquote(url)) for urls in read.values() for url in urls}):
+        raise InputError(
+            f"{left[0]} is in a folder inside of one that was given, and would not be read; give every folder that "
+            "holds files of the log by itself."
+        )
 
 
-def _is_under(path: str, start: str) -> bool:
-    return path == start or path.startswith(start if start.endswith("/") else start + "/") or "/" not in start
+def _spark_file(name: str, asked: str, url: str, path: str, size: int) -> SparkFile:
+    label = _plain(path)
+    if Path(name).exists():
+        label = str(Path(name)) + label.removeprefix(re.sub(r"\\(.)", r"\1", _plain(asked)))
+    return SparkFile(label, path, url, size)
+
+
+def _order(file: SparkFile) -> bytes:
+    return file.path.encode()
 
 
 def _plain(path: str) -> str:
@@ -244,18 +280,61 @@ def _plain(path: str) -> str:
     return re.sub("^file:/*", "/", path)
 
 
-def _parquet_sample(spark: SparkSession, path: str, label: str) -> LogInput:
-    return TableInput(spark.read.parquet(path).limit(SAMPLE_ROWS).toArrow(), label=label)
+# Parquet
 
 
-def _parquet(spark: SparkSession, path: str, numbers: dict[str, tuple[int, str]]) -> _Part:
+def _by_schema(spark: SparkSession, path: str, files: list[SparkFile]) -> Iterator[tuple[SparkFile, DataFrame]]:
+    """The rows of all files that have the same columns, with the first of them: Spark would take one's for all."""
+    from pyspark.sql import functions as F
+
+    with ThreadPoolExecutor(SCHEMAS_AT_A_TIME) as pool:
+        schemas = list(pool.map(partial(_schema, spark), files))
+    groups: dict[str, tuple[StructType, list[SparkFile]]] = {}
+    for file, schema in zip(files, schemas, strict=True):
+        groups.setdefault(schema.json(), (schema, []))[1].append(file)
+    for schema, group in groups.values():
+        # Found by the name that was given, so that folders such as `day=1` are a column too.
+        rows = spark.read.schema(schema).parquet(path)
+        if len(group) < len(files):
+            plain = F.regexp_replace(F.col("_metadata.file_path"), "^file:/*", "/")
+            rows = rows.where(plain.isin([_plain(file.url) for file in group]))
+        yield group[0], rows
+
+
+def _schema(spark: SparkSession, file: SparkFile) -> StructType:
+    from pyspark.errors import AnalysisException
+
+    try:
+        return spark.read.parquet(_quoted(file.path)).schema
+    except AnalysisException as error:
+        if "TIMESTAMP(NANOS" not in str(error):
+            raise
+        raise InputError(
+            f"{file.label}: {_nanoseconds(Path(_plain(file.path)))} holds times in nanoseconds, which Spark does not "
+            "read; write them in microseconds, or leave --engine spark out."
+        ) from error
+
+
+def _nanoseconds(path: Path) -> str:
+    """The column of such times, where the file is seen from here; Spark does not say."""
+    if not path.exists():
+        return "a column"
+    schema = pq.read_metadata(path).schema
+    leaves = [schema.column(place) for place in range(len(schema))]
+    return f"the column {', '.join(repr(leaf.path) for leaf in leaves if 'nanoseconds' in str(leaf.logical_type))}"
+
+
+def _parquet(rows: DataFrame, numbers: dict[str, tuple[int, str]]) -> _Part:
     from pyspark.sql import functions as F
 
     def frame(columns: Columns, roles: list[Role]) -> DataFrame:
         where = [F.expr("_metadata.file_path AS file"), F.expr("_metadata.row_index + 1 AS row")]
-        return spark.read.parquet(path).select(*where, *_chosen(columns, roles))
+        return rows.select(*where, *_chosen(columns, roles))
 
     return _Part(frame=frame, inputs=lambda columns, roles: _Rows("", _names(columns, roles), numbers))
+
+
+# Text
 
 
 def _text(
@@ -303,28 +382,33 @@ def _surveyed(part: _Part) -> list[SurveyedFile]:
 
 def _survey(batches: Iterator[pa.RecordBatch], *, inputs: Inputs) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        for number, log in inputs(batch):
-            places = range(len(log.names))
-            first = number == 0  # its values help to find the columns; of the others only the names matter
-            found = SurveyedFile(
-                number=number or 0,
-                label=log.label,
-                names=log.names,
-                size=log.size,
-                note=log.note,
-                samples=[log.sample(place) for place in places] if first else [[] for _ in places],
-                lists=[log.holds_lists(place) for place in places],
-            )
-            yield pa.RecordBatch.from_pydict({"told": pa.array([msgspec.json.encode(found)], pa.binary())})
+        yield from inputs(batch, _told)
+
+
+def _told(number: int | None, log: LogInput) -> Iterator[pa.RecordBatch]:
+    places = range(len(log.names))
+    first = number == 0  # its values help to find the columns; of the others only the names matter
+    found = SurveyedFile(
+        number=number or 0,
+        label=log.label,
+        names=log.names,
+        size=log.size,
+        note=log.note,
+        samples=[log.sample(place) for place in places] if first else [[] for _ in places],
+        lists=[log.holds_lists(place) for place in places],
+    )
+    yield pa.RecordBatch.from_pydict({"told": pa.array([msgspec.json.encode(found)], pa.binary())})
 
 
 def _worked(
     batches: Iterator[pa.RecordBatch], *, inputs: Inputs, columns: Columns, roles: list[Role], work: _Work
 ) -> Iterator[pa.RecordBatch]:
+    def read(number: int | None, log: LogInput) -> Iterator[pa.RecordBatch]:
+        for block in read_blocks([log], columns, roles=roles):
+            yield from work(number, block)
+
     for batch in batches:
-        for number, log in inputs(batch):
-            for block in read_blocks([log], columns, roles=roles):
-                yield from work(number, block)
+        yield from inputs(batch, read)
 
 
 def _votes(_number: int | None, block: LogBlock) -> Iterator[pa.RecordBatch]:
@@ -375,12 +459,12 @@ def _batches(number: int | None, columns: dict[str, Any], height: int) -> list[p
 
 @dataclass(frozen=True, slots=True)
 class _TextFiles:
-    """Paths, with what stands there where the executor cannot open them → files, opened."""
+    """Paths, with what stands there where the executor cannot open them → a look at each file, opened."""
 
     numbers: dict[str, tuple[int, str]]
     named: set[str]
 
-    def __call__(self, batch: pa.RecordBatch) -> Iterator[tuple[int, LogInput]]:
+    def __call__(self, batch: pa.RecordBatch, look: _Look) -> Iterator[pa.RecordBatch]:
         contents = batch.column("content") if "content" in batch.schema.names else None
         for place, path in enumerate(batch.column("path").to_pylist()):
             number, label = self.numbers[_plain(path)]
@@ -389,7 +473,7 @@ class _TextFiles:
                 if log.typed:
                     raise InputError(f"{label} is Parquet; give it a name that ends in .parquet.")
                 log.label = label
-                yield number, log
+                yield from look(number, log)
 
 
 @contextmanager
@@ -403,26 +487,27 @@ def _named_after(label: str, path: str, content: Any) -> Iterator[Path]:
         try:
             yield opened
         except InputError as error:
-            raise InputError(str(error).replace(str(opened), label)) from error
+            either = "|".join(map(re.escape, (label, str(opened))))  # a label may hold the path, or the path a label
+            raise InputError(re.sub(either, lambda _: label, str(error))) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of Parquet files or of a table, each column under its role → an input for each file met."""
+    """Rows of Parquet files or of a table, each column under its role → a look at those of each file met."""
 
     label: str
     names: list[str]
     numbers: dict[str, tuple[int, str]] | None
 
-    def __call__(self, batch: pa.RecordBatch) -> Iterator[tuple[int | None, LogInput]]:
+    def __call__(self, batch: pa.RecordBatch, look: _Look) -> Iterator[pa.RecordBatch]:
         frame = pl.DataFrame(pl.from_arrow(batch))
         if self.numbers is None:
             rows = pl.lit(None, dtype=pl.Int64).alias(ROW)
-            yield None, _RowsOfFile(self.label, self.names, frame.select(rows, *frame.columns), frame.height)
+            yield from look(None, _RowsOfFile(self.label, self.names, frame.select(rows, *frame.columns), frame.height))
             return
         for (path,), rows_of_file in frame.group_by("file", maintain_order=True):
             number, label = self.numbers[_plain(unquote(str(path)))]
-            yield number, _RowsOfFile(label, self.names, rows_of_file.drop("file"), rows_of_file.height)
+            yield from look(number, _RowsOfFile(label, self.names, rows_of_file.drop("file"), rows_of_file.height))
 
 
 @dataclass(slots=True)

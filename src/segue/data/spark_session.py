@@ -15,7 +15,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,11 @@ CONNECT_PORT = 15002  # where Spark Connect listens unless told otherwise
 
 Settings = dict[str, bool | float | int | str | None]  # Spark takes no narrower one
 
-_SETTINGS: Settings = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.pyspark.enabled": "true"}
+_SETTINGS: Settings = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",  # user=007 is not user=7
+}
 _LOCAL: Settings = {
     "spark.app.name": "segue",
     "spark.master": "local[*]",
@@ -85,7 +89,18 @@ def open_session(remote: str | None = None) -> Iterator[SparkSession]:
         try:
             yield session
         finally:
-            session.stop()
+            with _dead_or_alive():
+                session.stop()
+
+
+@contextmanager
+def _dead_or_alive() -> Iterator[None]:
+    """Let a session go that may be gone already: what it died of has been said, and must not be replaced."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    with suppress(PySparkException, Py4JError, ConnectionError):
+        yield
 
 
 @contextmanager
@@ -110,13 +125,27 @@ def explained(purpose: str) -> Iterator[None]:
             ) from error
         if isinstance(error, PythonException):
             raise
-        first = said.split("\n")[0]
+        first = _deepest(error).strip().split("\n")[0]
         raise InputError(f"Spark could not {purpose} ({first}); look into its logs, and try again.") from error
+
+
+def _deepest(error: Exception) -> str:
+    """What a Java exception says of its first cause: itself it says only which call it came from."""
+    from py4j.protocol import Py4JError
+
+    cause = getattr(error, "java_exception", None)
+    try:
+        while cause is not None and cause.getCause() is not None:
+            cause = cause.getCause()
+        return str(error) if cause is None else str(cause.getMessage() or cause.toString())
+    except (Py4JError, ConnectionError):  # Java is gone
+        return str(error)
 
 
 def _running() -> SparkSession | None:
     """The session of this process, if it has one."""
     try:
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as error:
@@ -125,6 +154,11 @@ def _running() -> SparkSession | None:
         return SparkSession.active()
     except PySparkRuntimeError:
         return None
+    except (Py4JError, ConnectionError) as error:
+        raise InputError(
+            "The Spark that ran in this process has ended, and no other can be started beside what it left; look into "
+            "its logs, and try again in a new process."
+        ) from error
 
 
 @contextmanager
@@ -135,7 +169,8 @@ def _own_settings(session: SparkSession) -> Iterator[None]:
         _set(session, _SETTINGS)
         yield
     finally:
-        _set(session, before)
+        with _dead_or_alive():
+            _set(session, before)
 
 
 def _set(session: SparkSession, settings: Mapping[str, bool | float | int | str | None]) -> None:
@@ -163,11 +198,15 @@ def _made(remote: str | None) -> SparkSession:
 
 def refuse_unreachable(address: str) -> None:
     """Stop where nobody listens: Spark itself would try again for many minutes."""
-    parts = urlsplit(address)
-    if parts.scheme != "sc" or not parts.hostname:
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port or CONNECT_PORT
+    except ValueError:  # a port that is no port, a bracket that stays open
+        host, port = None, CONNECT_PORT
+    if not host or not address.startswith("sc:"):
         raise InputError(f"The Spark Connect server is given as {address!r}; expected sc://host:port.")
     try:
-        socket.create_connection((parts.hostname, parts.port or CONNECT_PORT), timeout=10).close()
+        socket.create_connection((host, port), timeout=10).close()
     except OSError as error:
         raise InputError(
             f"No Spark Connect server answers at {address} ({error.strerror or error}); check the address and that it "

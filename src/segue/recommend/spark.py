@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 LEAST_AHEAD = 32  # questions asked before the first is answered, where a cluster is small, or only grows with them
+MOST_HELD = 1 << 30  # bytes of answers that wait here for those before them, or for whoever writes
 ANSWER = "answer binary, refusal string"
 
 T = TypeVar("T")
@@ -59,19 +60,26 @@ class SparkWorkers:
         self._remote = remote
 
     def answers(self, task: Task, questions: Iterable[tuple[T, Arrays]]) -> Generator[tuple[T, Arrays], None, None]:
-        """As `Workers` says. Two questions for every core of the cluster are on their way at a time, or some more."""
+        """As `Workers` says. Two questions for every core of the cluster are on their way at a time, or some more.
+
+        Fewer where so many answers would fill the memory: how large they are is known from the first on.
+        """
         from pyspark.sql import functions as columns
 
         waiting: deque[tuple[T, Future[Arrays]]] = deque()
         with open_session(self._remote) as spark:
-            ahead, tag = max(LEAST_AHEAD, 2 * _cores(spark)), f"segue-{uuid.uuid4().hex}"
+            most, tag = max(LEAST_AHEAD, 2 * _cores(spark)), f"segue-{uuid.uuid4().hex}"
+            ahead, largest = LEAST_AHEAD, 1
             answered = columns.udf(partial(_answered, self._place, task), ANSWER, useArrow=False)("question")
-            pool = ThreadPoolExecutor(ahead, initializer=spark.addTag, initargs=(tag,))
+            pool = ThreadPoolExecutor(most, initializer=spark.addTag, initargs=(tag,))
             try:
                 for beside, question in questions:
                     waiting.append((beside, pool.submit(_ask, spark, answered, question)))
-                    if len(waiting) > ahead:
-                        yield _first(waiting)
+                    while len(waiting) > ahead:
+                        beside, answer = _first(waiting)
+                        largest = max(largest, _size(answer))
+                        ahead = min(most, MOST_HELD // largest)
+                        yield beside, answer
                 while waiting:
                     yield _first(waiting)
             finally:
@@ -108,6 +116,10 @@ def _first(waiting: deque[tuple[T, Future[Arrays]]]) -> tuple[T, Arrays]:
     answer.result()  # while it is awaited it still waits
     waiting.popleft()
     return beside, answer.result()
+
+
+def _size(answer: Arrays) -> int:
+    return sum(array.nbytes for array in answer.values())
 
 
 def _ask(spark: SparkSession, answered: Column, question: Arrays) -> Arrays:
