@@ -30,7 +30,7 @@ from segue.index.search import Ragged
 from segue.models.similarity import LEAST_LENGTH
 
 CHUNK = 1 << 18  # items looked at together where nothing says which: what is known of them stays in the cache
-GOOD, BEST = 8192, 1024  # items that are good by one pair, and the best of them by two, which give the first border
+GOOD, BEST = 4096, 1024  # items that are good by one pair, and the best of them by two, which give the first border
 FEW = 1 / 4  # share of items from which down it is faster to go on with them alone
 ROUNDING = 2.5e-7  # of the largest sum that there can be, for each number added: what their order may change
 
@@ -42,10 +42,11 @@ class CodeIndex:
     """The codes of the items that may be answered, in the order of their numbers, and the vectors that codes stand for.
 
     Codes are taken in pairs, so that a score takes half as many steps, and for each value of a pair there is a list of
-    the items that have it. A question begins with the pair that tells items apart best. Where the most that the other
-    pairs could add leaves a list below the k-th best found so far, none of its items is looked at; the others go on
-    from pair to pair, fewer each time. After Petrov, Macdonald and Tonellotto, "Efficient Recommendation with Millions
-    of Items by Dynamic Pruning of Sub-Item Embeddings", SIGIR 2025.
+    the items that have it. A good item is good by one pair at least: where the k-th best found so far is shared out
+    among the pairs, it reaches the share of one of them, so only lists that do are looked at. Their items go on from
+    pair to pair, fewer each time, while the most that the other pairs could add does not leave them below. After
+    Petrov, Macdonald and Tonellotto, "Efficient Recommendation with Millions of Items by Dynamic Pruning of Sub-Item
+    Embeddings", SIGIR 2025.
     """
 
     def __init__(
@@ -118,15 +119,18 @@ class CodeIndex:
         self, question: _Question, k: int, allowed: np.ndarray | None, banned: np.ndarray | None
     ) -> tuple[np.ndarray, Tensor]:
         """The k best columns and their scores, of those that are `allowed`, ascending, or of all."""
-        columns, scores = np.zeros(0, dtype=np.int64), torch.zeros(0)
         border = self._first_border(question, k, banned) if allowed is None else -math.inf
-        for some, sums, added in self._begun(question, allowed, border):
-            here = _without(np.sort(self._narrowed(question, some, sums, border, added=added)), banned)
-            columns = np.concatenate((columns, here))
-            scores = torch.cat((scores, self._scores(question, here)))
-            # Earlier columns stand first, so that of equal scores those of lower numbers are taken.
-            order, best = best_columns(scores[None], k)
-            columns, scores = columns[order[0].numpy()], best[0]
+        listed = self._by_lists(question, border) if allowed is None else None
+        if listed is not None:
+            columns = _without(listed, banned)
+            return _taken(columns, self._scores(question, columns), k)
+        columns, scores = np.zeros(0, dtype=np.int64), torch.zeros(0)
+        for some in _chunks(len(self.numbers) if allowed is None else len(allowed)):
+            chunk = some if allowed is None else allowed[some]
+            sums = self._sums(question, chunk, question.order[:2])
+            here = _without(self._narrowed(question, chunk, sums, border, question.order[2:]), banned)
+            found = torch.cat((scores, self._scores(question, here)))
+            columns, scores = _taken(np.concatenate((columns, here)), found, k)
             border = float(scores[-1]) if len(columns) == k else border
         return columns, scores
 
@@ -139,52 +143,53 @@ class CodeIndex:
             columns = columns[np.argpartition(self._sums(question, columns, question.order[:2]), -best)[-best:]]
         return -math.inf if len(columns) < k else float(torch.topk(self._scores(question, columns), k).values[-1])
 
-    def _begun(
-        self, question: _Question, allowed: np.ndarray | None, border: float
-    ) -> Iterator[tuple[Columns, np.ndarray, int]]:
-        """Columns, what the first pairs add to each, and how many pairs that are: columns that the lists of one leave,
-        or where these would leave many or say nothing, all, a chunk at a time."""
-        first = question.order[0]
-        lists, table = self._lists[first], question.tables[first]
-        if allowed is None and border > -math.inf:
-            high = np.flatnonzero(table >= self._least_needed(question, border))
-            if lists.sizes[high].sum() < FEW * len(self.numbers):
-                yield lists.items(high), np.repeat(table[high], lists.sizes[high]), 1
-                return
-        count = len(self.numbers) if allowed is None else len(allowed)
-        for begin in range(0, count, CHUNK):
-            some = slice(begin, min(begin + CHUNK, count))
-            chunk = some if allowed is None else allowed[some]
-            yield chunk, self._sums(question, chunk, question.order[:2]), len(question.order[:2])
+    def _by_lists(self, question: _Question, border: float) -> np.ndarray | None:
+        """The columns [n], ascending, that may reach the border, of those in lists that reach a pair's share of it;
+        None where these would be many, or nothing is known of the border."""
+        shares = question.shares(self._least_sum(question, border))
+        if shares is None:
+            return None
+        high = [np.flatnonzero(table >= share) for table, share in zip(question.tables, shares, strict=True)]
+        sizes = [lists.sizes[values] for lists, values in zip(self._lists, high, strict=True)]
+        if sum(int(size.sum()) for size in sizes) >= FEW * len(self.numbers):
+            return None
+        kept = []
+        for pair, (values, size) in enumerate(zip(high, sizes, strict=True)):
+            sums = np.repeat(question.tables[pair][values], size)
+            others = [other for other in question.order if other != pair]
+            kept.append(self._narrowed(question, self._lists[pair].items(values), sums, border, others))
+        return np.unique(np.concatenate(kept))
 
     def _narrowed(
-        self, question: _Question, some: Columns, sums: np.ndarray, border: float, *, added: int
+        self, question: _Question, some: Columns, sums: np.ndarray, border: float, others: Sequence[int]
     ) -> np.ndarray:
-        """The columns whose scores may reach the border, given what so many pairs add."""
+        """The columns whose scores may reach the border, given what all pairs but some `others` add."""
         if border == -math.inf:
             return _of(some, np.arange(len(sums)))
-        kept = np.flatnonzero(sums >= self._needed(question, some, border, added=added))
+        kept = np.flatnonzero(sums >= self._needed(question, some, border, others))
         columns, sums = _of(some, kept), sums.take(kept)
-        for more, pair in enumerate(question.order[added:], added + 1):
+        for place, pair in enumerate(others, 1):
             sums += self._sums(question, columns, [pair])
-            kept = np.flatnonzero(sums >= self._needed(question, columns, border, added=more))
+            kept = np.flatnonzero(sums >= self._needed(question, columns, border, others[place:]))
             columns, sums = columns.take(kept), sums.take(kept)
         return columns
 
-    def _needed(self, question: _Question, some: Columns, border: float, *, added: int) -> np.float32 | np.ndarray:
-        """What the sum of so many pairs must be for a score at the border, if the others add the most they can."""
+    def _needed(
+        self, question: _Question, some: Columns, border: float, others: Sequence[int]
+    ) -> np.float32 | np.ndarray:
+        """What the sum must be for a score at the border, if the other pairs add the most they can."""
         least = border - question.rounding * abs(border)
         if self.lengths is None:
-            return np.float32(least - question.rest(added))
-        needed: np.ndarray = np.float32(least) * self.lengths[some] - np.float32(question.rest(added))
+            return np.float32(least - question.most(others))
+        needed: np.ndarray = np.float32(least) * self.lengths[some] - np.float32(question.most(others))
         return needed
 
-    def _least_needed(self, question: _Question, border: float) -> np.float32:
-        """The same for the first pair of any item."""
+    def _least_sum(self, question: _Question, border: float) -> float:
+        """What all pairs of any item must add up to for a score at the border."""
         least = border - question.rounding * abs(border)
         if self.lengths is not None:
             least *= float(self.lengths.min() if least > 0 else self.lengths.max())
-        return np.float32(least - question.rest(1))
+        return least - question.most(())
 
     def _scores(self, question: _Question, columns: np.ndarray) -> Tensor:
         """Always summed in one order, so that equal codes have equal scores."""
@@ -252,16 +257,27 @@ class _Question:
     def __init__(self, centroids: Tensor, asked: Tensor) -> None:
         self._products = (centroids @ asked.view(len(centroids), -1, 1))[:, :, 0].numpy()  # [parts, values]
         self.tables = _pair_tables(self._products)
-        self._most = [float(table.max()) for table in self.tables]
-        apart = [most - float(table.mean()) for most, table in zip(self._most, self.tables, strict=True)]
-        self.order = sorted(range(len(apart)), key=lambda pair: -apart[pair])
+        self._firsts = np.arange(0, len(centroids), 2)  # parts that pairs begin with
+        self._most = np.add.reduceat(self._products.max(axis=1).astype(np.float64), self._firsts)
+        self._means = np.add.reduceat(self._products.mean(axis=1, dtype=np.float64), self._firsts)
+        self.order: list[int] = np.argsort(self._means - self._most, kind="stable").tolist()
         """Pairs, those first that tell items apart best."""
         self.rounding = ROUNDING * (len(self.tables) + 12)  # the products are rounded too
         self._hidden = self.rounding * float(np.abs(self._products).max(axis=1).sum())
 
-    def rest(self, added: int) -> float:
-        """The most that is still to come after so many pairs, and what rounding may hide."""
-        return sum(self._most[pair] for pair in self.order[added:]) + self._hidden
+    def most(self, pairs: Sequence[int]) -> float:
+        """The most that these pairs may add, and what rounding may hide."""
+        return float(sum(self._most[pair] for pair in pairs)) + self._hidden
+
+    def shares(self, total: float) -> list[np.float32] | None:
+        """A sum shared out among the pairs, so that about as few items reach each share: as many deviations above what
+        a pair adds on average. None where it is -inf, or no pair tells items apart."""
+        apart = np.sqrt(np.add.reduceat(self._products.var(axis=1, dtype=np.float64), self._firsts))
+        if total == -math.inf or not apart.sum():
+            return None
+        above = (total - self._means.sum()) / apart.sum()
+        # Rounded down: what the shares add up to must not be above the sum.
+        return [np.nextafter(np.float32(share), np.float32(-math.inf)) for share in self._means + above * apart]
 
     def highest(self, wanted: int, sizes: np.ndarray) -> np.ndarray:
         """Values of the first pair that add most, so many that `wanted` items have them, or all. `sizes`: how many
@@ -305,6 +321,16 @@ def _lengths(centroids: Tensor, pairs: np.ndarray) -> np.ndarray:
     for table, pair in zip(_pair_tables(centroids.square().sum(2).numpy()), pairs, strict=True):
         squares += table[pair]
     return np.maximum(np.sqrt(squares), np.float32(LEAST_LENGTH))
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    return (slice(begin, min(begin + CHUNK, count)) for begin in range(0, count, CHUNK))
+
+
+def _taken(columns: np.ndarray, scores: Tensor, k: int) -> tuple[np.ndarray, Tensor]:
+    """The k best and their scores; of equal ones those that stand first, which have lower numbers."""
+    order, best = best_columns(scores[None], k)
+    return columns[order[0].numpy()], best[0]
 
 
 def _of(some: Columns, places: np.ndarray) -> np.ndarray:
