@@ -114,7 +114,7 @@ def test_one_is_killed_and_the_run_ends_complete(
     line: CommandLine, cycle_data: Path, quick_recipe: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`segue train --processes 2 --all`, of which one dies by kill -9 after the first epoch."""
-    changes = [f"--set=train.{change}" for change in ("epochs=20", "patience=20", "tokens=60", "learning_rate=1e-3")]
+    changes = [f"--set=train.{change}" for change in ("epochs=8", "patience=8", "tokens=60", "learning_rate=1e-3")]
     with killing(line.folder / "run.partial" / "training.safetensors") as killed:
         body = line.answers(
             "train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--all", "--processes", 2, *changes
@@ -122,7 +122,7 @@ def test_one_is_killed_and_the_run_ends_complete(
     assert killed(), "nothing was killed"
     assert "A process died; all were started again and go on from the last saved state." in caplog.messages
     assert body["training"]["processes"] == 2
-    assert body["training"]["epochs"] == 20
+    assert body["training"]["epochs"] == 8
     assert not (line.folder / "run.partial").exists()
     line.does("train", cycle_data, "--out", "alone", "--recipe", quick_recipe, "--all", *changes)
     alone = api.load("alone")
