@@ -86,6 +86,13 @@ def models(store: HistoryStore, runs: Path, *names: str, fixed: bool = False, be
     return Models(served, runs=None if fixed else runs, store=store, begun=begun)
 
 
+def copied(runs: Path, folder: Path) -> Path:
+    """Both runs in a folder of their own, where one may be taken away."""
+    for name in ("one", "two"):
+        shutil.copytree(runs / name, folder / "runs" / name)
+    return folder / "runs"
+
+
 @contextmanager
 def service(file: Path, runs: Path, *names: str) -> Iterator[Client]:
     """A replica; several may share a store."""
@@ -281,9 +288,7 @@ def test_while_a_run_cannot_be_followed_the_rest_is(
     runs: Path, store: HistoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried again after a while, and not each time; the next switch is not waited for."""
-    here = tmp_path / "runs"
-    for name in ("one", "two"):
-        shutil.copytree(runs / name, here / name)
+    here = copied(runs, tmp_path)
     now = [0.0]
     monkeypatch.setattr(models_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     elsewhere, local = models(store, runs, "one"), models(store, here, "one")
@@ -305,9 +310,7 @@ def test_while_a_run_cannot_be_followed_the_rest_is(
 def test_a_restart_whose_run_is_gone_serves_what_it_was_told(
     runs: Path, store: HistoryStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here = tmp_path / "runs"
-    for name in ("one", "two"):
-        shutil.copytree(runs / name, here / name)
+    here = copied(runs, tmp_path)
     models(store, here, "one").switch("two")
     (here / "two").rename(here / "aside")
     again = models(store, here, "one")
@@ -347,9 +350,7 @@ def test_a_replica_knows_what_others_switched_to_before_it_switches(runs: Path, 
 
 
 def test_a_run_that_cannot_be_followed_holds_up_no_switch(runs: Path, store: HistoryStore, tmp_path: Path) -> None:
-    here = tmp_path / "runs"
-    for name in ("one", "two"):
-        shutil.copytree(runs / name, here / name)
+    here = copied(runs, tmp_path)
     elsewhere, local = models(store, runs, "one"), models(store, here, "one")
     elsewhere.switch("two")
     shutil.rmtree(here / "two")
