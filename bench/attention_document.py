@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from bench.attention_model import BOUGHT_NEXT, HISTORY, SHAPE, Kept, kept, recommender
 from segue.demo.shop import CREDIT
-from segue.layers.blocks import SASRecBlock
-from segue.layers.hard_attention import chosen
+from segue.layers.attention.hard_attention import chosen
+from segue.layers.attention.scores import Additive, Bilinear, Product
+from segue.layers.blocks.transformer import SASRecBlock
 from segue.layers.packed import PackedBatch
-from segue.layers.positions import Rotary, distance_buckets, sinusoids
-from segue.layers.scores import Additive, Bilinear, Product
+from segue.layers.positions.positions import Rotary, distance_buckets, sinusoids
 from segue.recommend.attention_text import View, attention_lines
 from segue.recommend.recommender import Recommender
 

@@ -28,9 +28,9 @@ from segue.models.build import build_model
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.train.loop import Step, fit, training_windows
-from segue.train.rows import LEAST_ROWS
-from segue.train.settings import TrainSettings
+from segue.training.loop import Step, fit, training_windows
+from segue.training.settings import TrainSettings
+from segue.training.sparse_rows import LEAST_ROWS
 
 ROOT = Path(__file__).parent.parent
 LENGTH, USERS = 50, 80  # 4,000 tokens a step

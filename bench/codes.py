@@ -39,16 +39,16 @@ from segue.index.build import build_index, sample_questions
 from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex, best_columns
 from segue.layers.packed import tensors
-from segue.models.assign import assigned_codes
 from segue.models.build import build_model
-from segue.models.codes import CodeTable
 from segue.models.facts import Facts
+from segue.models.items.code_assignment import assigned_codes
+from segue.models.items.coded import CodeTable
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
 from segue.recommend.recommender import Recommender
 from segue.terminal import TrainDisplay
-from segue.train.optimiser import optimiser
-from segue.train.state import TrainingState
+from segue.training.optimiser import optimiser
+from segue.training.state import TrainingState
 
 PARTS = ("memory", "assign", "speed", "quality")
 MEGABYTE = 1_000_000

@@ -27,9 +27,9 @@ from bench.results import written
 from bench.window import DOCUMENT, SEEDS
 from segue import api
 from segue.errors import SegueError
-from segue.evaluate.metrics import Loss, added_up, coverage, hit, ndcg, p90_coverage, relative_losses
-from segue.evaluate.ruler import ModelScorer
-from segue.evaluate.window import WindowCases, find_targets, window_cases
+from segue.evaluation.evaluator import ModelScorer
+from segue.evaluation.metrics import Loss, added_up, coverage, hit, ndcg, p90_coverage, relative_losses
+from segue.evaluation.window.evaluate import WindowCases, find_targets, window_cases
 from segue.folders import read_manifest
 from segue.recommend.recommender import Recommender
 from segue.runs import ruler_of, settings_of

@@ -27,7 +27,7 @@ from bench.results import publish
 from bench.serving import HOST, Server, ask, exchange, free_port
 from segue import api
 from segue.errors import InputError
-from segue.serve.store import Row, open_store
+from segue.serving.store.store import Row, open_store
 
 KILLS = 25
 WRITERS = 4

@@ -22,7 +22,7 @@ from bench.prepare import MEGABYTE, SEGUE, measured
 from bench.results import publish
 from segue import api, folders
 from segue.data.dataset import Data
-from segue.data.writer import write_table
+from segue.data.write.writer import write_table
 from segue.errors import InputError
 from segue.recommend.embed import PART_USERS
 

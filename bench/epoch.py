@@ -164,10 +164,10 @@ def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
 
     from segue.config import make_settings, read_recipe
     from segue.data.dataset import Data
-    from segue.evaluate.trained import training_counts
+    from segue.evaluation.training_counts import training_counts
     from segue.models.build import build_model
     from segue.objective.objective import Objective
-    from segue.train.loop import fit, training_windows
+    from segue.training.loop import fit, training_windows
 
     torch.set_num_threads(chosen["threads"])
     recipe, changes = OURS[name].ours[name]

@@ -19,12 +19,12 @@ from segue import api
 from segue.data.sequences import Sequences
 from segue.data.split import Split
 from segue.errors import InputError
-from segue.evaluate.baselines import BASELINES
-from segue.evaluate.evaluate import evaluate
-from segue.evaluate.metrics import summary
-from segue.evaluate.ruler import ModelScorer, Ruler, Scorer
-from segue.evaluate.settings import EvaluateSettings, seen_rule
-from segue.evaluate.trained import training_counts
+from segue.evaluation.baselines import BASELINES
+from segue.evaluation.evaluate import evaluate
+from segue.evaluation.evaluator import ModelScorer, Ruler, Scorer
+from segue.evaluation.metrics import summary
+from segue.evaluation.settings import EvaluateSettings, seen_rule
+from segue.evaluation.training_counts import training_counts
 from segue.models.build import build_model
 from segue.models.checkpoint import load_model
 from segue.models.sequence import SequenceModel

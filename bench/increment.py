@@ -28,7 +28,7 @@ from segue.data.batch import Batch
 from segue.errors import InputError
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.memory import Continuation
+from segue.models.kv_cache import Continuation
 from segue.models.sequence import SequenceModel
 
 ROOT = Path(__file__).parent.parent

@@ -24,7 +24,7 @@ from bench.results import publish
 from segue.index.build import sample_questions
 from segue.index.mol import Cut, MolIndex
 from segue.index.search import share_found
-from segue.models.mol import MixtureOfLogits
+from segue.models.similarity.mol import MixtureOfLogits
 from segue.recommend.recommender import Recommender
 from segue.terminal import TrainDisplay
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from segue.evaluate.metrics import TAILS, Difference, Totals, added_up, differences, intervals, resampled_means
+from segue.evaluation.metrics import TAILS, Difference, Totals, added_up, differences, intervals, resampled_means
 
 SAMPLES = 2000
 NAME = "value"

@@ -23,7 +23,7 @@ from bench.paired import averaged, difference, mean_interval
 from bench.results import publish
 from segue import api
 from segue.errors import SegueError
-from segue.evaluate.metrics import ndcg
+from segue.evaluation.metrics import ndcg
 from segue.folders import digest, partial_of, read_manifest
 from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, complain, say
 

@@ -45,15 +45,15 @@ from bench.results import machine
 from segue import api
 from segue.config import make_settings, read_recipe
 from segue.errors import InputError, SegueError
-from segue.evaluate.baselines.popularity import Popularity
-from segue.evaluate.evaluate import evaluate
-from segue.evaluate.metrics import Difference
-from segue.evaluate.report import Report
+from segue.evaluation.baselines.popularity import Popularity
+from segue.evaluation.evaluate import evaluate
+from segue.evaluation.metrics import Difference
+from segue.evaluation.report import Report
 from segue.folders import digest, partial_of, read_manifest
 from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, complain, say
 
 if TYPE_CHECKING:
-    from segue.train.loop import Step
+    from segue.training.loop import Step
 
 ROOT = Path(__file__).parent.parent
 EVENTS = "events.tsv.gz"

@@ -14,7 +14,7 @@ import msgspec
 
 from segue.config import Settings, make_settings, read_recipe
 from segue.errors import InputError
-from segue.evaluate.metrics import Difference
+from segue.evaluation.metrics import Difference
 from segue.folders import write_json
 
 BEGIN = "<!-- Made by `make results` from bench/results.toml and bench/results.json: edit those. -->"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from segue.errors import InputError
-from segue.evaluate.report import aligned
+from segue.evaluation.report import aligned
 
 NUMBERS = "+-–.0123456789"  # what a cell with a number begins with
 

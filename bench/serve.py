@@ -34,7 +34,7 @@ from bench.results import publish
 from bench.serving import Server, ask, free_port
 from segue.config import read_recipe
 from segue.errors import InputError
-from segue.serve.store import Event, open_store
+from segue.serving.store.store import Event, open_store
 
 USERS = 20_000
 EVENTS_A_USER = 50

@@ -28,8 +28,8 @@ from bench.results import written
 from bench.section import markdown, plain, write_section
 from segue import api
 from segue.errors import SegueError
-from segue.evaluate.metrics import Difference
-from segue.evaluate.window import WindowEvaluation
+from segue.evaluation.metrics import Difference
+from segue.evaluation.window.evaluate import WindowEvaluation
 from segue.folders import read_manifest
 from segue.recommend.recommender import Recommender
 from segue.runs import measure_window, settings_of

@@ -154,7 +154,7 @@ def postgres_url(postgres_server: PostgresServer) -> str:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A real Spark session, which segue finds running. Small: no time is spent on optimising what runs once."""
-    from segue.data.spark_session import open_session
+    from segue.data.spark.session import open_session
 
     small = "--conf spark.sql.shuffle.partitions=2 --conf spark.sql.codegen.wholeStage=false"
     java = "'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'"

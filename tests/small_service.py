@@ -21,17 +21,17 @@ from segue.index.exact import ExactIndex
 from segue.models.build import build_model
 from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender, Seen
-from segue.serve.app import create_app
-from segue.serve.bodies import MOST_BYTES
-from segue.serve.engine import Engine
-from segue.serve.guard import App, Guard
-from segue.serve.keys import Keys
-from segue.serve.lanes import Here
-from segue.serve.metrics import Metrics
-from segue.serve.models import Models, ServedModel
-from segue.serve.server import listening_socket
-from segue.serve.service import Service
-from segue.serve.store import open_store
+from segue.serving.engine.channel import Here
+from segue.serving.engine.engine import Engine
+from segue.serving.engine.models import Models, ServedModel
+from segue.serving.http.app import create_app
+from segue.serving.http.bodies import MOST_BYTES
+from segue.serving.http.guard import App, Guard
+from segue.serving.http.keys import Keys
+from segue.serving.http.metrics import Metrics
+from segue.serving.http.server import listening_socket
+from segue.serving.service import Service
+from segue.serving.store.store import open_store
 
 Client = TestClient[Litestar]
 

@@ -16,8 +16,8 @@ import pytest
 
 from segue.demo import planted, run_demo, shop, tour
 from segue.errors import FolderError, InputError
-from segue.serve.settings import ServiceSettings
-from segue.serve.store import open_store
+from segue.serving.settings import ServiceSettings
+from segue.serving.store.store import open_store
 
 HEADER = "InvoiceNo,StockCode,Description,Quantity,InvoiceDate,UnitPrice,CustomerID,Country"
 ROWS = [

@@ -26,18 +26,20 @@ DIRECTION = [
     {"data"},
     {"layers"},
     {"models"},
-    {"objective", "evaluate", "index"},
-    {"train", "recommend"},
+    {"process_group"},
+    {"objective", "evaluation", "index"},
+    {"training", "recommend"},
     {"slim"},
     {"export"},
     {"config"},
     {"runs"},
-    {"api", "serve", "tune", "testing"},
+    {"api", "serving", "tuning", "testing"},
     {"terminal"},
     {"demo"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(DIRECTION) for room in rooms}
+CALLED_BY_CLI = {None, "cli", "errors", "terminal", "api", "serving", "tuning", "demo"}
 NOT_YET: set[str] = set()
 WINDOW = "segue"  # the package itself, `__init__.py` and `__main__.py`: it shows what is public and nobody imports it
 PUBLIC = {"prepare", "train", "load", "evaluate", "compare", "embed", "add_items", "Recommender", "Data", "Report"}
@@ -98,11 +100,14 @@ def _not_for_this_room(one: Import) -> bool:
     outside = one.module.split(".")[0]
     return (
         (one.room in ("errors", "folders", "data") and outside == "torch")
-        or (one.room != "serve" and outside in ("litestar", "uvicorn", "starlette"))
-        or (one.room == "serve" and one.target in ("train", "objective"))
+        or (one.room != "serving" and outside in ("litestar", "uvicorn", "starlette"))
+        or (one.room == "serving" and one.target in ("training", "objective"))
         or one.target == "testing" != one.room  # it is for tests alone
         or outside in ("pytest", "_pytest", "hypothesis")
-        or (one.room == "cli" and one.target not in (None, "cli", "errors", "terminal", "api", "serve", "tune", "demo"))
+        or (
+            one.room == "cli"
+            and one.target not in (None, "cli", "errors", "terminal", "api", "serving", "tuning", "demo")
+        )
     )
 
 
@@ -125,16 +130,16 @@ def test_imports_keep_the_direction(sources: dict[str, str]) -> None:
         ("data/batch.py", "import torch"),
         ("data/batch.py", "def late():\n    from torch import nn"),
         ("data/batch.py", "from segue.layers.packed import tensors"),
-        ("evaluate/ranks.py", "from segue.index import exact"),
-        ("train/loop.py", "from segue.recommend.recommender import Recommender"),
-        ("models/build.py", "from ..train import loop"),
+        ("evaluation/ranks.py", "from segue.index import exact"),
+        ("training/loop.py", "from segue.recommend.recommender import Recommender"),
+        ("models/build.py", "from ..training import loop"),
         ("models/build.py", "from .. import config"),
-        ("api.py", "from segue import serve"),
+        ("api.py", "from segue import serving"),
         ("api.py", "from segue import Recommender"),
         ("api.py", "import segue\nsegue.prepare('log.csv')"),
         ("cli.py", "import litestar"),
         ("cli.py", "from segue.data.prepare import prepare"),
-        ("serve/app.py", "from segue.train.loop import fit"),
+        ("serving/http/app.py", "from segue.training.loop import fit"),
         ("demo/tour.py", "from segue.testing import check_encoder"),
         ("testing/laws.py", "from segue.api import train"),
         ("testing/laws.py", "import pytest"),
@@ -149,9 +154,9 @@ def test_a_wrong_import_is_seen(file: str, source: str) -> None:
     [
         ("layers/packed.py", "import torch\nfrom segue.data.batch import Batch"),
         ("data/split.py", "from .sequences import Sequences\nfrom segue.errors import InputError"),
-        ("demo/tour.py", "from segue import api, serve"),
-        ("testing/learning.py", "from segue.train.optimiser import optimiser\nfrom segue.testing.cases import Case"),
-        ("serve/app.py", "import litestar"),
+        ("demo/tour.py", "from segue import api, serving"),
+        ("testing/learning.py", "from segue.training.optimiser import optimiser\nfrom segue.testing.cases import Case"),
+        ("serving/http/app.py", "import litestar"),
         ("api.py", "import segue\nprint(segue.__version__)"),
         ("__init__.py", "from segue.api import prepare"),
     ],

@@ -25,9 +25,9 @@ from segue import api
 from segue.config import make_settings, read_recipe, recipe_names
 from segue.data.sequences import Sequences
 from segue.errors import InputError
-from segue.evaluate.metrics import ndcg
-from segue.evaluate.report import Report
-from segue.train.loop import Step
+from segue.evaluation.metrics import ndcg
+from segue.evaluation.report import Report
+from segue.training.loop import Step
 
 ROOT = Path(__file__).parent.parent
 OURS = Places(

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from segue import testing
-from segue.layers.one_token import OneToken
+from segue.layers.attention.one_token import OneToken
 from segue.layers.packed import PackedBatch, pack, pad
-from segue.layers.positions import LearnedPositions
-from segue.models.bert4rec import bert4rec
+from segue.layers.positions.positions import LearnedPositions
 from segue.models.build import Builder
+from segue.models.encoders.bert4rec import bert4rec
+from segue.models.encoders.sasrec import sasrec
 from segue.models.inputs import make_inputs
-from segue.models.items import ItemTable
-from segue.models.sasrec import sasrec
+from segue.models.items.tables import ItemTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.models.similarity import Dot
-from segue.models.start import xavier_start
+from segue.models.similarity.dot import Dot
+from segue.models.weight_init import xavier_start
 from segue.testing import Case
 
 

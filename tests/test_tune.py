@@ -16,14 +16,14 @@ import pytest
 from planted_logs import cycle_log
 
 import segue
-import segue.tune.search as search_room
+import segue.tuning.search as search_room
 from segue.config import Settings, make_settings, read_recipe, recipe_names
 from segue.errors import FolderError, SegueError, SettingsError, TrainingError
-from segue.train import codes
-from segue.tune import Step, TrialRecord, Tuning, tune, tuning_table
-from segue.tune import study as study_room
-from segue.tune.report import Outcome
-from segue.tune.space import LOSS, SPACE, LogFacts, belonging, laid_over, own_values, rounded, space_for
+from segue.training import item_codes as codes
+from segue.tuning import Step, TrialRecord, Tuning, tune, tuning_table
+from segue.tuning import study as study_room
+from segue.tuning.report import Outcome
+from segue.tuning.space import LOSS, SPACE, LogFacts, belonging, laid_over, own_values, rounded, space_for
 
 SMALL = LogFacts(items=12, events=600, longest=12)
 LARGE = LogFacts(items=3_416, events=988_000, longest=2_300)
@@ -331,7 +331,7 @@ def test_settings_that_do_not_fit_into_memory_are_a_failed_trial(
     def too_large(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("segue.tune.search.choose_epoch", too_large)
+    monkeypatch.setattr("segue.tuning.search.choose_epoch", too_large)
     with pytest.raises(TrainingError, match="nothing to choose from"):
         tune(cycle_data, out=tmp_path / "search", recipe=quick_recipe, trials=1)
     assert (tmp_path / "search" / "trials.csv").read_text().splitlines()[1].startswith("1,failed,,0,")

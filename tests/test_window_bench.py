@@ -24,10 +24,10 @@ from segue.data.batch import Batch
 from segue.data.sequences import Sequences
 from segue.data.split import split_time
 from segue.errors import InputError
-from segue.evaluate.metrics import Difference
-from segue.evaluate.ranks import MISS
-from segue.evaluate.settings import EvaluateSettings
-from segue.evaluate.window import WindowEvaluation, evaluate_window
+from segue.evaluation.metrics import Difference
+from segue.evaluation.ranks import MISS
+from segue.evaluation.settings import EvaluateSettings
+from segue.evaluation.window.evaluate import WindowEvaluation, evaluate_window
 from segue.folders import read_manifest
 
 USERS = np.arange(40)

@@ -15,16 +15,16 @@ import numpy as np
 from segue.data.dataset import Data
 from segue.data.prepare import prepare
 from segue.data.settings import EngineName, on_spark
-from segue.data.summary import summary_lines
+from segue.data.write.summary import summary_lines
 from segue.errors import FolderError, InputError, SettingsError
 from segue.folders import read_manifest, verify_contents
 from segue.recommend.answers import BEAM, UNTIMED
 
 if TYPE_CHECKING:
     from segue.config import About, Settings
-    from segue.evaluate.compare import Comparison, MeasuredRun
-    from segue.evaluate.report import Report
-    from segue.evaluate.window_report import WindowReport
+    from segue.evaluation.compare import Comparison, MeasuredRun
+    from segue.evaluation.report import Report
+    from segue.evaluation.window.report import WindowReport
     from segue.export import Export
     from segue.models.build import Builder
     from segue.recommend.answers import Explanation
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from segue.recommend.new_items import ItemsAdded
     from segue.recommend.recommender import Recommender
     from segue.recommend.workers import Workers
-    from segue.train.loop import Step
+    from segue.training.loop import Step
 
 __all__ = [
     "BEAM",
@@ -70,7 +70,7 @@ def __getattr__(name: str) -> Any:
 
         return Recommender
     if name == "Report":
-        from segue.evaluate.report import Report
+        from segue.evaluation.report import Report
 
         return Report
     raise AttributeError(f"module 'segue.api' has no attribute {name!r}")
@@ -270,7 +270,7 @@ def _evaluate_window(
 
 def kept_report(recommender: Recommender) -> Report:
     """The report in a run folder."""
-    from segue.evaluate.report import Report
+    from segue.evaluation.report import Report
 
     assert recommender.folder is not None
     verify_contents(recommender.folder, recommender.manifest, "run", names=("metrics.json",))
@@ -279,15 +279,15 @@ def kept_report(recommender: Recommender) -> Report:
 
 def report_table(report: Report | WindowReport) -> str:
     """A report as lines for a terminal."""
-    from segue.evaluate.report import Report, table
-    from segue.evaluate.window_report import window_table
+    from segue.evaluation.report import Report, table
+    from segue.evaluation.window.report import window_table
 
     return table(report) if isinstance(report, Report) else window_table(report)
 
 
 def compare(runs: Sequence[Path | str]) -> Comparison:
     """Set runs side by side, with paired intervals of their differences to the first."""
-    from segue.evaluate.compare import compare as side_by_side
+    from segue.evaluation.compare import compare as side_by_side
 
     measured = [_measured(Path(run)) for run in runs]
     return side_by_side(measured, users=_case_users(Path(runs[0]), measured[0].report))
@@ -304,14 +304,14 @@ def _case_users(run: Path, report: Report) -> np.ndarray | None:
 
 def comparison_table(comparison: Comparison) -> str:
     """A comparison as lines for a terminal."""
-    from segue.evaluate.compare import comparison_table as lines
+    from segue.evaluation.compare import comparison_table as lines
 
     return lines(comparison)
 
 
 def write_comparison(comparison: Comparison, path: Path) -> None:
     """A comparison as a self-contained page with plots."""
-    from segue.evaluate.page import html
+    from segue.evaluation.comparison_page import html
 
     _write_page(html(comparison), path)
 
@@ -368,7 +368,7 @@ def add_items(
     item: the catalogue's column of the id, where it is not found by its usual names.
     encoder: as for `load`, where `run` is a folder.
     """
-    from segue.data.new_items import read_items
+    from segue.data.read.new_items import read_items
     from segue.recommend.new_items import ItemsAdded
     from segue.recommend.recommender import Recommender
 
@@ -395,8 +395,8 @@ def _write_page(page: str, path: Path) -> None:
 
 
 def _measured(folder: Path) -> MeasuredRun:
-    from segue.evaluate.compare import MeasuredRun
-    from segue.evaluate.report import Report
+    from segue.evaluation.compare import MeasuredRun
+    from segue.evaluation.report import Report
 
     manifest = read_manifest(folder, "run")
     verify_contents(folder, manifest, "run", names=("metrics.json", "ranks.npy", "history.jsonl"))

@@ -15,7 +15,7 @@ from segue.errors import InputError, SegueError
 from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, complain, duration, epoch_of, say
 
 if TYPE_CHECKING:
-    from segue.tune import Step, TrialRecord, Tuning
+    from segue.tuning import Step, TrialRecord, Tuning
 
 app = typer.Typer(
     name="segue",
@@ -305,8 +305,8 @@ def tune(
     json: Json = False,
 ) -> None:
     """Search for the loss, length, width and so on that suit a data folder; the result is a recipe."""
-    from segue.tune import tune as search
-    from segue.tune import tuning_table
+    from segue.tuning import tune as search
+    from segue.tuning import tuning_table
 
     with Display(quiet=json) as display:
         try:
@@ -339,7 +339,7 @@ def _show_trial(display: Display, trial: int, step: Step) -> None:
 
 def _trial_line(record: TrialRecord, tuning: Tuning) -> str:
     """A trial that is over: how it did, and what was new in it."""
-    from segue.tune import changes_text
+    from segue.tuning import changes_text
 
     score = "no score" if record.score is None else f"ndcg@10 {record.score:.4f}"
     best = " (best)" if record == tuning.best else ""
@@ -839,9 +839,9 @@ def serve(
     json: Json = False,
 ) -> None:
     """Answer over HTTP, live: every event changes the next answer."""
-    from segue.serve.server import fill_histories
-    from segue.serve.server import serve as serve_runs
-    from segue.serve.settings import ServiceSettings
+    from segue.serving.http.server import fill_histories
+    from segue.serving.http.server import serve as serve_runs
+    from segue.serving.settings import ServiceSettings
 
     settings = ServiceSettings(
         runs=tuple(runs),

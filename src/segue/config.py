@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from segue.errors import SettingsError
-from segue.evaluate.settings import EvaluateSettings
+from segue.evaluation.settings import EvaluateSettings
 from segue.index.settings import IndexSettings, refuse_misfit
 from segue.models.settings import BIDIRECTIONAL, CONTINUING, ModelSettings
 from segue.objective.settings import SAMPLED, ObjectiveSettings
-from segue.train.settings import TrainSettings
+from segue.training.settings import TrainSettings
 
 DEFAULT_RECIPE = "default"
 CHANGEABLE = ("train.epochs", "train.patience", "train.learning_rate", "train.threads", "train.device")

@@ -34,30 +34,30 @@ from segue.config import (
 )
 from segue.data.dataset import Data
 from segue.errors import FolderError, InputError, SettingsError
-from segue.evaluate.evaluate import Evaluation, evaluate
-from segue.evaluate.ruler import ModelScorer, Ruler
-from segue.evaluate.settings import SeenRule, seen_rule
-from segue.evaluate.trained import counts_before, training_counts
-from segue.evaluate.window import WindowEvaluation, evaluate_window
+from segue.evaluation.evaluate import Evaluation, evaluate
+from segue.evaluation.evaluator import ModelScorer, Ruler
+from segue.evaluation.settings import SeenRule, seen_rule
+from segue.evaluation.training_counts import counts_before, training_counts
+from segue.evaluation.window.evaluate import WindowEvaluation, evaluate_window
 from segue.index.build import build_index, index_facts, sample_questions
-from segue.layers.team import ALONE, Team
-from segue.models.assign import shared_codes
 from segue.models.build import Builder, builder_name, refuse_other_builder
 from segue.models.checkpoint import save_model, saved_texts
-from segue.models.codes import CodeTable
-from segue.models.content import ContentTable
 from segue.models.facts import facts_of, refuse_silence
+from segue.models.items.code_assignment import shared_codes
+from segue.models.items.coded import CodeTable
+from segue.models.items.content import ContentTable
 from segue.models.sequence import SequenceModel
-from segue.models.texts import TextEncoder
-from segue.objective.positive import PositiveEvents
+from segue.models.text.encoder import TextEncoder
+from segue.objective.tasks.positive import PositiveEvents
+from segue.process_group import ALONE, Team
 from segue.recommend.embed import run_digest
 from segue.recommend.recommender import Recommender
-from segue.train.codes import CODES, CODES_ALL, kept_codes
-from segue.train.loop import Step
-from segue.train.processes import DeathsError, joined, launchers, on_processes
-from segue.train.run import CHOOSING, EVERYTHING, Recipe, choose_epoch, finished, train_for
-from segue.train.start import START, START_ALL, TRAINED, fill_codes, write_start
-from segue.train.state import Progress, read_progress
+from segue.training.distributed.processes import DeathsError, joined, launchers, on_processes
+from segue.training.item_codes import CODES, CODES_ALL, kept_codes
+from segue.training.loop import Step
+from segue.training.run import CHOOSING, EVERYTHING, Recipe, choose_epoch, finished, train_for
+from segue.training.state import Progress, read_progress
+from segue.training.warm_start import START, START_ALL, TRAINED, fill_codes, write_start
 
 SETTINGS, BELONGING = "settings.toml", "data.json"
 SHARED_WITHIN = 30.0  # seconds in which a file that one machine has written is seen by the others

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from segue.errors import SegueError
 
 if TYPE_CHECKING:
-    from segue.train.loop import Step
+    from segue.training.loop import Step
 
 SECONDS_BETWEEN_LINES = 10.0
 

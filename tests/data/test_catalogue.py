@@ -8,7 +8,7 @@ import pytest
 from event_logs import write_csv
 
 from segue.data.prepare import prepare
-from segue.data.summary import summary_lines
+from segue.data.write.summary import summary_lines
 from segue.errors import InputError
 
 

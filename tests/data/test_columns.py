@@ -3,8 +3,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from segue.data.arrow_input import TableInput
-from segue.data.columns import Columns, find_columns
+from segue.data.read.arrow import TableInput
+from segue.data.read.columns import Columns, find_columns
 from segue.data.settings import PrepareSettings
 from segue.errors import InputError, SettingsError
 

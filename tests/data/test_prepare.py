@@ -16,10 +16,11 @@ from event_logs import digests, histories, seconds, write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.data import delimited, events
 from segue.data.dataset import Data
 from segue.data.prepare import prepare
-from segue.data.summary import summary_lines
+from segue.data.read import delimited
+from segue.data.write import events
+from segue.data.write.summary import summary_lines
 
 EVERYONE: dict[str, Any] = {"min_user": 1, "min_item": 1}
 Event = tuple[str, str, int]

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from event_logs import HEADER, csv_text
 
-from segue.data import delimited, json_lines
-from segue.data.blocks import Malformed
-from segue.data.reader import open_file
+from segue.data.read import delimited, json_lines
+from segue.data.read.blocks import Malformed
+from segue.data.read.log import open_file
 from segue.errors import InputError
 
 ROWS = [("ann", "tea", "1"), ("bob", "rye, dark", "2"), ("ann", 'a "b" c', "3"), ("çé☕", "007", "4")]

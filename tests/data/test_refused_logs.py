@@ -13,9 +13,9 @@ import pytest
 from event_logs import histories, write_csv
 
 from segue import folders
-from segue.data import writer
 from segue.data.dataset import Data
 from segue.data.prepare import prepare
+from segue.data.write import writer
 from segue.errors import FolderError, InputError, SegueError, SettingsError
 
 

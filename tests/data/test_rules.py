@@ -10,8 +10,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from segue.data.rules import judge, k_core
-from segue.data.times import TimeRule
+from segue.data.read.times import TimeRule
+from segue.data.rules.judge import judge, k_core
 
 ENGINES: dict[str, Callable[..., Any]] = {"polars": pl.LazyFrame, "arrow": pa.table}
 LOG = {

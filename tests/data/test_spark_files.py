@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from segue.data.columns import Columns
-from segue.data.gather import known_log
-from segue.data.reader import LogBlock, open_inputs, read_blocks, time_type
+from segue.data.read.columns import Columns
+from segue.data.read.gather import known_log
+from segue.data.read.log import LogBlock, open_inputs, read_blocks, time_type
 from segue.data.settings import PrepareSettings
-from segue.data.spark_reader import SparkSource, _plain, _TextFiles, _worked, open_source
-from segue.data.spark_session import explained, open_session
+from segue.data.spark.reader import SparkSource, _plain, _TextFiles, _worked, open_source
+from segue.data.spark.session import explained, open_session
 from segue.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("spark")

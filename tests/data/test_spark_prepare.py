@@ -19,9 +19,9 @@ from command_line import CommandLine
 from event_logs import csv_text, digests
 from py4j.protocol import Py4JJavaError
 
-from segue.data import spark_session
 from segue.data.dataset import Data
 from segue.data.prepare import prepare
+from segue.data.spark import session as spark_session
 from segue.demo import planted, shop
 from segue.errors import InputError, SettingsError
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segue.data.read.time_format import TimeFormat
+from segue.data.read.times import TimeRule, decide, forced_rule, mixture, moment, read_times, votes
 from segue.data.settings import PrepareSettings
-from segue.data.time_format import TimeFormat
-from segue.data.times import TimeRule, decide, forced_rule, mixture, moment, read_times, votes
 from segue.errors import SettingsError
 
 MICRO = 1_000_000

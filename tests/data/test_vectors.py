@@ -11,8 +11,8 @@ from event_logs import write_csv
 
 from segue.data.dataset import Data
 from segue.data.prepare import prepare
-from segue.data.summary import summary_lines
 from segue.data.vocabulary import Vocabulary
+from segue.data.write.summary import summary_lines
 from segue.errors import InputError
 
 VECTORS = {"x": [1.0, 2.0], "007": [3.0, 4.5]}

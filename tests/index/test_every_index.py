@@ -22,7 +22,7 @@ from segue.index.exact import ExactIndex
 from segue.index.mol import Cut, MolIndex
 from segue.index.search import ItemIndex, Ragged, recall
 from segue.index.settings import IndexSettings
-from segue.models.mol import Mixture
+from segue.models.similarity.mol import Mixture
 
 
 @dataclass(frozen=True)

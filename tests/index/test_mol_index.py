@@ -19,8 +19,8 @@ from segue.index import mol as mol_index
 from segue.index.mol import Cut, Groups, MolIndex, alike
 from segue.index.search import ItemIndex, Ragged
 from segue.layers.dropout import draw_from
-from segue.models import mol as mol_model
-from segue.models.mol import Mixture, Side
+from segue.models.similarity import mol as mol_model
+from segue.models.similarity.mol import Mixture, Side
 
 EVERYTHING = Cut(averaged=10**9)
 

@@ -9,7 +9,7 @@ import pytest
 from small_service import asked_in_process, ids, post_events
 
 import segue
-from segue.serve.embedded import application
+from segue.serving.embedded import application
 
 SHORT = ("model.width=16", "model.dropout=0", "train.epochs=8", "train.patience=8", "train.tokens=80")
 QUICK = ("train.learning_rate=1e-2", "train.averaging=0", "train.warmup=0", "train.threads=1", "evaluate.seen=keep")

@@ -13,9 +13,9 @@ from planted_logs import cycle_log
 import segue
 from segue.index.codes import CodeIndex
 from segue.models.checkpoint import load_model
-from segue.models.codes import CodeTable
+from segue.models.items.coded import CodeTable
 from segue.slim import SlimRecommender
-from segue.train import codes
+from segue.training import item_codes as codes
 
 CODED = ("model.items=codes", "model.code_parts=4", "model.code_values=8", "train.epochs=12", "train.patience=12")
 

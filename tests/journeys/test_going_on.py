@@ -16,7 +16,7 @@ from planted_logs import cycle_log
 import segue
 from segue.models.checkpoint import load_model
 from segue.recommend.embed import run_digest
-from segue.train.loop import Step
+from segue.training.loop import Step
 
 LONG = ("--set", "train.epochs=8", "--set", "train.patience=8")
 

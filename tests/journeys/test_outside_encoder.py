@@ -16,15 +16,15 @@ from small_service import asked_in_process, ids, post_events
 import segue
 from segue.errors import FolderError, InputError, SegueError, SettingsError
 from segue.models.build import builder_name
-from segue.models.esasrec import esasrec
-from segue.models.items import ItemTable
-from segue.models.sasrec import sasrec
+from segue.models.encoders.esasrec import esasrec
+from segue.models.encoders.sasrec import sasrec
+from segue.models.items.tables import ItemTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.serve.embedded import application
-from segue.serve.engine import Engine
-from segue.serve.settings import ServiceSettings
-from segue.train.loop import Step
+from segue.serving.embedded import application
+from segue.serving.engine.engine import Engine
+from segue.serving.settings import ServiceSettings
+from segue.training.loop import Step
 
 NAME = f"{__name__}:mine"
 RUN_FILES = ("weights.safetensors", "history.jsonl", "ranks.npy", "metrics.json", "items.parquet", "index.safetensors")

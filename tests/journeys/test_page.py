@@ -19,7 +19,7 @@ from small_service import guarded, on_a_socket, small_service, tiny_recommender
 
 from bench.serving import Server, free_port
 from segue.recommend.recommender import Recommender
-from segue.serve.keys import Keys
+from segue.serving.http.keys import Keys
 
 HACK = "window.hacked = true"
 TAG = f'<img src=x onerror="{HACK}">'

@@ -21,7 +21,7 @@ from segue.config import recipe_names
 from segue.demo.planted import write_planted_shop
 from segue.demo.shop import cache_folder, clean, fetch
 from segue.errors import FolderError, InputError, SettingsError, TrainingError
-from segue.train.loop import Step
+from segue.training.loop import Step
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine
 
-from segue.tune import search
+from segue.tuning import search
 
 
 def test_from_a_search_to_a_run(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
@@ -50,13 +50,13 @@ def test_ctrl_c_says_how_to_go_on(
 
 
 def test_without_optuna(line: CommandLine, cycle_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("segue.tune.search", "segue.tune.study"):
+    for name in ("segue.tuning.search", "segue.tuning.study"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
     line.refuses("tune", cycle_data, "--out", "tuned", says=("needs optuna", "pip install 'segue[tune]'"))
 
 
 def test_optuna_is_imported_only_when_it_is_needed() -> None:
-    code = "import sys, segue.cli, segue.tune\nsys.exit('optuna was imported' if 'optuna' in sys.modules else 0)"
+    code = "import sys, segue.cli, segue.tuning\nsys.exit('optuna was imported' if 'optuna' in sys.modules else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

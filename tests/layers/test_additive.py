@@ -8,8 +8,8 @@ from packed_users import assert_close, normal
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from segue.layers import additive
-from segue.layers.additive import Activation, additive_scores
+from segue.layers.attention import additive
+from segue.layers.attention.additive import Activation, additive_scores
 
 ACTIVATIONS: tuple[Activation, ...] = ("tanh", "hard-sigmoid")
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)

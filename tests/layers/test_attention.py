@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_twins import torch_attention
 
-from segue.layers.attention import Attention, Relative
-from segue.layers.hard_attention import Choice
+from segue.layers.attention.attention import Attention, Relative
+from segue.layers.attention.hard_attention import Choice
+from segue.layers.attention.scores import ScoreKind
 from segue.layers.packed import PackedBatch, pack
-from segue.layers.positions import RelativeBuckets, Rotary
-from segue.layers.scores import ScoreKind
+from segue.layers.positions.positions import RelativeBuckets, Rotary
 
 # G1: queries, keys and values of the eight tokens, one head of width two.
 G1_ROWS = [[0, 0], [0, 0.6], [0.1, 0.2], [0, 0.3], [-0.1, 0.4], [0, 0.5], [-0.2, 0.6], [0, 0.7]]
@@ -499,7 +499,7 @@ def test_the_fused_kernel_is_called_where_it_is_said_to_be(monkeypatch: pytest.M
         calls.append("fused")
         return real(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("segue.layers.attention.fused_attention", counted)
+    monkeypatch.setattr("segue.layers.attention.attention.fused_attention", counted)
     x, batch = normal(6, 4), batch_of(2, 1, 3)
     for name in VARIANTS:
         for gradients in (True, False):

@@ -10,8 +10,8 @@ import torch
 from packed_users import assert_close, normal
 from torch import Tensor
 
-from segue.layers.hard_attention import chosen
-from segue.layers.scores import Additive, Bilinear, ScoreKind, make_score
+from segue.layers.attention.hard_attention import chosen
+from segue.layers.attention.scores import Additive, Bilinear, ScoreKind, make_score
 
 KINDS: tuple[ScoreKind, ...] = ("dot", "scaled-dot", "bilinear", "additive")
 every_kind = pytest.mark.parametrize("kind", KINDS)

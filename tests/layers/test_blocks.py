@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_twins import torch_encoder
 
-from segue.layers.attention import Attention, Relative
-from segue.layers.blocks import FeedForward, GatedBlock, PostNormBlock, PreNormBlock, SASRecBlock, SwiGLU
+from segue.layers.attention.attention import Attention, Relative
+from segue.layers.attention.scores import ScoreKind
+from segue.layers.blocks.transformer import FeedForward, GatedBlock, PostNormBlock, PreNormBlock, SASRecBlock, SwiGLU
 from segue.layers.dropout import draw_from
 from segue.layers.packed import PackedBatch
-from segue.layers.positions import RelativeBuckets, Rotary
-from segue.layers.scores import ScoreKind
+from segue.layers.positions.positions import RelativeBuckets, Rotary
 
 G_TOKENS = [[1.0, 0, -1], [0.5, 1, 0]]
 Kind = type[SASRecBlock] | type[GatedBlock] | type[PreNormBlock] | type[PostNormBlock]

@@ -10,7 +10,7 @@ from packed_users import assert_close, batch_of, normal
 from torch import Tensor
 from torch.nn import functional
 
-from segue.layers.convolution import CaserBlock, CausalConvolution, DilatedBlock, earlier, windows
+from segue.layers.blocks.convolution import CaserBlock, CausalConvolution, DilatedBlock, earlier, windows
 from segue.layers.packed import PackedBatch
 
 

@@ -12,7 +12,7 @@ from packed_users import assert_close, normal
 from torch import Tensor
 from torch_twins import torch_decoder
 
-from segue.layers.blocks import DecoderBlock, Decoding
+from segue.layers.blocks.transformer import DecoderBlock, Decoding
 from segue.layers.dropout import draw_from
 
 Norm = Literal["pre", "post"]

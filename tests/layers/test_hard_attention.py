@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from packed_users import assert_close, most_chi_square, normal
 from torch import Tensor
 
-from segue.layers.hard_attention import (
+from segue.layers.attention.hard_attention import (
     Choice,
     Chosen,
     chosen,

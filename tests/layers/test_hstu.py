@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from segue.layers import silu_attention as kernel
-from segue.layers.hstu import HSTUBlock
+from segue.layers.attention import silu_attention as kernel
+from segue.layers.attention.silu_attention import place_bias, silu_attention
+from segue.layers.blocks.hstu import HSTUBlock
 from segue.layers.packed import PackedBatch
-from segue.layers.silu_attention import place_bias, silu_attention
-from segue.layers.time_buckets import BUCKETS, time_buckets
+from segue.layers.positions.time_buckets import BUCKETS, time_buckets
 
 GOLDEN_TIMES, GOLDEN_ASKED = [100, 160, 3760], 90160
 

@@ -10,11 +10,11 @@ from packed_users import assert_close, batch_of, normal
 from torch import Tensor
 from torch.nn import functional
 
+from segue.layers.attention.hard_attention import Choice, chosen
+from segue.layers.attention.scores import Additive, ScoreKind
+from segue.layers.blocks.narm import NarmBlock
 from segue.layers.dropout import draw_from
-from segue.layers.hard_attention import Choice, chosen
-from segue.layers.narm import NarmBlock
 from segue.layers.packed import pack, pad
-from segue.layers.scores import Additive, ScoreKind
 
 every_score = pytest.mark.parametrize("scores", get_args(ScoreKind))
 every_choice = pytest.mark.parametrize("choice", get_args(Choice))
@@ -81,7 +81,7 @@ def test_the_fused_kernel_mixes_by_the_weights_that_are_shown(
         calls.append(how)
         return functional.scaled_dot_product_attention(*tensors, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("segue.layers.narm.fused_attention", counted)
+    monkeypatch.setattr("segue.layers.blocks.narm.fused_attention", counted)
     block, batch, x = block_of(4, scores, temperature=temperature), batch_of(3, 1, 6), normal(10, 4)
     weights = block.attention_weights(x, batch)[:, 0]
     mixed = pack(weights @ pad(x, batch), batch)

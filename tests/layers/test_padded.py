@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from segue.data.batch import Batch
-from segue.layers import time_buckets as module
 from segue.layers.packed import PackedBatch, tensors
 from segue.layers.padded import PaddedBatch
-from segue.layers.time_buckets import EDGES, time_buckets, time_buckets_by_edges
+from segue.layers.positions import time_buckets as module
+from segue.layers.positions.time_buckets import EDGES, time_buckets, time_buckets_by_edges
 
 NAMES = ("items", "times", "values", "position", "position_from_newest", "next_times")
 PAIRS = ("buckets_at_next", "buckets_at_own")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.layers.periods import ABSOLUTE, RELATIVE, Periods, log_seconds, log_spaced
+from segue.layers.positions.periods import ABSOLUTE, RELATIVE, Periods, log_seconds, log_spaced
 
 DAY = 86_400
 

@@ -9,7 +9,7 @@ import torch
 from packed_users import assert_close, batch_of, normal
 from torch import Tensor, nn
 
-from segue.layers.recurrent import GRUBlock
+from segue.layers.blocks.recurrent import GRUBlock
 
 
 def block_of(width: int, seed: int = 0) -> GRUBlock:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from segue.layers.attention import Attention
-from segue.layers.blocks import DecoderBlock, FeedForward, PostNormBlock, PreNormBlock
+from segue.layers.attention.attention import Attention
+from segue.layers.blocks.transformer import DecoderBlock, FeedForward, PostNormBlock, PreNormBlock
 
 
 def torch_attention(ours: Attention) -> nn.MultiheadAttention:

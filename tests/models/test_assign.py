@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from segue.data.sequences import Sequences
 from segue.data.split import split_last
-from segue.models import assign, decomposition
-from segue.models.assign import assigned_codes, even_bins, learned_codes, shared_codes
-from segue.models.decomposition import right_directions
+from segue.models.items import code_assignment as assign
+from segue.models.items import svd as decomposition
+from segue.models.items.code_assignment import assigned_codes, even_bins, learned_codes, shared_codes
+from segue.models.items.svd import right_directions
 from segue.models.settings import ModelSettings
 
 N_ITEMS = 40

@@ -15,16 +15,16 @@ from segue.data.batch import Batch
 from segue.errors import SettingsError
 from segue.index.exact import ExactIndex
 from segue.index.search import Ragged
-from segue.layers.blocks import PostNormBlock
+from segue.layers.blocks.transformer import PostNormBlock
 from segue.layers.packed import PackedBatch, tensors
-from segue.models.bert4rec import MaskedHead
 from segue.models.build import build_model
+from segue.models.encoders.bert4rec import MaskedHead
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
+from segue.objective.losses.softmax import full_softmax
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.softmax import full_softmax
-from segue.objective.task import MaskedItem
+from segue.objective.tasks.examples import MaskedItem
 
 N_ITEMS = 5
 MASK = 6

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from segue.data.batch import Batch
 from segue.errors import SettingsError
-from segue.layers.blocks import GatedBlock, SASRecBlock
+from segue.layers.blocks.transformer import GatedBlock, SASRecBlock
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.models import clusters
-from segue.models.clusters import Clusters
+from segue.models.items import clusters
+from segue.models.items.clusters import Clusters
 
 
 def seeded(seed: int) -> torch.Generator:

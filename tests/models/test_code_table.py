@@ -14,12 +14,12 @@ from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError, SettingsError
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS, build_model
-from segue.models.carry import carry_over
 from segue.models.checkpoint import load_model, save_model
-from segue.models.codes import CodeTable
 from segue.models.facts import NO_FACTS, Facts
+from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
+from segue.models.warm_start import carry_over
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.testing.cases import Case, batch_of, packed_of, random_users
@@ -74,7 +74,7 @@ def test_the_example_on_paper() -> None:
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_scores_are_those_of_vectors_written_out(similarity: str, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("segue.models.codes.AT_A_TIME", 7)
+    monkeypatch.setattr("segue.models.items.coded.AT_A_TIME", 7)
     model = model_of(similarity=similarity, tied=tied)
     table, codes = table_of(model), codes_of()
     vectors = torch.zeros(N_ITEMS + 1, 8)

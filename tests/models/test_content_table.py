@@ -17,9 +17,9 @@ from segue.errors import InputError, SettingsError
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS, build_model
 from segue.models.checkpoint import load_model, save_model
-from segue.models.content import ContentTable
 from segue.models.facts import Facts, facts_of, refuse_silence
-from segue.models.items import CategoryTable, IdTable
+from segue.models.items.content import ContentTable
+from segue.models.items.tables import CategoryTable, IdTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import BIDIRECTIONAL, UNPLACED, ModelSettings
 from segue.objective.objective import Objective

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.convolution import CaserBlock, DilatedBlock
+from segue.layers.blocks.convolution import CaserBlock, DilatedBlock
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.models.hashed_texts import HashedTexts, _terms_of
+from segue.models.text.hashed import HashedTexts, _terms_of
 
 TITLES = [
     "Red Shoe, size 40",

@@ -21,7 +21,7 @@ from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
 from segue.models.facts import Facts
 from segue.models.inputs import CombinedInputs, RatedInputs
-from segue.models.items import CategoryTable
+from segue.models.items.tables import CategoryTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 

@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from segue.errors import SettingsError
 from segue.layers.dropout import draw_from
-from segue.models import mol
 from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
-from segue.models.mol import Mixture, MixtureOfLogits, gates, imbalance, make_similarity, mixed
 from segue.models.settings import ModelSettings
-from segue.models.similarity import Dot
-from segue.models.start import xavier_start
+from segue.models.similarity import mol
+from segue.models.similarity.dot import Dot
+from segue.models.similarity.mol import Mixture, MixtureOfLogits, gates, imbalance, make_similarity, mixed
+from segue.models.weight_init import xavier_start
 
 WIDTH = 6
 NUMBERS: dict[str, Any] = {

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from segue.models.clusters import Clusters
-from segue.models.product import turned_parts
+from segue.models.items.clusters import Clusters
+from segue.models.items.product_quantisation import turned_parts
 
 PARTS, VALUES, WIDTH = 3, 4, 6
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from segue.data.batch import Batch
 from segue.errors import SettingsError
-from segue.layers.hard_attention import Choice
-from segue.layers.narm import NarmBlock
+from segue.layers.attention.hard_attention import Choice
+from segue.layers.attention.scores import Additive, ScoreKind
+from segue.layers.blocks.narm import NarmBlock
+from segue.layers.blocks.recurrent import GRUBlock
 from segue.layers.packed import tensors
-from segue.layers.recurrent import GRUBlock
-from segue.layers.scores import Additive, ScoreKind
 from segue.models.build import BUILDERS, build_model
 from segue.models.draws import DrawingModel
 from segue.models.sequence import SequenceModel

@@ -13,10 +13,10 @@ from safetensors import safe_open
 
 import segue
 from segue.errors import InputError, SettingsError
-from segue.models import sentences
 from segue.models.checkpoint import WEIGHTS
-from segue.models.sentences import SentenceTexts, _sentence_model
 from segue.models.settings import SENTENCE_WIDTH, ModelSettings
+from segue.models.text import sentences
+from segue.models.text.sentences import SentenceTexts, _sentence_model
 from segue.recommend.recommender import Recommender
 
 LONG = "Kettle, stainless steel. " * 80  # 402 pieces, of which 256 are read

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from segue.data.batch import Batch
-from segue.layers.attention import Attention
-from segue.layers.blocks import DecoderBlock, PostNormBlock
+from segue.layers.attention.attention import Attention
+from segue.layers.attention.scores import Additive
+from segue.layers.blocks.transformer import DecoderBlock, PostNormBlock
+from segue.layers.decoders.recurrent import RecurrentDecoder, RecurrentReader
 from segue.layers.dropout import draw_from
 from segue.layers.packed import PackedBatch, tensors
-from segue.layers.recurrent_plan import RecurrentDecoder, RecurrentReader
-from segue.layers.scores import Additive
 from segue.models.attention_map import Mapped
 from segue.models.build import build_model
-from segue.models.seq2seq import EncoderDecoder
+from segue.models.encoders.seq2seq import EncoderDecoder
 from segue.models.settings import ModelSettings
 from segue.recommend.plan import Planner
 

@@ -12,10 +12,10 @@ from torch.nn import functional
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.models.similarity import Dot
+from segue.models.similarity.dot import Dot
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.task import Examples
+from segue.objective.tasks.examples import Examples
 from segue.testing.cases import batch_of
 
 COUNTS = np.r_[0, np.ones(7, dtype=np.int64)]

@@ -15,10 +15,10 @@ from segue.index.build import build_index
 from segue.index.settings import IndexSettings
 from segue.models.build import build_model
 from segue.models.checkpoint import WEIGHTS, load_model, save_model, saved_texts
-from segue.models.content import ContentTable
 from segue.models.facts import TEXT_ENCODERS, facts_of
+from segue.models.items.content import ContentTable
 from segue.models.settings import ModelSettings
-from segue.models.texts import TextEncoder
+from segue.models.text.encoder import TextEncoder
 from segue.recommend.recommender import Recommender
 
 TITLES = ["red shoe for women", "blue shoe", "", "steel hammer 500 g", "hammer, steel (large)", "Größe 40", "blue shoe"]

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from segue.data.batch import Batch
 from segue.errors import SettingsError
-from segue.layers.blocks import PostNormBlock, PreNormBlock
+from segue.layers.attention.scores import Additive, Bilinear, Product
+from segue.layers.blocks.transformer import PostNormBlock, PreNormBlock
 from segue.layers.packed import PackedBatch, tensors
-from segue.layers.positions import NoPositions, RelativeBuckets, Rotary, sinusoids
-from segue.layers.scores import Additive, Bilinear, Product
+from segue.layers.positions.positions import NoPositions, RelativeBuckets, Rotary, sinusoids
 from segue.models.build import BUILDERS, build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.objective.sampler import Negatives
+from segue.objective.samplers.samplers import Negatives
 
 
 class Fixed:

@@ -19,15 +19,15 @@ from segue.errors import SettingsError
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.settings import ModelSettings
-from segue.objective import softmax
-from segue.objective.collisions import shared_collisions
-from segue.objective.mean import user_weights, weighted_mean
+from segue.objective.losses import softmax
+from segue.objective.losses.mean import user_weights, weighted_mean
+from segue.objective.losses.scores import own_scores, shared_scores
+from segue.objective.losses.softmax import sampled_softmax, shared_softmax
 from segue.objective.objective import Objective
-from segue.objective.sampler import AnswerSampler
-from segue.objective.scores import own_scores, shared_scores
+from segue.objective.samplers.collisions import shared_collisions
+from segue.objective.samplers.samplers import AnswerSampler
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.softmax import sampled_softmax, shared_softmax
-from segue.objective.task import Examples
+from segue.objective.tasks.examples import Examples
 
 N_ITEMS = 8
 COUNTS = np.r_[0, np.ones(N_ITEMS, dtype=np.int64)]

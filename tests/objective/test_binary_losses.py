@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from segue.objective.binary import bce, gbce, gbce_beta
+from segue.objective.losses.binary import bce, gbce, gbce_beta
 
 # G5b: eleven items, five negatives, t = .75.
 POSITIVE = torch.tensor([1.2], dtype=torch.float64)

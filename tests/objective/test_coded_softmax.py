@@ -15,10 +15,10 @@ from segue.models.facts import Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.objective import objective as objective_module
-from segue.objective import softmax
+from segue.objective.losses import softmax
+from segue.objective.losses.softmax import coded_softmax
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.softmax import coded_softmax
 from segue.testing.cases import batch_of, random_users
 
 N_ITEMS = 40

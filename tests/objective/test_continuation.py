@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from task_users import batch_of, chi_square, most_chi_square, some_users, users_of
 
-from segue.objective.task import Continuation, next_item
+from segue.objective.tasks.examples import Continuation, next_item
 
 
 def rng_of(seed: int = 0) -> np.random.Generator:

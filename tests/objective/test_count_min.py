@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.objective.count_min import CountMin
+from segue.objective.samplers.count_min import CountMin
 
 EPSILON, DELTA = 0.01, 0.05
 

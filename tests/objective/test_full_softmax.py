@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from segue.objective import softmax
-from segue.objective.softmax import full_softmax
+from segue.objective.losses import softmax
+from segue.objective.losses.softmax import full_softmax
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

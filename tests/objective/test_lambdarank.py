@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from segue.objective import lambdarank as room
-from segue.objective.lambdarank import lambdarank
+from segue.objective.losses import lambdarank as room
+from segue.objective.losses.lambdarank import lambdarank
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

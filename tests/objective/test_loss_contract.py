@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from segue.objective import binary, pairwise, softmax
-from segue.objective.binary import bce, gbce
-from segue.objective.pairwise import bpr, bpr_max, top1, top1_max
-from segue.objective.softmax import sampled_softmax
+from segue.objective.losses import binary, pairwise, softmax
+from segue.objective.losses.binary import bce, gbce
+from segue.objective.losses.pairwise import bpr, bpr_max, top1, top1_max
+from segue.objective.losses.softmax import sampled_softmax
 
 Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 

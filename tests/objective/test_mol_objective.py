@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from segue.data.batch import Batch
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.mol import MixtureOfLogits
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
+from segue.models.similarity.mol import MixtureOfLogits
 from segue.objective.objective import Objective
-from segue.objective.sampler import Negatives
+from segue.objective.samplers.samplers import Negatives
 from segue.objective.settings import SAMPLED, ObjectiveSettings
-from segue.objective.task import Examples
+from segue.objective.tasks.examples import Examples
 
 N_ITEMS = 12
 COUNTS = np.r_[0, np.arange(N_ITEMS) % 5 + 1]

@@ -24,9 +24,9 @@ from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
-from segue.objective.sampler import InBatchSampler, Negatives, PopularitySampler
+from segue.objective.samplers.samplers import InBatchSampler, Negatives, PopularitySampler
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.task import Examples, next_item
+from segue.objective.tasks.examples import Examples, next_item
 
 SAMPLED_LOSSES = ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1", "top1-max")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from segue.objective.pairwise import bpr, bpr_max, top1, top1_max
-from segue.objective.softmax import sampled_softmax
+from segue.objective.losses.pairwise import bpr, bpr_max, top1, top1_max
+from segue.objective.losses.softmax import sampled_softmax
 
 # G13: one answer, three negatives.
 POSITIVE = torch.tensor([1.0], dtype=torch.float64)

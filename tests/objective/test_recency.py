@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from task_users import batch_of, chi_square, most_chi_square, owners, some_users, users_of
 
 from segue.data.batch import Batch
-from segue.objective.task import Examples, Importance, Recency, next_item, recent_places
+from segue.objective.tasks.examples import Examples, Importance, Recency, next_item, recent_places
 
 G9 = {
     0.8: (0.121847, 0.152308, 0.190386, 0.237982, 0.297477),

@@ -16,16 +16,16 @@ from torch.nn import functional
 from segue.config import make_settings
 from segue.data.batch import Batch
 from segue.errors import SettingsError
+from segue.layers.blocks.narm import NarmBlock
 from segue.layers.dropout import draw_from
-from segue.layers.narm import NarmBlock
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.narm import NarmModel
+from segue.models.encoders.narm import NarmModel
 from segue.models.settings import ModelSettings
+from segue.objective.losses.softmax import full_softmax
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.softmax import full_softmax
-from segue.objective.task import Examples
+from segue.objective.tasks.examples import Examples
 
 V = 4
 COUNTS = np.r_[0, np.ones(V, dtype=np.int64)]

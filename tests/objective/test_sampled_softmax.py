@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from segue.models.similarity import Dot
-from segue.objective import softmax
-from segue.objective.collisions import shared_collisions
-from segue.objective.scores import shared_scores
-from segue.objective.softmax import full_softmax, sampled_softmax, shared_softmax
+from segue.models.similarity.dot import Dot
+from segue.objective.losses import softmax
+from segue.objective.losses.scores import shared_scores
+from segue.objective.losses.softmax import full_softmax, sampled_softmax, shared_softmax
+from segue.objective.samplers.collisions import shared_collisions
 
 DOT = Dot()
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from segue.objective import sampler as room
-from segue.objective.sampler import (
+from segue.objective.samplers import samplers as room
+from segue.objective.samplers.samplers import (
     AnswerSampler,
     InBatchSampler,
     MixedSampler,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from segue.objective import sce as room
-from segue.objective.sce import sce
-from segue.objective.softmax import full_softmax
+from segue.objective.losses import sce as room
+from segue.objective.losses.sce import sce
+from segue.objective.losses.softmax import full_softmax
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

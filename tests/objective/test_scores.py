@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from segue.models.similarity import Dot
-from segue.objective.scores import own_scores, shared_scores
+from segue.models.similarity.dot import Dot
+from segue.objective.losses.scores import own_scores, shared_scores
 
 DOT = Dot()
 

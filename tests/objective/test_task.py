@@ -7,7 +7,7 @@ from task_users import batch_of, some_users
 from segue.data.batch import gather
 from segue.data.sequences import Sequences
 from segue.data.split import split_last
-from segue.objective.task import next_item
+from segue.objective.tasks.examples import next_item
 
 RNG = np.random.default_rng(0)
 

@@ -15,10 +15,10 @@ from task_users import chi_square, most_chi_square, users_of
 from segue.data.batch import Batch, gather
 from segue.data.sequences import Sequences
 from segue.errors import SettingsError
-from segue.objective.positive import Positive, PositiveEvents
-from segue.objective.task import Examples, Task, next_item
-from segue.objective.window import AllAction, DenseAllAction, NextAction, positives_ahead
-from segue.train.loop import training_windows
+from segue.objective.tasks.actions import AllAction, DenseAllAction, NextAction, positives_ahead
+from segue.objective.tasks.examples import Examples, Task, next_item
+from segue.objective.tasks.positive import Positive, PositiveEvents
+from segue.training.loop import training_windows
 
 DAY = 86400
 EVERY = PositiveEvents((), ())

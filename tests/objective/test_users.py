@@ -19,8 +19,8 @@ from torch import Tensor
 from segue.data.sequences import Sequences
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.task import Examples
-from segue.train.loop import Windows, training_windows
+from segue.objective.tasks.examples import Examples
+from segue.training.loop import Windows, training_windows
 
 N_ITEMS, LENGTH, TOKENS = 8, 4, 30
 COUNTS = np.r_[0, np.ones(N_ITEMS, dtype=np.int64)]

@@ -27,7 +27,7 @@ from segue.recommend.answers import Attention, Contribution, Explanation
 from segue.recommend.attention_text import View, attention_lines, labels
 from segue.recommend.explain_page import html
 from segue.recommend.recommender import Recommender
-from segue.serve.models import ServedModel
+from segue.serving.engine.models import ServedModel
 
 IDS = [f"i{number}" for number in range(1, 10)]
 

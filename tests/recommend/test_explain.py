@@ -23,9 +23,9 @@ from segue.data.batch import window_begins
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.index.exact import ExactIndex
-from segue.layers.blocks import SASRecBlock
+from segue.layers.blocks.transformer import SASRecBlock
 from segue.layers.packed import PackedBatch
-from segue.layers.positions import LearnedPositions
+from segue.layers.positions.positions import LearnedPositions
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings

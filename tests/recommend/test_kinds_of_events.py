@@ -25,8 +25,8 @@ from segue.models.settings import ModelSettings
 from segue.recommend.batch import recommend_users, user_history
 from segue.recommend.history import Entry, pack_histories, read_history
 from segue.recommend.recommender import Recommender
-from segue.serve.answering import read_rows
-from segue.serve.app import create_app
+from segue.serving.engine.answering import read_rows
+from segue.serving.http.app import create_app
 
 KINDS = ("buy", "look", "save@home")
 IDS = [f"i{number}" for number in range(1, 9)]

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.data.new_items import fitted, read_items
+from segue.data.read.new_items import fitted, read_items
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.index.build import build_index

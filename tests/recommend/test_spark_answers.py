@@ -18,7 +18,7 @@ from polars.testing import assert_frame_equal
 
 import segue
 from segue.api import embed, recommend_users
-from segue.data.spark_session import explained
+from segue.data.spark.session import explained
 from segue.errors import FolderError, InputError, SettingsError
 from segue.recommend import batch, users_file
 from segue.recommend import embed as embed_module

@@ -16,8 +16,7 @@ import narwhals as nw
 import numpy as np
 import polars as pl
 
-from segue.data.events import Chunk, EventTable, repeated, tied
-from segue.data.gather import (
+from segue.data.read.gather import (
     Gathered,
     Log,
     Progress,
@@ -28,9 +27,10 @@ from segue.data.gather import (
     open_log,
     refuse_single_item,
 )
-from segue.data.rules import k_core
+from segue.data.rules.judge import k_core
 from segue.data.settings import PrepareSettings
-from segue.data.writer import Core, Numbers, final_numbers
+from segue.data.write.events import Chunk, EventTable, repeated, tied
+from segue.data.write.writer import Core, Numbers, final_numbers
 from segue.folders import digest
 
 

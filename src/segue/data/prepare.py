@@ -17,17 +17,17 @@ from typing import Any, Protocol
 import numpy as np
 import polars as pl
 
-from segue.data.catalogue import Catalogue, described_items, open_catalogue, with_arrays
 from segue.data.dataset import Data
-from segue.data.gather import Log, Progress, TimeLook
 from segue.data.local import open_local_engine
+from segue.data.read.catalogue import Catalogue, described_items, open_catalogue, with_arrays
+from segue.data.read.gather import Log, Progress, TimeLook
+from segue.data.read.times import TimeRule, forced_rule, looks_like_number_or_time, moment
+from segue.data.read.vectors import VectorFile, apart, open_vectors, widths
 from segue.data.sequences import Sequences
 from segue.data.settings import SPLIT_BY_TIME, EngineName, PrepareSettings, on_spark, share
 from segue.data.split import validation_start
-from segue.data.summary import Shares
-from segue.data.times import TimeRule, forced_rule, looks_like_number_or_time, moment
-from segue.data.vectors import VectorFile, apart, open_vectors, widths
-from segue.data.writer import Core, write_sequences, write_table
+from segue.data.write.summary import Shares
+from segue.data.write.writer import Core, write_sequences, write_table
 from segue.errors import InputError, SettingsError
 from segue.folders import Replaced, complete_folder, refuse_existing, write_manifest
 
@@ -159,7 +159,7 @@ def _opened(
 ) -> Iterator[Engine]:
     """The engine that was asked for, with the log open."""
     if on_spark(engine, remote):
-        from segue.data.spark import open_spark_engine  # pyspark is an extra
+        from segue.data.spark.engine import open_spark_engine  # pyspark is an extra
 
         with open_spark_engine(source, settings, progress, remote=remote) as opened:
             yield opened

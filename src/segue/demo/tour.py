@@ -23,9 +23,9 @@ from segue.demo import planted, shop
 from segue.errors import InputError
 from segue.folders import refuse_existing
 from segue.recommend.recommender import Recommender
-from segue.serve.server import fill_histories
-from segue.serve.server import serve as serve_runs
-from segue.serve.settings import ServiceSettings
+from segue.serving.http.server import fill_histories
+from segue.serving.http.server import serve as serve_runs
+from segue.serving.settings import ServiceSettings
 from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay
 
 # Half of the customers have at most 45 purchases, so a shorter window than the recipe's; and epochs for three minutes.

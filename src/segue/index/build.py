@@ -22,10 +22,10 @@ from segue.index.mol import Cut, MolIndex
 from segue.index.search import RECALL_AT, ItemIndex, Recall, recall
 from segue.index.settings import IndexSettings, faiss_installed, refuse_misfit
 from segue.layers.packed import tensors
-from segue.models.codes import CodeTable
-from segue.models.mol import MixtureOfLogits
+from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
-from segue.models.similarity import Dot
+from segue.models.similarity.dot import Dot
+from segue.models.similarity.mol import MixtureOfLogits
 
 LEAST_APPROXIMATE = 70_000  # items from which on a question of one thread is answered at least twice as fast
 LEAST_TWO_STAGE = 2 * Cut().averaged  # items of which the first stage leaves out at least half

@@ -27,7 +27,7 @@ from segue.index.exact import (
     write_file,
 )
 from segue.index.search import Ragged
-from segue.models.similarity import LEAST_LENGTH
+from segue.models.similarity.dot import LEAST_LENGTH
 
 CHUNK = 1 << 18  # items looked at together where nothing says which: what is known of them stays in the cache
 GOOD, BEST = 4096, 1024  # items that are good by one pair, and the best of them by two, which give the first border

@@ -23,8 +23,8 @@ from segue.index.exact import (
     write_file,
 )
 from segue.index.search import Joined, Ragged
-from segue.models.clusters import Clusters
-from segue.models.mol import Mixture, Side
+from segue.models.items.clusters import Clusters
+from segue.models.similarity.mol import Mixture, Side
 
 CHUNK = 4096  # items taken out of the table at a time, so that they stay in the cache
 GROUPS = 8  # for each square root of an item: scoring all of them costs no more than scoring those that are kept

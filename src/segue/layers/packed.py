@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import Batch
-from segue.layers.time_buckets import time_buckets
+from segue.layers.positions.time_buckets import time_buckets
 
 MOST_ROOM = 1.5  # times its tokens: a batch of questions is laid out with room for its longest up to this size
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from segue.layers.packed import PackedBatch
-from segue.layers.time_buckets import time_buckets_by_edges
+from segue.layers.positions.time_buckets import time_buckets_by_edges
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,24 +7,24 @@ from collections.abc import Callable
 import torch
 
 from segue.errors import SettingsError
-from segue.models.assign import code_values
-from segue.models.bert4rec import bert4rec
-from segue.models.caser import caser
-from segue.models.codes import CodeTable
-from segue.models.content import ContentTable
-from segue.models.esasrec import esasrec
+from segue.models.encoders.bert4rec import bert4rec
+from segue.models.encoders.caser import caser
+from segue.models.encoders.esasrec import esasrec
+from segue.models.encoders.gru4rec import gru4rec
+from segue.models.encoders.hstu import hstu, sasrec_meta
+from segue.models.encoders.narm import narm
+from segue.models.encoders.nextitnet import nextitnet
+from segue.models.encoders.pinnerformer import pinnerformer
+from segue.models.encoders.sasrec import sasrec
+from segue.models.encoders.seq2seq import seq2seq
+from segue.models.encoders.transformer import transformer
 from segue.models.facts import NO_FACTS, Facts
-from segue.models.gru4rec import gru4rec
-from segue.models.hstu import hstu, sasrec_meta
-from segue.models.items import CategoryTable, IdTable, ItemTable
-from segue.models.narm import narm
-from segue.models.nextitnet import nextitnet
-from segue.models.pinnerformer import pinnerformer
-from segue.models.sasrec import sasrec
-from segue.models.seq2seq import seq2seq
+from segue.models.items.code_assignment import code_values
+from segue.models.items.coded import CodeTable
+from segue.models.items.content import ContentTable
+from segue.models.items.tables import CategoryTable, IdTable, ItemTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import BIDIRECTIONAL, ModelSettings
-from segue.models.transformer import transformer
 
 Builder = Callable[[ModelSettings, ItemTable, torch.Generator], SequenceModel]
 """Settings and the item table → a model over that table, with weights drawn from the generator."""

@@ -16,7 +16,7 @@ from segue.models.build import Builder, build_model, refuse_other_builder
 from segue.models.facts import TEXT_ENCODERS, Facts
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.models.texts import TextEncoder
+from segue.models.text.encoder import TextEncoder
 
 DESCRIPTION, WEIGHTS = "model.json", "weights.safetensors"
 TEXTS = "items.texts."

@@ -9,10 +9,10 @@ import numpy as np
 
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError, SettingsError
-from segue.models.hashed_texts import HashedTexts
-from segue.models.sentences import SentenceTexts
 from segue.models.settings import ModelSettings
-from segue.models.texts import TextEncoder
+from segue.models.text.encoder import TextEncoder
+from segue.models.text.hashed import HashedTexts
+from segue.models.text.sentences import SentenceTexts
 
 TEXT_ENCODERS: dict[str, type[TextEncoder]] = {"hashed": HashedTexts, "sentences": SentenceTexts}
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.layers.packed import PackedBatch
-from segue.layers.periods import ABSOLUTE, RELATIVE, Periods, log_seconds
-from segue.models.items import ItemTable
+from segue.layers.positions.periods import ABSOLUTE, RELATIVE, Periods, log_seconds
+from segue.models.items.tables import ItemTable
 from segue.models.settings import ModelSettings
 
 LONG = 14.7  # the logarithm of four weeks in seconds: logarithms of times are divided by it, to be of size one

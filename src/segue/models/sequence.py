@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from segue.errors import InputError
-from segue.layers.blocks import Block
+from segue.layers.attention.one_token import Continuable, Timed
+from segue.layers.blocks.transformer import Block
 from segue.layers.dropout import Dropout
-from segue.layers.one_token import Continuable, Timed
 from segue.layers.packed import PackedBatch
-from segue.layers.positions import Positions
-from segue.models.codes import CodeTable
+from segue.layers.positions.positions import Positions
 from segue.models.inputs import Inputs
-from segue.models.items import ItemTable
-from segue.models.outputs import MLPOutput
-from segue.models.similarity import Dot, Similarity
+from segue.models.items.coded import CodeTable
+from segue.models.items.tables import ItemTable
+from segue.models.similarity.dot import Dot, Similarity
+from segue.models.similarity.outputs import MLPOutput
 
 
 class SequenceModel(nn.Module):

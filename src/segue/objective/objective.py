@@ -10,19 +10,21 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import Batch
-from segue.models.codes import CodeTable
 from segue.models.draws import DrawingModel
+from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
-from segue.models.similarity import Dot
-from segue.objective.binary import bce, gbce, gbce_beta
-from segue.objective.collisions import Own, shared_collisions
-from segue.objective.lambdarank import lambdarank
-from segue.objective.mean import user_weights
-from segue.objective.pairwise import bpr, bpr_max, top1, top1_max
+from segue.models.similarity.dot import Dot
+from segue.objective.losses.binary import bce, gbce, gbce_beta
+from segue.objective.losses.lambdarank import lambdarank
+from segue.objective.losses.mean import user_weights
+from segue.objective.losses.pairwise import bpr, bpr_max, top1, top1_max
+from segue.objective.losses.reinforce import even_weights, with_draws
+from segue.objective.losses.sce import sce
+from segue.objective.losses.scores import own_scores, shared_scores
+from segue.objective.losses.softmax import coded_softmax, full_softmax, sampled_softmax, shared_softmax
 from segue.objective.part import Part
-from segue.objective.positive import PositiveEvents
-from segue.objective.reinforce import even_weights, with_draws
-from segue.objective.sampler import (
+from segue.objective.samplers.collisions import Own, shared_collisions
+from segue.objective.samplers.samplers import (
     AnswerSampler,
     InBatchSampler,
     MixedSampler,
@@ -30,13 +32,11 @@ from segue.objective.sampler import (
     Sampler,
     UniformSampler,
 )
-from segue.objective.sce import sce
-from segue.objective.scores import own_scores, shared_scores
 from segue.objective.settings import ANSWERS, ObjectiveSettings
-from segue.objective.softmax import coded_softmax, full_softmax, sampled_softmax, shared_softmax
-from segue.objective.task import EXTRA, Continuation, Examples, MaskedItem, Recency, Task, next_item
-from segue.objective.users import Positives, Shares
-from segue.objective.window import AllAction, DenseAllAction, NextAction
+from segue.objective.tasks.actions import AllAction, DenseAllAction, NextAction
+from segue.objective.tasks.examples import EXTRA, Continuation, Examples, MaskedItem, Recency, Task, next_item
+from segue.objective.tasks.positive import PositiveEvents
+from segue.objective.tasks.users import Positives, Shares
 
 LEAST_CODED = 10_000  # items from which on a full softmax goes by their codes
 

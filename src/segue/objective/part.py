@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import cut_evenly, take
-from segue.layers.team import ALONE, Team
-from segue.objective.task import Examples
+from segue.objective.tasks.examples import Examples
+from segue.process_group import ALONE, Team
 
 
 @dataclass(frozen=True, slots=True, eq=False)

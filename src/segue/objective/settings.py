@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from segue.errors import SettingsError
-from segue.objective.positive import Positive
+from segue.objective.tasks.positive import Positive
 
 SAMPLED = ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1", "top1-max")
 """Losses that compare an answer with drawn negatives."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from segue.data.batch import Batch, take
 from segue.layers.packed import tensors
-from segue.models.memory import Continuation, Memory, window_of
+from segue.models.kv_cache import Continuation, Memory, window_of
 from segue.models.sequence import SequenceModel
 
 MEGABYTE = 1_000_000

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from segue.data.new_items import fitted
+from segue.data.read.new_items import fitted
 from segue.data.vocabulary import PADDING, Vocabulary
 from segue.errors import InputError
 from segue.index.exact import GROUP
 from segue.index.search import ItemIndex
-from segue.models.codes import CodeTable
-from segue.models.content import ContentTable
 from segue.models.facts import Facts, content_of
-from segue.models.items import CategoryTable, ItemTable
+from segue.models.items.coded import CodeTable
+from segue.models.items.content import ContentTable
+from segue.models.items.tables import CategoryTable, ItemTable
 from segue.models.sequence import SequenceModel
 
 if TYPE_CHECKING:

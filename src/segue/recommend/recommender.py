@@ -24,9 +24,9 @@ from segue.index.search import ItemIndex, Ragged
 from segue.layers.packed import tensors
 from segue.models.build import Builder
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, read_description, save_model
-from segue.models.mol import MixtureOfLogits
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
+from segue.models.similarity.mol import MixtureOfLogits
 from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation
 from segue.recommend.explain import explain_history, looks, steps_of, with_steps
 from segue.recommend.history import (

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from segue.data.dataset import Data
-from segue.data.spark_session import explained, open_session
+from segue.data.spark.session import explained, open_session
 from segue.errors import FolderError, InputError, SegueError
 from segue.recommend.embed import run_digest
 from segue.recommend.recommender import INDEX, Recommender

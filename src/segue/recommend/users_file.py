@@ -10,14 +10,14 @@ import narwhals as nw
 import numpy as np
 import polars as pl
 
-from segue.data.blocks import ROW, LogInput
-from segue.data.columns import TIME_NAMES, USER_NAMES, Columns, by_rank, listed
 from segue.data.dataset import Data
-from segue.data.delimited import DelimitedFile
-from segue.data.gather import Log, look_at_times
-from segue.data.reader import LogBlock, open_file, read_blocks
+from segue.data.read.blocks import ROW, LogInput
+from segue.data.read.columns import TIME_NAMES, USER_NAMES, Columns, by_rank, listed
+from segue.data.read.delimited import DelimitedFile
+from segue.data.read.gather import Log, look_at_times
+from segue.data.read.log import LogBlock, open_file, read_blocks
+from segue.data.read.times import UNITS, TimeRule, read_times
 from segue.data.settings import PrepareSettings, Role
-from segue.data.times import UNITS, TimeRule, read_times
 from segue.errors import InputError
 
 CHUNK_ROWS = 8192  # answered at a time, by one worker

@@ -14,7 +14,7 @@ from segue.data.batch import Batch
 from segue.layers.packed import tensors
 from segue.models.checkpoint import load_model, save_model
 from segue.models.draws import DrawingModel
-from segue.models.memory import Continuation
+from segue.models.kv_cache import Continuation
 from segue.models.sequence import SequenceModel
 from segue.testing.cases import Case, asked, assert_close, batch_of, packed_of, questioned, random_users, states_of
 

@@ -12,10 +12,10 @@ from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.task import Continuation, MaskedItem, Task, next_item
+from segue.objective.tasks.examples import Continuation, MaskedItem, Task, next_item
 from segue.testing.cases import Case, batch_of, packed_of, random_users
-from segue.train.optimiser import optimiser
-from segue.train.settings import TrainSettings
+from segue.training.optimiser import optimiser
+from segue.training.settings import TrainSettings
 
 QUICK = TrainSettings(learning_rate=1e-2)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from segue.data.batch import Batch, newest, ragged_rows, window_begins
 from segue.layers.packed import tensors
-from segue.models.memory import MOST_TOKENS, ROOM, Continuation, Memory, window_of
+from segue.models.kv_cache import MOST_TOKENS, ROOM, Continuation, Memory, window_of
 from segue.models.sequence import SequenceModel
 
 SMALL_MIXTURE: dict[str, Any] = {

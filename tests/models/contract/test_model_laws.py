@@ -40,7 +40,7 @@ from segue.layers.packed import tensors
 from segue.models.attention_map import attention_maps
 from segue.models.build import BUILDERS
 from segue.models.settings import BIDIRECTIONAL, ModelSettings
-from segue.objective.task import MaskedItem, next_item
+from segue.objective.tasks.examples import MaskedItem, next_item
 from segue.testing import laws
 
 WITHOUT_ATTENTION = frozenset({"gru4rec", "caser", "nextitnet"})

@@ -1,0 +1,124 @@
+"""A table of items → the columns of the vocabulary: title and whatever else the catalogue says of each item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from segue.data.read.blocks import ROW, LogInput, Malformed, detached
+from segue.data.read.columns import ID_NAMES, TITLE_NAMES, by_rank, listed, named_position
+from segue.data.read.json_lines import JsonLinesFile
+from segue.data.read.log import id_text, open_inputs
+from segue.data.read.vectors import VectorFile, vectors_of, with_vectors
+from segue.errors import InputError
+
+OWN = ("id", "count", ROW)  # columns of the vocabulary and of blocks; a catalogue's column of this name is renamed
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Opened, with its columns known: names in the vocabulary → positions in the file."""
+
+    input: LogInput
+    positions: dict[str, int]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Names in the vocabulary → names in the catalogue."""
+        return {name: self.input.names[position] for name, position in self.positions.items()}
+
+    def blocks(self) -> Iterator[tuple[pl.DataFrame, list[Malformed]]]:
+        """Some rows after the other, the ids as text, and beside them what could not be read."""
+        vectors = self._vectors()
+        for block in self.input.blocks(self.positions):
+            frame = block.frame.drop(ROW)
+            text = id_text(pl.col("id"), frame.schema["id"])
+            if text is None:
+                raise InputError(
+                    f"{self.input.label}: the ids have the type {frame.schema['id']}; expected text or numbers."
+                )
+            yield frame.with_columns(text, pl.col(vectors).cast(pl.List(pl.Float64), strict=False)), block.malformed
+
+    def _vectors(self) -> list[str]:
+        """Columns of vectors that come as text, as JSON's do: its lists may hold anything."""
+        log = self.input
+        if not isinstance(log, JsonLinesFile):
+            return []
+        return [name for name, position in self.positions.items() if log.holds_numbers(position)]
+
+
+def open_catalogue(source: Any, *, item: str | None) -> Catalogue:
+    """Find the id by its usual names, or as the log's item column; the title by its usual names."""
+    inputs = open_inputs(source, named=set() if item is None else {item}, label="the catalogue table")
+    if len(inputs) != 1:
+        raise InputError(f"Expected one catalogue for --items, got {len(inputs)} files.")
+    log = inputs[0]
+    everything = list(range(len(log.names)))
+    places = [named_position(log, "item", item)] if item in log.names else by_rank(log, ID_NAMES, free=everything)
+    if len(places) != 1:
+        state = "could be the item's id" if places else "looks like the item's id"
+        raise InputError(
+            f"{log.label}: {'more than one' if places else 'no'} column {state}; call it `item` or as the log does. "
+            f"Its columns are {listed(log.names)}.{log.note}"
+        )
+    free = [position for position in everything if position not in places]
+    titles = by_rank(log, TITLE_NAMES, free=free)[:1]
+    positions = {"id": places[0]} | ({"title": titles[0]} if titles else {})
+    for position in free:
+        if position not in titles:
+            positions[_further_name(log.names[position], positions)] = position
+    return Catalogue(input=log, positions=positions)
+
+
+def _further_name(name: str, taken: dict[str, int]) -> str:
+    name = name or "unnamed"
+    while name in taken or name in OWN:
+        name = f"catalogue_{name}"
+    return name
+
+
+def described_items(
+    catalogue: Catalogue, ids: pl.Series, *, max_rejected: float
+) -> tuple[pl.DataFrame, dict[str, int]]:
+    """The catalogue's columns for `ids`, in their order, null where it says nothing; and what was met on the way.
+
+    Of rows with the same id the first counts. Only rows of wanted items are held.
+    """
+    wanted = pl.DataFrame({"id": ids})
+    held: list[pl.DataFrame] = []
+    counts = {"rows": 0, "rejected": 0, "duplicates": 0}
+    for frame, malformed in catalogue.blocks():
+        counts["rows"] += frame.height + len(malformed)
+        counts["rejected"] += len(malformed)
+        held.append(detached(frame.join(wanted, on="id", how="semi")))
+    if counts["rejected"] > max_rejected * counts["rows"]:
+        raise InputError(
+            f"{catalogue.input.label}: {counts['rejected']} of {counts['rows']} rows cannot be read, "
+            "more than --max-rejected allows."
+        )
+    found = pl.concat(held, how="vertical_relaxed")
+    known = found.unique("id", keep="first", maintain_order=True)
+    counts["duplicates"] = found.height - known.height
+    counts["described"] = known.height
+    if not known.height:
+        raise InputError(
+            f"{catalogue.input.label}: none of its ids is an item of the log (such as {ids[0]!r}); "
+            f"is {catalogue.columns['id']!r} the column with the log's item ids?"
+        )
+    described = wanted.join(known, on="id", how="left", maintain_order="left")
+    return with_vectors(described, catalogue.input.label), counts
+
+
+def with_arrays(table: pl.DataFrame, files: Sequence[VectorFile]) -> pl.DataFrame:
+    """A vocabulary's table with a column more for each array of vectors."""
+    for file in files:
+        if file.column in table.columns:
+            raise InputError(
+                f"{file.path}: the catalogue has a column {file.column!r} already, which is what the vectors would be "
+                "called; rename the file, and the one with its ids."
+            )
+        table = table.with_columns(vectors_of(file, table["id"]))
+    return table

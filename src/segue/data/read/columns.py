@@ -1,0 +1,188 @@
+"""Column names and first values → which column holds what; what is not clear is an error that says how to name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from segue.data.read.blocks import LogInput
+from segue.data.read.times import looks_like_date, looks_like_number_or_time
+from segue.data.settings import PrepareSettings, Role
+from segue.errors import InputError
+
+# Names without case and punctuation, strongest first; names of one rank are equally good and so ambiguous.
+USER_NAMES: tuple[tuple[str, ...], ...] = (
+    ("user", "userid", "uid", "username", "userno"),
+    (
+        *("customer", "customerid", "customerno", "client", "clientid", "visitor", "visitorid", "member", "memberid"),
+        *("reviewer", "reviewerid", "account", "accountid", "buyer", "buyerid", "shopper", "shopperid"),
+        *("person", "personid", "profile", "profileid", "subscriber", "subscriberid", "player", "playerid"),
+        *("listener", "listenerid", "reader", "readerid", "viewer", "viewerid", "fullvisitorid"),
+    ),
+    ("session", "sessionid", "device", "deviceid", "cookie", "cookieid"),
+)
+ITEM_NAMES: tuple[tuple[str, ...], ...] = (
+    ("item", "itemid", "iid", "itemno", "sequenceitemids"),
+    (
+        *("product", "productid", "productcode", "stockcode", "sku", "skuid", "asin", "article", "articleid"),
+        *("movie", "movieid", "film", "filmid", "show", "showid", "video", "videoid", "track", "trackid"),
+        *("song", "songid", "artist", "artistid", "book", "bookid", "isbn", "game", "gameid", "app", "appid"),
+        *("news", "newsid", "content", "contentid", "business", "businessid", "listing", "listingid"),
+        *("recipe", "recipeid", "course", "courseid", "goods", "goodsid", "offer", "offerid"),
+    ),
+    ("parentasin", "page", "pageid", "url", "items", "itemids"),
+)
+TIME_NAMES: tuple[tuple[str, ...], ...] = (
+    ("time", "timestamp", "ts", "datetime", "eventtime", "eventtimestamp", "sequencetimestamps"),
+    (
+        *("date", "createdat", "createdtime", "created", "unixtimestamp", "unixtime", "unixreviewtime", "epoch"),
+        *("invoicedate", "orderdate", "purchasedate", "transactiondate", "tdat", "eventdate", "visittime"),
+        *("timestampms", "timestamps", "occurredat", "purchasedat", "watchedat", "ratedat", "clickedat", "viewedat"),
+    ),
+    ("reviewtime", "day", "when"),
+)
+TITLE_NAMES: tuple[tuple[str, ...], ...] = (
+    ("title",),
+    ("name", "itemname", "producttitle", "productname", "itemtitle", "movietitle"),
+    ("description", "itemdescription", "productdescription"),
+)
+ID_NAMES = (*ITEM_NAMES[:1], ("id",), *ITEM_NAMES[1:])
+EXACT_NAMES: dict[Role, tuple[str, ...]] = {"value": ("value", "sequenceratings"), "kind": ("kind",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The column of each role the log has."""
+
+    names: dict[Role, str]
+    found: tuple[Role, ...]
+    """The roles that were found rather than named."""
+    lists: bool = False
+    """One row a user: every column but the user's holds lists."""
+
+    def positions(self, log: LogInput) -> dict[str, int]:
+        """Where the columns stand in one of the inputs."""
+        return {role: named_position(log, role, name) for role, name in self.names.items()}
+
+
+def find_columns(log: LogInput, settings: PrepareSettings) -> Columns:
+    """Take the named columns, find the others by name and content."""
+    named = settings.named_columns()
+    taken = {role: named_position(log, role, name) for role, name in named.items()}
+    for role, ranks in (("user", USER_NAMES), ("item", ITEM_NAMES)):
+        if role not in taken:
+            taken[role] = _required(log, role, ranks, free=_free(log, taken.values()))  # type: ignore[index, arg-type]
+    if "time" not in taken:
+        position = _time_position(log, settings, free=_free(log, taken.values()))
+        if position is not None:
+            taken["time"] = position
+    lists = _holds_lists(log, taken)
+    for role, names in EXACT_NAMES.items():
+        if role not in taken:
+            _add_exact(log, taken, role, names[: 2 if lists else 1])
+    order: list[Role] = ["user", "item", "time", "value", "kind", "order"]
+    return Columns(
+        names={role: log.names[taken[role]] for role in order if role in taken},
+        found=tuple(role for role in order if role in taken and role not in named),
+        lists=lists,
+    )
+
+
+def normal(name: str) -> str:
+    """A name without case, spaces and punctuation."""
+    return "".join(character for character in name.casefold() if character.isalnum())
+
+
+def named_position(log: LogInput, role: str, name: str) -> int:
+    """Where a column of this name stands."""
+    places = [position for position, other in enumerate(log.names) if other == name]
+    if not places:
+        raise InputError(f"{log.label} has no column {name!r} for --{role}; it has {listed(log.names)}.{log.note}")
+    if len(places) > 1:
+        raise InputError(f"{log.label} has {len(places)} columns named {name!r} (--{role}); rename all but one.")
+    return places[0]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message, at most thirty."""
+    shown = [repr(name) for name in names]
+    return ", ".join(shown[:30]) + (f" and {len(shown) - 30} more" if len(shown) > 30 else "")
+
+
+def by_rank(log: LogInput, ranks: tuple[tuple[str, ...], ...], *, free: list[int]) -> list[int]:
+    """The columns whose names have the strongest rank that occurs."""
+    for names in ranks:
+        places = [position for position in free if normal(log.names[position]) in names]
+        if places:
+            return places
+    return []
+
+
+def _free(log: LogInput, taken: Iterable[int]) -> list[int]:
+    used = set(taken)
+    return [position for position in range(len(log.names)) if position not in used]
+
+
+def _required(log: LogInput, role: Role, ranks: tuple[tuple[str, ...], ...], *, free: list[int]) -> int:
+    places = by_rank(log, ranks, free=free)
+    if not places:
+        raise InputError(
+            f"{log.label} has no column that looks like the {role}; name it with --{role}. "
+            f"Its columns are {listed(log.names)}.{log.note}"
+        )
+    return _single(log, role, places)
+
+
+def _single(log: LogInput, role: Role, places: list[int]) -> int:
+    if len(places) > 1:
+        names = " or ".join(repr(log.names[position]) for position in places)
+        raise InputError(
+            f"{log.label}: the {role} could be {names}; name it with --{role}. Its columns are {listed(log.names)}."
+        )
+    return places[0]
+
+
+def _time_position(log: LogInput, settings: PrepareSettings, *, free: list[int]) -> int | None:
+    """By name where the values can be times, else the one column that holds nothing but dates, else none."""
+    named = by_rank(log, TIME_NAMES, free=free)
+    readable = [position for position in free if _is_readable_time(log, position)]
+    dates = [position for position in readable if all(map(looks_like_date, _filled(log, position)))]
+    if named and settings.time_format is None:
+        # "time" may hold 12:30 beside a "date": a weaker name is better than that if its values are dates, and not the
+        # number of a weekday
+        named = (
+            [position for position in named if position in readable] or by_rank(log, TIME_NAMES, free=dates) or named
+        )
+    if named:
+        return _single(log, "time", named)
+    return _single(log, "time", dates) if dates else None
+
+
+def _is_readable_time(log: LogInput, position: int) -> bool:
+    values = [part for value in _filled(log, position) for part in value.split(",")[:2]]
+    return any(map(looks_like_number_or_time, values))
+
+
+def _filled(log: LogInput, position: int) -> list[str]:
+    return [value for value in log.sample(position) if value]
+
+
+def _holds_lists(log: LogInput, taken: dict[Role, int]) -> bool:
+    """One row a user, by type, by Meta's names or by a time column of comma-separated times."""
+    if log.holds_lists(taken["item"]) or normal(log.names[taken["item"]]) == "sequenceitemids":
+        return True
+    if "time" not in taken:
+        return False
+    values = _filled(log, taken["time"])
+    lists = [value.split(",") for value in values if "," in value]
+    return len(lists) * 2 > len(values) and all(looks_like_date(part) for parts in lists for part in parts)
+
+
+def _add_exact(log: LogInput, taken: dict[Role, int], role: Role, names: tuple[str, ...]) -> None:
+    """Value and kind are taken unasked only under the very name, and a value only if it holds numbers."""
+    places = [place for place in _free(log, taken.values()) if normal(log.names[place]) in names]
+    if len(places) != 1:
+        return
+    parts = [part for value in _filled(log, places[0]) for part in value.split(",")]
+    if role == "kind" or all(map(looks_like_number_or_time, parts)):
+        taken[role] = places[0]

@@ -1,0 +1,135 @@
+"""A table of new items → rows of a vocabulary that was made before: its columns, its types, and what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from polars.datatypes import DataTypeClass
+
+from segue.data.read.catalogue import open_catalogue, with_arrays
+from segue.data.read.log import id_text
+from segue.data.read.vectors import apart, open_vectors
+from segue.errors import InputError
+
+DATE = "%Y-%m-%d"
+WITH_OFFSET = "%+"
+
+
+def read_items(source: Any, *, item: str | None) -> tuple[pl.DataFrame, int]:
+    """Every item of what `prepare` takes as `items`, with the columns `id`, perhaps `title`, and all others; and how
+    many rows were left out because their id came before. A row that cannot be read stops everything with a sentence.
+
+    `item`: the catalogue's column of the id, where it is not found by its usual names.
+    """
+    told_of, arrays = apart(source)
+    files = [open_vectors(path) for path in arrays]
+    rows = pl.concat([file.ids.alias("id") for file in files]).to_frame() if told_of is None else _rows(told_of, item)
+    once = rows.unique("id", keep="first", maintain_order=True)
+    return with_arrays(once, files), rows.height - once.height if told_of is not None else 0
+
+
+def _rows(source: Any, item: str | None) -> pl.DataFrame:
+    catalogue = open_catalogue(source, item=item)
+    if item is not None and catalogue.columns["id"] != item:
+        raise InputError(f"{catalogue.input.label} has no column {item!r}; --item names the column of the id.")
+    frames = []
+    for frame, malformed in catalogue.blocks():
+        for first in malformed[:1]:
+            raise InputError(f"{catalogue.input.label}, row {first.row}: {first.reason}; correct it or take it out.")
+        frames.append(frame)
+    return pl.concat(frames, how="vertical_relaxed")
+
+
+def fitted(table: pl.DataFrame, vocabulary: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
+    """Rows with the columns of a vocabulary's table, of items without events; and what of each row does not fit there
+    [n], null where all does.
+
+    A column that the table lacks is null, one that the vocabulary lacks is left out. Of rows with the same id the last
+    counts.
+    """
+    if "id" not in table.columns:
+        raise InputError(f"New items need a column `id`; there is {', '.join(table.columns) or 'none'}.")
+    text = id_text(pl.col("id"), table.schema["id"])
+    if text is None:
+        raise InputError(f"The ids of new items have the type {table.schema['id']}; expected text or numbers.")
+    table = table.with_columns(text)
+    if table["id"].is_null().any() or (table["id"] == "").any():
+        raise InputError("A new item has no id; give each one.")
+    table = table.unique("id", keep="last", maintain_order=True)
+    columns, reasons = [table["id"]], [pl.Series([None] * table.height, dtype=pl.String)]
+    for name, dtype in vocabulary.schema.items():
+        if name == "id":
+            continue
+        if name == "count":
+            columns.append(pl.Series(name, [0] * table.height, dtype=dtype))
+            continue
+        given = table[name] if name in table.columns else pl.Series(name, [None] * table.height, dtype=dtype)
+        if given.dtype == pl.String and dtype != pl.String:  # an empty cell of a CSV file says nothing
+            given = pl.select(pl.when(given != "").then(given)).to_series()
+        columns.append(_cast(given, dtype))
+        lost = columns[-1].is_null() & given.is_not_null()
+        reasons.append(pl.select(pl.when(lost).then(pl.lit(_expected(name, dtype)))).to_series())
+    rows = pl.DataFrame(columns).select(vocabulary.columns)
+    return rows, pl.select(pl.coalesce(reasons)).to_series()
+
+
+def _cast(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
+    """A column as the vocabulary has it, null where a value cannot be that, whatever the other values are."""
+    if given.dtype == dtype:
+        return given
+    try:
+        found = _converted(given, dtype)
+    except pl.exceptions.PolarsError:  # no value of the one type is one of the other
+        found = pl.Series()
+    return found if found.dtype == dtype else pl.Series(given.name, [None] * len(given), dtype=dtype)
+
+
+def _converted(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
+    text = given.dtype == pl.String
+    if isinstance(dtype, pl.Array):
+        return _vectors(given, dtype)
+    if text and dtype == pl.Boolean:
+        return given.str.to_lowercase().replace_strict({"true": True, "false": False}, default=None, return_dtype=dtype)
+    if text and dtype == pl.Date:
+        return given.str.to_date(DATE, strict=False)
+    if text and isinstance(dtype, pl.Datetime):
+        return _moments(given, dtype)
+    return given.cast(dtype, strict=False)
+
+
+def _moments(given: pl.Series, dtype: pl.Datetime) -> pl.Series:
+    """Times in ISO 8601; one with an offset becomes UTC where the vocabulary's have no zone.
+
+    The formats are named: a guess is made for a whole column, by what comes first in it.
+    """
+    said = given.str.replace(" ", "T", literal=True)
+    unit, zone = dtype.time_unit, dtype.time_zone
+    offset = said.str.to_datetime(WITH_OFFSET, time_unit=unit, strict=False)
+    offset = offset.dt.convert_time_zone(zone) if zone else offset.dt.replace_time_zone(None)
+    plain = [
+        said.str.to_datetime(form, time_unit=unit, strict=False).dt.replace_time_zone(
+            zone, ambiguous="null", non_existent="null"
+        )
+        for form in (f"{DATE}T%H:%M:%S%.f", f"{DATE}T%H:%M", DATE)
+    ]
+    return pl.select(pl.coalesce(offset, *plain).alias(given.name)).to_series()
+
+
+def _vectors(given: pl.Series, dtype: pl.Array) -> pl.Series:
+    """Lists of as many finite numbers as the vocabulary's vectors have."""
+    if not isinstance(given.dtype, pl.List | pl.Array):
+        return given
+    lists = given.cast(pl.List(pl.Float32), strict=False)
+    finite = lists.list.eval(pl.element().is_finite().fill_null(value=False)).list.all()
+    sound = (lists.list.len() == dtype.size) & finite
+    none = pl.Series([None], dtype=pl.List(pl.Float32))
+    return pl.select(pl.when(sound).then(lists).otherwise(none)).to_series().cast(dtype).alias(given.name)
+
+
+def _expected(name: str, dtype: pl.DataType | DataTypeClass) -> str:
+    if isinstance(dtype, pl.Array):
+        return f"its {name!r} is not a list of {dtype.size} finite numbers"
+    if dtype == pl.Date or isinstance(dtype, pl.Datetime):
+        return f"its {name!r} is not a date in ISO 8601, such as 2026-01-31"
+    return f"its {name!r} is not of the type {dtype}, as in the catalogue of the run"

@@ -1,0 +1,1 @@
+"""Which rows are good, and what happens to the others."""

@@ -1,0 +1,91 @@
+"""Rows that cannot be used: counted by reason, kept with what they say, and refused when they are too many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from segue.data.read.blocks import ROW, Malformed, detached
+from segue.errors import InputError
+
+TEXT_IN_MESSAGE = 60
+
+
+@dataclass(slots=True)
+class Rejected:
+    """What was refused so far. Rows beyond `hold` are counted but not kept: the run will be stopped anyway."""
+
+    roles: list[str]
+    hold: int
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    _held: int = 0
+    _frames: list[pl.DataFrame] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+    def add_malformed(self, label: str, rows: list[Malformed]) -> None:
+        """Rows that were no rows of the log."""
+        if rows:
+            self._add(label, pl.DataFrame(rows, schema={ROW: pl.Int64, "reason": pl.String, "text": pl.String}))
+
+    def add_judged(self, label: str, frame: pl.DataFrame) -> None:
+        """Rows with a `reason` that the rules gave."""
+        if frame.height:
+            texts = [pl.col(role).cast(pl.String) for role in self.roles]
+            self._add(label, frame.select(ROW, "reason", *texts))
+
+    def _add(self, label: str, frame: pl.DataFrame) -> None:
+        for reason, count in frame["reason"].value_counts().iter_rows():
+            self.counts[reason] += count
+        for reason in set(frame["reason"].unique()) - set(self.examples):
+            row, _, *texts = frame.filter(pl.col("reason") == reason).row(0)
+            self.examples[reason] = example(label, row, texts)
+        if self._held < self.hold:
+            self._held += frame.height
+            self._frames.append(detached(frame).with_columns(pl.lit(label).alias("file")))
+
+    def hold_all(self, frame: pl.DataFrame) -> None:
+        """Rows with `file`, `row` and `reason` that are counted already."""
+        self._frames = [frame]
+
+    def table(self) -> pl.DataFrame:
+        """Every kept row: file, row, reason, the texts of its columns, or of the whole row where it has none."""
+        schema = {"file": pl.String, ROW: pl.Int64, "reason": pl.String}
+        schema |= dict.fromkeys([*self.roles, "text"], pl.String)
+        empty = pl.DataFrame(schema=schema)
+        return pl.concat([empty, *self._frames], how="diagonal").sort("file", ROW, maintain_order=True)
+
+    def check(self, rows: int, *, most: float, hint: str = "") -> None:
+        """Stop when the share of rejected rows is above `most`."""
+        if self.total <= most * rows:
+            return
+        common = sorted(self.counts.items(), key=lambda each: (-each[1], each[0]))[:5]
+        reasons = "; ".join(f"{count} × {reason} ({self.examples[reason]})" for reason, count in common)
+        raise InputError(
+            f"{self.total} of {rows} rows ({self.total / rows:.1%}) cannot be used, more than --max-rejected "
+            f"{most:.4g} allows, so nothing was written: {reasons}.{self._advice(rows, hint)}"
+        )
+
+    def _advice(self, rows: int, hint: str) -> str:
+        advice = [hint] if hint else []
+        if self.counts["not UTF-8"] > 0.001 * rows:
+            advice.append(
+                "The log is not UTF-8, perhaps Windows-1252 (Latin-1): convert it with "
+                "`iconv -f WINDOWS-1252 -t UTF-8 LOG > utf8.csv`."
+            )
+        if self.counts["unreadable time"] > 0.5 * rows:
+            advice.append("Say how the times are written with --time-format, such as '%d/%m/%Y %H:%M'.")
+        return "".join(" " + sentence for sentence in advice)
+
+
+def example(label: str, row: int | None, texts: Iterable[str | None]) -> str:
+    """A bad row for a message; the rows of some tables have no numbers."""
+    said = ", ".join("" if text is None else str(text) for text in texts)
+    shown = said if len(said) <= TEXT_IN_MESSAGE else said[:TEXT_IN_MESSAGE] + "…"
+    return f"{label}: {shown!r}" if row is None else f"{label} row {row}: {shown!r}"

@@ -1,0 +1,1 @@
+"""The Spark engine: the same rules on the executors of a cluster."""

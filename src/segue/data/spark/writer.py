@@ -1,0 +1,126 @@
+"""The good rows that are left, on the executors → their final order and numbers, streamed to the driver.
+
+The writer of the Spark engine: executors number and sort, the driver receives one sorted partition after the other and
+writes it as the local engine does. It holds the ids and one partition, never the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from segue.data.read.blocks import ROW
+from segue.data.write.events import Chunk
+from segue.data.write.writer import Numbers
+from segue.errors import InputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_TYPES: dict[str, type[np.generic]] = {
+    "user": np.uint32,
+    "item": np.uint32,
+    "time": np.int64,
+    "kind": np.uint16,
+    "value": np.float32,
+    "order": np.int64,
+}
+
+
+@dataclass(slots=True)
+class SparkEvents:
+    """The events that are left, by user, time and order, some whole users at a time."""
+
+    numbered: DataFrame
+    users: Numbers
+    has: list[str]
+    """The columns of `Chunk` that the log has."""
+    rows_ordered: bool
+    """Whether rows have files and numbers, which order what is tied."""
+    duplicates: int
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for events in _whole_users(self._received()):
+            if not self.rows_ordered:
+                self._refuse_ties(events)
+            yield events
+
+    def _received(self) -> Iterator[Chunk]:
+        keys = ["user", "time", "order", "file", ROW, "part", "item", "kind", "value"]
+        ordered = self.numbered.repartitionByRange("user").sortWithinPartitions(*keys)
+        packed = ordered.select(*self.has).mapInArrow(_packed, ", ".join(f"`{name}` binary" for name in self.has))
+        for row in packed.toLocalIterator():
+            yield Chunk(**{name: np.frombuffer(row[name], dtype=_TYPES[name]) for name in self.has})
+
+    def _refuse_ties(self, events: Chunk) -> None:
+        """Two different events of a user at one moment have no order; equal ones need none."""
+        same, equal = (events.user[1:] == events.user[:-1]), np.ones(max(0, len(events) - 1), dtype=bool)
+        for name, column in events.columns().items():
+            bits = column.view(np.int32) if name == "value" else column
+            if name in ("time", "order"):
+                same &= bits[1:] == bits[:-1]
+            equal &= bits[1:] == bits[:-1]
+        tied = np.flatnonzero(same & ~equal)
+        if len(tied):
+            user = self.users.ids[int(events.user[tied[0]])]
+            shared = "time and --order" if events.order is not None else "time"
+            raise InputError(
+                f"Events of the user {user!r} share their {shared}, and the rows of a table have no order of their "
+                "own; name a column that orders them with --order, or give the log as files."
+            )
+
+
+def numbered_events(
+    spark: SparkSession, good: DataFrame, *, users: Numbers, items: Numbers, kinds: pl.Series | None
+) -> DataFrame:
+    """Good rows of users and items that are left, with final numbers in place of ids."""
+    frame = good.withColumnRenamed("place", "order")
+    frame = _with_numbers(spark, frame, "user", users.ids, first=0)
+    frame = _with_numbers(spark, frame, "item", items.ids, first=1)
+    return frame if kinds is None else _with_numbers(spark, frame, "kind", kinds, first=0)
+
+
+def _with_numbers(spark: SparkSession, frame: DataFrame, column: str, ids: pl.Series, *, first: int) -> DataFrame:
+    numbers = pa.table(
+        {
+            column: ids.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.string()),
+            "number": pa.array(np.arange(first, first + len(ids)), pa.int64()),
+        }
+    )
+    table = spark.createDataFrame(numbers)
+    return frame.join(table, on=column, how="inner").drop(column).withColumnRenamed("number", column)
+
+
+def _packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """On the executors: each batch of rows as one row of arrays' bytes."""
+    for batch in batches:
+        if batch.num_rows:
+            columns: dict[str, Any] = {}
+            for name in batch.schema.names:
+                values = batch.column(name).to_numpy(zero_copy_only=False)
+                values = values.view(np.float32) if name == "value" else values.astype(_TYPES[name])
+                columns[name] = pa.array([values.tobytes()], pa.binary())
+            yield pa.RecordBatch.from_pydict(columns)
+
+
+def _whole_users(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """Hold the last user of each chunk back until the next one shows that nothing more comes."""
+    held: Chunk | None = None
+    for chunk in chunks:
+        joined = chunk if held is None else _joined(held, chunk)
+        last = int(np.searchsorted(joined.user, joined.user[-1]))
+        if last:
+            yield joined.take(slice(0, last))
+        held = joined.take(slice(last, len(joined)))
+    if held is not None:
+        yield held
+
+
+def _joined(one: Chunk, other: Chunk) -> Chunk:
+    parts = one.columns(), other.columns()
+    return Chunk(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})

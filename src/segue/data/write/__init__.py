@@ -1,0 +1,1 @@
+"""Compact events, sorted and written as the files of a data folder."""

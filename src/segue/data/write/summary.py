@@ -1,0 +1,103 @@
+"""What `prepare` tells its user: a manifest → lines, and the shares of ties and repeats that it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from segue.data.sequences import Sequences
+from segue.data.split import split_last, split_time
+from segue.data.write.events import stable_order
+
+
+@dataclass(slots=True)
+class Shares:
+    """Ties and repeats, counted over stretches of whole users while they are at hand."""
+
+    test_from: int | None
+    """The moment of `--split time:WHEN`; None for `--split last`."""
+    users: int = 0
+    tied: int = 0
+    targets: int = 0
+    repeats: int = 0
+
+    @property
+    def tie_share(self) -> float:
+        """The share of users whose last event has the same time as the one before."""
+        return self.tied / max(1, self.users)
+
+    @property
+    def repeat_share(self) -> float:
+        """The share of test targets that occur in their history."""
+        return self.repeats / max(1, self.targets)
+
+    def add(self, sequences: Sequences) -> None:
+        """Count some users in."""
+        lengths = np.diff(sequences.offsets)
+        last = sequences.offsets[1:][lengths >= 2] - 1
+        self.users += sequences.n_users
+        self.tied += int((sequences.times[last] == sequences.times[last - 1]).sum())
+        first_target = np.repeat(self._first_targets(sequences), lengths)
+        tested = np.arange(sequences.n_events) >= first_target
+        users = np.repeat(np.arange(sequences.n_users), lengths)
+        order = stable_order(users << 32 | sequences.items)
+        # an event is a repeat unless it is its user's first one with the item
+        again = (np.diff(users[order]) == 0) & (np.diff(sequences.items[order]) == 0)
+        self.repeats += int(tested[order[1:]][again].sum())
+        self.targets += int(tested.sum())
+
+    def _first_targets(self, sequences: Sequences) -> np.ndarray:
+        if self.test_from is None:
+            return split_last(sequences).valid_end
+        return split_time(sequences, valid_from=self.test_from, test_from=self.test_from).valid_end
+
+
+def summary_lines(manifest: dict[str, Any]) -> list[str]:
+    """What was assumed, kept, rejected and found, a line each."""
+    settings, counts = manifest["settings"], manifest["counts"]
+    lines = [
+        f"columns    {_columns(settings)}",
+        f"times      {settings['time']['description']}",
+        f"rows       {counts['rows']:,} read, {counts['kept']:,} good, {sum(counts['rejected'].values()):,} rejected",
+    ]
+    lines += [f"           {count:,} × {reason}" for reason, count in sorted(counts["rejected"].items())]
+    if counts["rejected"]:
+        lines.append("           the rejected rows are in rejected.parquet, which may hold personal data")
+    fate = "dropped" if settings["drop_duplicates"] else "kept (--drop-duplicates leaves them out)"
+    if counts["duplicates"]:
+        lines.append(f"duplicates {counts['duplicates']:,} exact repeats of a row, {fate}")
+    lines += [
+        f"kept       {counts['users']:,} users, {counts['items']:,} items, {counts['events']:,} events "
+        f"(at least {settings['min_user']} a user, {settings['min_item']} an item)",
+        f"split      {_split(manifest)}",
+        f"ties       {manifest['tie_share']:.1%} of the users have a last event of the same time as the one before",
+        f"repeats    {manifest['repeat_share']:.1%} of the test targets occur in their history",
+    ]
+    if "catalogue" in counts:
+        lines.append(f"catalogue  {_catalogue(counts)}")
+    for name, met in counts.get("vectors", {}).items():
+        lines.append(f"vectors    {name}: {met['width']:,} numbers, of {met['items']:,} of {counts['items']:,} items")
+    return lines
+
+
+def _columns(settings: dict[str, Any]) -> str:
+    found = set(settings["found"])
+    parts = [f"{role} = {name!r}{' (found)' if role in found else ''}" for role, name in settings["columns"].items()]
+    return ", ".join(parts) + ("; one row a user" if settings["layout"] == "one row a user" else "")
+
+
+def _split(manifest: dict[str, Any]) -> str:
+    if manifest["split"]["kind"] == "last":
+        return "the last event of each user for test, the one before for validation"
+    moment = manifest["settings"]["split"].removeprefix("time:")
+    return f"every event from {moment} on for test, as many before for validation"
+
+
+def _catalogue(counts: dict[str, Any]) -> str:
+    met = counts["catalogue"]
+    text = f"{met['described']:,} of {counts['items']:,} items described"
+    if met["duplicates"]:
+        text += f"; {met['duplicates']:,} further rows with an id met before were left out"
+    return text + (f"; {met['rejected']:,} rows could not be read" if met["rejected"] else "")

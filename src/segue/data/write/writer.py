@@ -1,0 +1,112 @@
+"""Numbered events → the files of a data folder, written as they are sorted; no array is ever whole in memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+import numpy as np
+import polars as pl
+
+from segue.data.rules.rejected import Rejected
+from segue.data.sequences import Sequences
+from segue.data.write.events import Chunk
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbers:
+    """Final numbers of running ones: by the bytes of the ids, so that they do not depend on the order of the rows."""
+
+    ids: pl.Series  # [n kept] sorted by bytes
+    counts: np.ndarray  # [n kept] events of each
+    places: np.ndarray  # [all] uint32: the place in `ids`, or len(ids) and above for those left out
+
+
+def final_numbers(texts: pl.Series, kept: np.ndarray, counts: np.ndarray) -> Numbers:
+    """Order the running numbers `kept`, with their event counts, by id."""
+    ids = texts.gather(kept)
+    order = ids.arg_sort().to_numpy()  # polars compares text by its bytes
+    places = np.full(len(texts), len(kept), dtype=np.uint32)
+    places[kept[order]] = np.arange(len(kept), dtype=np.uint32)
+    left_out = np.flatnonzero(places == len(kept))
+    places[left_out] = len(kept) + np.arange(len(left_out), dtype=np.uint32)
+    return Numbers(ids=ids.gather(order), counts=counts[order], places=places)
+
+
+class SortedEvents(Protocol):
+    """The events that are left: by user, time, order; some whole users at a time, in final numbers."""
+
+    duplicates: int
+    """How many good rows of the log repeat another; known when all events were given."""
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Core:
+    """What an engine leaves of a log, ready to be written."""
+
+    users: Numbers
+    items: Numbers
+    kinds: pl.Series | None  # by their final numbers
+    valued: bool
+    rows: int
+    kept: int  # rows that were good
+    rejected: Rejected
+    events: SortedEvents
+
+
+class _Array:
+    """An npy file that grows at its end; its length is known before."""
+
+    def __init__(self, file: IO[bytes], dtype: type[np.generic], length: int) -> None:
+        self._file, self._dtype = file, np.dtype(dtype)
+        description = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (length,)}
+        np.lib.format.write_array_header_1_0(file, description)
+
+    def append(self, values: np.ndarray) -> None:
+        self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
+
+
+@contextlib.contextmanager
+def _arrays(folder: Path, dtypes: dict[str, type[np.generic]], length: int) -> Iterator[dict[str, _Array]]:
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in dtypes}
+        yield {name: _Array(files[name], dtype, length) for name, dtype in dtypes.items()}
+
+
+def write_sequences(
+    folder: Path, core: Core, *, met: Callable[[Sequences], None], progress: Callable[[int], None]
+) -> None:
+    """Write offsets, items, times, kinds and values. met: shown what is written, some whole users at a time."""
+    dtypes: dict[str, type[np.generic]] = {"items": np.int32, "times": np.int64}
+    dtypes |= {"kinds": np.uint16} if core.kinds is not None else {}
+    dtypes |= {"values": np.float32} if core.valued else {}
+    offsets = np.concatenate(([0], np.cumsum(core.users.counts))).astype(np.int64)
+    np.save(folder / "offsets.npy", offsets)
+    done = 0
+    with _arrays(folder, dtypes, int(offsets[-1])) as arrays:
+        for events in core.events:
+            _append(arrays, events, met=met)
+            done += len(events)
+            progress(done)
+
+
+def _append(arrays: dict[str, _Array], events: Chunk, *, met: Callable[[Sequences], None]) -> None:
+    numbers = events.item.astype(np.int32)
+    arrays["items"].append(numbers)
+    arrays["times"].append(events.time)
+    if events.kind is not None:
+        arrays["kinds"].append(events.kind)
+    if events.value is not None:
+        arrays["values"].append(events.value)
+    starts = np.flatnonzero(np.diff(events.user, prepend=~events.user[:1]))
+    met(Sequences(offsets=np.append(starts, len(events)), items=numbers, times=events.time))
+
+
+def write_table(path: Path, table: pl.DataFrame) -> None:
+    """Parquet; the same table gives the same bytes."""
+    table.write_parquet(path, compression="zstd", statistics=False)

@@ -1,0 +1,150 @@
+"""Several runs on the same cases → side by side, each with its paired difference to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from segue.errors import FolderError, SettingsError
+from segue.evaluation.metrics import Difference, differences, totals
+from segue.evaluation.report import Report, aligned, interval_text, nearest_depth, protocol
+
+SAME = ("split", "part", "target", "cases", "items", "seen")  # what must be equal for ranks to be comparable
+SAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredRun:
+    """A run as compare needs it."""
+
+    name: str
+    data: str
+    """The digest of the data it was measured on."""
+    report: Report
+    ranks: np.ndarray  # [C] int64
+    history: Sequence[dict[str, Any]] = ()
+    """One record an epoch, as in history.jsonl: `epoch`, and whatever of `loss` and `ndcg@10` is there."""
+
+
+class ComparedRun(msgspec.Struct, frozen=True):
+    """A run among others."""
+
+    name: str
+    report: Report
+    differences: dict[str, Difference]
+    """This run minus the first, over the same cases; empty for the first."""
+    history: list[dict[str, Any]]
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Runs side by side, the first the one the others are held against."""
+
+    runs: list[ComparedRun]
+    depths: list[int]
+    notes: list[str]
+
+    @property
+    def depth(self) -> int:
+        """The depth tables show first."""
+        return nearest_depth(self.depths)
+
+
+def compare(
+    runs: Sequence[MeasuredRun],
+    *,
+    users: np.ndarray | None = None,
+    samples: int = SAMPLES,
+    rng: np.random.Generator | None = None,
+) -> Comparison:
+    """Set runs side by side; refused where their ranks answer different questions.
+
+    `users` [C]: whose the cases are, where a user has several (they are resampled together); without it each case
+    stands for itself. `rng` draws the resamples; without it they are the same every time.
+    """
+    _check(runs)
+    first = runs[0]
+    depths = sorted(set.intersection(*(set(run.report.depths) for run in runs)))
+    if not depths:
+        raise SettingsError("The runs were measured at different depths; evaluate them again with the same --at.")
+    rng = np.random.default_rng(0) if rng is None else rng
+    owners = np.arange(len(first.ranks)) if users is None else users
+    added = [totals(run.ranks, depths, owners) for run in runs]
+    compared = [
+        ComparedRun(
+            name=run.name,
+            report=run.report,
+            differences={} if run is first else differences(own, added[0], samples=samples, rng=rng),
+            history=list(run.history),
+        )
+        for run, own in zip(runs, added, strict=True)
+    ]
+    notes = _notes(runs)
+    if users is None and first.report.split == "time" and first.report.target == "each":
+        notes.append("One user's cases were resampled apart, so the differences look surer than they are.")
+    return Comparison(runs=compared, depths=depths, notes=notes)
+
+
+def _check(runs: Sequence[MeasuredRun]) -> None:
+    if not runs:
+        raise SettingsError("There is nothing to compare; name at least one run.")
+    first = runs[0]
+    for run in runs:
+        if run.data != first.data:
+            raise FolderError(
+                f"{run.name} and {first.name} were measured on different data (digests {run.data[:12]} and "
+                f"{first.data[:12]}), so their figures say nothing about each other. Train both on one data folder."
+            )
+        for key in SAME:
+            ours, theirs = getattr(run.report, key), getattr(first.report, key)
+            if ours != theirs:
+                raise SettingsError(
+                    f"{run.name} has {key} = {ours} and {first.name} has {key} = {theirs}, so they answered different "
+                    "questions. Evaluate both with the same settings."
+                )
+        if len(run.ranks) != run.report.cases:
+            raise FolderError(
+                f"{run.name} has {len(run.ranks)} ranks for {run.report.cases} cases: the folder is damaged. "
+                "Make it again with `segue train`."
+            )
+
+
+def _notes(runs: Sequence[MeasuredRun]) -> list[str]:
+    notes = protocol(msgspec.structs.replace(runs[0].report, target_time=False))
+    told = [run.name for run in runs if run.report.target_time]
+    if told and len(told) < len(runs):
+        notes.append(
+            f"Not like for like: {', '.join(told)} {'was' if len(told) == 1 else 'were'} told the moment of the "
+            "answer, the others were not. Part of the difference may come from that alone."
+        )
+    elif told:
+        notes.append("All of these models were told the moment of the answer.")
+    return notes + [f"{run.name}: {run.report.note}" for run in runs if run.report.note]
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """The comparison as lines for a terminal."""
+    k = comparison.depth
+    rows = [["", f"hit@{k}", f"ndcg@{k}", "95 %", f"mrr@{k}", f"coverage@{k}", "ndcg − first", "95 %", "p"]]
+    for run in comparison.runs:
+        metrics, name = run.report.metrics, f"ndcg@{k}"
+        change = run.differences.get(name)
+        mark = " (told the time)" if run.report.target_time else ""
+        cells = [run.name + mark, f"{metrics[f'hit@{k}']:.4f}", f"{metrics[name]:.4f}"]
+        cells += [interval_text(run.report.intervals.get(name)), f"{metrics[f'mrr@{k}']:.4f}"]
+        rows.append([*cells, f"{metrics[f'coverage@{k}']:.4f}", *difference_cells(change)])
+    for who, metrics in comparison.runs[0].report.baselines.items():
+        if f"ndcg@{k}" in metrics:
+            figures = {name: f"{metrics[f'{name}@{k}']:.4f}" for name in ("hit", "ndcg", "mrr", "coverage")}
+            rows.append([who, figures["hit"], figures["ndcg"], "", figures["mrr"], figures["coverage"], "", "", ""])
+    return "\n".join([*comparison.notes, "", *aligned(rows)])
+
+
+def difference_cells(change: Difference | None) -> list[str]:
+    """Value, interval and p as cells; empty for the first run."""
+    if change is None:
+        return ["", "", ""]
+    return [f"{change.value:+.4f}", f"{change.low:+.4f} … {change.high:+.4f}", f"{change.p:.3f}"]

@@ -1,0 +1,1 @@
+"""Evaluation over the days after a timestamp."""

@@ -1,0 +1,1 @@
+"""Scores, weights and the attention built from them."""

@@ -1,0 +1,108 @@
+"""Scores: how much a query has to do with a key, before a softmax makes weights of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional
+
+from segue.layers.attention.additive import Activation, additive_scores
+from segue.layers.attention.one_token import array, mapped
+
+ScoreKind = Literal["dot", "scaled-dot", "bilinear", "additive"]
+
+OneScore = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""One query [dq] against keys [n, dk] → [n]."""
+
+
+class Product(nn.Module):
+    """The inner product of query and key: as it is, or divided by the root of their width."""
+
+    def __init__(self, width: int, *, scaled: bool) -> None:
+        super().__init__()
+        self.scale = 1 / math.sqrt(width) if scaled else 1.0
+
+    def asking(self, queries: Tensor) -> Tensor:
+        """Queries whose inner products with keys, times `scale`, are the scores."""
+        return queries
+
+    def forward(self, queries: Tensor, keys: Tensor, *, looking_back: bool = False) -> Tensor:  # noqa: ARG002
+        """[..., M, dq] and [..., N, dk] → [..., M, N]. `looking_back`: scores of keys later than the query may be
+        anything; here all are made at once."""
+        return self.asking(queries) @ keys.transpose(-1, -2) * self.scale
+
+    def one_token(self) -> OneScore:
+        scale = np.float32(self.scale)
+
+        def score(query: np.ndarray, keys: np.ndarray) -> np.ndarray:
+            scores: np.ndarray = keys.dot(query)
+            scores *= scale
+            return scores
+
+        return score
+
+
+class Bilinear(Product):
+    """query · U key: the two may differ in width."""
+
+    def __init__(self, query_width: int, key_width: int) -> None:
+        super().__init__(key_width, scaled=False)
+        self.query = nn.Linear(query_width, key_width, bias=False)
+
+    def asking(self, queries: Tensor) -> Tensor:
+        return _each(self.query, queries)
+
+    def one_token(self) -> OneScore:
+        asking = mapped(self.query)
+        return lambda query, keys: keys.dot(asking(query))
+
+
+class Additive(nn.Module):
+    """v · act(A key + B query)."""
+
+    def __init__(self, query_width: int, key_width: int, hidden: int, activation: Activation) -> None:
+        super().__init__()
+        self.query = nn.Linear(query_width, hidden, bias=False)
+        self.key = nn.Linear(key_width, hidden, bias=False)
+        self.vector = nn.Linear(hidden, 1, bias=False)
+        self.activation = activation
+
+    def forward(self, queries: Tensor, keys: Tensor, *, looking_back: bool = False) -> Tensor:
+        """[..., M, dq] and [..., N, dk] → [..., M, N]. `looking_back`: those of keys later than the query may be
+        anything, which saves half of the work."""
+        asking, asked = _each(self.query, queries), _each(self.key, keys)
+        return additive_scores(asking, asked, self.vector.weight[0], self.activation, looking_back=looking_back)
+
+    def one_token(self) -> OneScore:
+        assert self.activation == "tanh"
+        asking, key, vector = mapped(self.query), array(self.key.weight), array(self.vector.weight)[0]
+        return lambda query, keys: np.tanh(keys.dot(key.T) + asking(query)).dot(vector)
+
+
+def _each(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Of rows, whatever their arrangement: torch would choose another product of the same, with other roundings, where
+    gradients are wanted."""
+    return functional.linear(x.flatten(0, -2), linear.weight).view(*x.shape[:-1], -1)
+
+
+Score = Product | Additive
+
+
+def make_score(
+    kind: ScoreKind, query_width: int, key_width: int, hidden: int, *, activation: Activation = "tanh"
+) -> Score:
+    """`hidden` and `activation` are those of additive scores; a product needs queries and keys of one width."""
+    assert kind in ("bilinear", "additive") or query_width == key_width
+    match kind:
+        case "dot":
+            return Product(key_width, scaled=False)
+        case "scaled-dot":
+            return Product(key_width, scaled=True)
+        case "bilinear":
+            return Bilinear(query_width, key_width)
+        case "additive":
+            return Additive(query_width, key_width, hidden, activation)

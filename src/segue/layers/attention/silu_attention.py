@@ -1,0 +1,102 @@
+"""Pointwise attention: a weight is the SiLU of a product and a bias, over a fixed length; nothing adds up to one.
+
+As every weight stands for itself, users are worked on a few at a time, so that what is in between stays in the cache.
+Only the products are kept for the backward pass; weights are made from them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from segue.layers.padded import tracing
+from segue.layers.positions.time_buckets import BUCKETS
+
+MOST_WEIGHTS = 1 << 18  # of the users worked on together
+
+
+class _SiluAttention(torch.autograd.Function):
+    """The mixtures, with gradients of queries, keys, values and both biases."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, places: Tensor, times: Tensor, buckets: Tensor, length: int
+    ) -> Tensor:
+        mask, bias = causal_mask(q, length), place_bias(places, q.shape[2])
+        products = q.new_empty(*q.shape[:3], q.shape[2])  # [B, H, N, N]
+        mixed = torch.empty_like(v)
+        for users in _few(q):
+            here = torch.matmul(q[users], k[users].transpose(-1, -2), out=products[users])
+            here += time_bias(times, buckets[users]).add_(bias)[:, None]
+            mixed[users] = functional.silu(here).mul_(mask) @ v[users]
+        ctx.save_for_backward(q, k, v, products, buckets)
+        ctx.length, ctx.places = length, len(places)
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, products, buckets = ctx.saved_tensors
+        gradient = gradients[0]
+        mask = causal_mask(q, ctx.length)
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        by_pair, by_bucket = q.new_zeros(q.shape[2], q.shape[2]), q.new_zeros(BUCKETS)
+        for users in _few(q):
+            here, incoming = products[users], gradient[users]
+            dv[users] = functional.silu(here).mul_(mask).transpose(-1, -2) @ incoming
+            through = (incoming @ v[users].transpose(-1, -2)).mul_(mask)
+            through = torch.ops.aten.silu_backward(through, here)
+            dq[users] = through @ k[users]
+            dk[users] = through.transpose(-1, -2) @ q[users]
+            shared = through.sum(1)  # the heads have one bias
+            by_pair += shared.sum(0)
+            by_bucket += torch.bincount(buckets[users].flatten(), weights=shared.flatten(), minlength=BUCKETS)
+        by_place = q.new_zeros(ctx.places).index_add_(0, _distances(q.shape[2], q.device).flatten(), by_pair.flatten())
+        return dq, dk, dv, by_place, by_bucket, None, None
+
+
+def silu_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, places: Tensor, times: Tensor, buckets: Tensor, length: int
+) -> Tensor:
+    """What each token gets from itself and those before it [B, H, N, d].
+
+    The weight of token j at token i is silu(q_i · k_j + places[i - j] + times[buckets[i, j]]) / length. `places` has a
+    number for each distance, `times` for each bucket; `buckets` [B, N, N] int32. Tokens after i have no weight, so
+    padding on the right needs no mask.
+    """
+    if tracing():
+        products = q @ k.transpose(-1, -2) + (time_bias(times, buckets) + place_bias(places, q.shape[2]))[:, None]
+        return (functional.silu(products) * causal_mask(q, length)) @ v
+    mixed: Tensor = _SiluAttention.apply(q, k, v, places, times, buckets, length)  # type: ignore[no-untyped-call]
+    return mixed
+
+
+def causal_mask(like: Tensor, length: int) -> Tensor:
+    """1 / length where the column is not later than the row, 0 elsewhere [N, N]."""
+    return like.new_full((like.shape[2], like.shape[2]), 1 / length).tril_()
+
+
+def place_bias(places: Tensor, tokens: int) -> Tensor:
+    """The bias of each row and column by their distance [N, N]."""
+    return places[_distances(tokens, places.device)]
+
+
+def time_bias(times: Tensor, buckets: Tensor) -> Tensor:
+    """The bias of each bucket, in the shape of the buckets."""
+    return times.index_select(0, buckets.flatten()).view(buckets.shape)
+
+
+def _distances(tokens: int, device: torch.device) -> Tensor:
+    """How far back a column is from its row [N, N]; 0 for those that are ahead."""
+    place = torch.arange(tokens, device=device)
+    return (place[:, None] - place).clamp_(min=0)
+
+
+def _few(q: Tensor) -> Iterator[slice]:
+    """Users whose weights fit the cache together."""
+    step = max(1, MOST_WEIGHTS // (q.shape[1] * q.shape[2] ** 2))
+    for first in range(0, len(q), step):
+        yield slice(first, first + step)

@@ -1,0 +1,1 @@
+"""Blocks over packed tokens: attention, HSTU, recurrent, convolutional."""

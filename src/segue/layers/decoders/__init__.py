@@ -1,0 +1,1 @@
+"""Decoders that continue an encoded history item by item."""

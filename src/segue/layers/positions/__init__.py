@@ -1,0 +1,1 @@
+"""Positions and times of tokens."""

@@ -1,0 +1,1 @@
+"""Item tables: by id, by category, by codes, by content."""

@@ -1,0 +1,130 @@
+"""An item table made of content, of what the catalogue says: an item that nobody has touched has a vector too."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from segue.data.vocabulary import PADDING
+from segue.layers.dropout import STEPS, byte_mask
+from segue.models.facts import Facts
+from segue.models.items.tables import ItemTable, lengthened
+from segue.models.text.encoder import TextEncoder
+
+
+class ContentTable(ItemTable):
+    """Content, which is not learned, through a small network; with `ids` a learned vector for each item is added to it.
+
+    The learned vectors begin at zero, so that what training never meets is known by its content alone. `id_dropout` of
+    the items are known by it in each step of training.
+    """
+
+    content: Tensor
+    centre: Tensor
+    spread: Tensor
+    generator: torch.Generator | None = None
+
+    def __init__(
+        self,
+        facts: Facts,
+        width: int,
+        *,
+        hidden: int,
+        ids: bool = False,
+        id_dropout: float = 0.0,
+        mask: bool = False,
+    ) -> None:
+        """`hidden`: width of the network's middle; 0: it is one linear map."""
+        assert facts.content is not None
+        super().__init__(len(facts.content) - 1, width, mask=mask)
+        self.hidden, self.ids, self.id_dropout = hidden, ids, id_dropout
+        if ids:
+            self.into = nn.Parameter(torch.zeros(self.n_items + 1, width))
+        centre, spread = _centre_and_spread(facts.content)
+        self.register_buffer("content", torch.from_numpy(facts.content))
+        self.register_buffer("centre", torch.from_numpy(centre))
+        self.register_buffer("spread", torch.from_numpy(spread))
+        self.first = nn.Linear(len(centre), hidden) if hidden else None
+        self.last = nn.Linear(hidden or len(centre), width)
+        self.texts: TextEncoder | None = facts.texts
+        self._kept: Tensor | None = None
+
+    @property
+    def learned(self) -> list[nn.Parameter]:
+        return [self.into] if self.ids else []
+
+    def begin(self, generator: torch.Generator) -> None:
+        """First weights, whatever the rest of the model begins with."""
+        with torch.no_grad():
+            for linear in (self.first, self.last):
+                if linear is not None:
+                    nn.init.xavier_normal_(linear.weight, generator=generator)
+                    nn.init.zeros_(linear.bias)
+            # Vectors about as large as learned ones begin: features are of size one.
+            spread = math.sqrt(2 / (self.n_items + 1 + self.width))
+            nn.init.normal_(self.last.weight, std=spread * self.last.in_features**-0.5, generator=generator)
+            for table in self.learned:
+                nn.init.zeros_(table)
+
+    def output(self, numbers: Tensor | None = None) -> Tensor:
+        return self._vectors(torch.arange(self.n_items + 1, device=self.content.device) if numbers is None else numbers)
+
+    def answerable(self, counts: np.ndarray) -> np.ndarray:
+        """What was trained on, and what has content."""
+        answerable: np.ndarray = (counts > 0) | self.content.any(dim=1).cpu().numpy()
+        return answerable
+
+    def extended(self, facts: Facts) -> ContentTable:
+        assert facts.content is not None
+        added = torch.from_numpy(facts.content[1:]).to(self.content)
+        learned: dict[str, nn.Parameter] = {}
+        if self.ids:
+            rows = torch.cat((self.into.detach(), self.into.new_zeros(len(added), self.width)))
+            learned = {"into": nn.Parameter(rows, requires_grad=self.into.requires_grad)}
+        return lengthened(self, {"content": torch.cat((self.content, added))}, learned)
+
+    def _read(self, numbers: Tensor) -> Tensor:
+        if self.training and self.ids and self.id_dropout:
+            # Drawn once a step, on the way in, so that an item is known by the same on both ways.
+            dropped = min(round(self.id_dropout * STEPS), STEPS - 1)
+            self._kept = byte_mask(torch.Size((self.n_items + 1, 1)), dropped, self.content.device, self.generator)
+        return self._vectors(numbers)
+
+    def _vectors(self, numbers: Tensor) -> Tensor:
+        if not self.training:
+            return self._made(numbers)
+        # Each item once: a batch has the same one often, and the network would read it each time.
+        places = torch.zeros(self.n_items + 1, dtype=torch.int64, device=numbers.device)
+        places[numbers] = 1
+        used = places.nonzero()[:, 0]
+        places[used] = torch.arange(len(used), device=numbers.device)
+        return functional.embedding(places[numbers], self._made(used))
+
+    def _made(self, numbers: Tensor) -> Tensor:
+        content = self.content[numbers]
+        described = (content != 0).any(dim=-1, keepdim=True)  # others are taken for the average
+        features = (content - self.centre) / self.spread * described
+        if self.first is not None:
+            features = functional.gelu(self.first(features))
+        vectors: Tensor = self.last(features) * (numbers != PADDING).unsqueeze(-1)
+        if not self.ids:
+            return vectors
+        own = functional.embedding(numbers, self.into, padding_idx=PADDING, sparse=self.sparse_gradients)
+        if self.training and self._kept is not None:
+            own = own * self._kept[numbers]
+        return vectors + own
+
+
+def _centre_and_spread(content: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of each feature [F] over the items that have content; 1 for a feature that is always the
+    same."""
+    described = content[content.any(axis=1)].astype(np.float64)
+    if not len(described):
+        return np.zeros(content.shape[1], dtype=np.float32), np.ones(content.shape[1], dtype=np.float32)
+    centre, spread = described.mean(axis=0), described.std(axis=0)
+    spread[spread <= 1e-7 * np.abs(centre)] = 1  # what rounding leaves of it
+    return centre.astype(np.float32), spread.astype(np.float32)

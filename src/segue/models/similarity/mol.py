@@ -1,0 +1,303 @@
+"""Mixture of logits: Zhai et al., "Revisiting Neural Retrieval on Accelerators", KDD 2023. Question and item are
+compared component by component, and gates that look at both say which of the products count."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from segue.layers.blocks.transformer import silu_gate
+from segue.layers.dropout import Dropout, byte_mask
+from segue.layers.padded import tracing
+from segue.models.settings import ModelSettings
+from segue.models.similarity.dot import LEAST_LENGTH, Dot, Similarity, first_temperature
+
+TILE_PAIRS = 4096  # pairs of a question and an item whose gates are in memory at a time, so that they stay in the cache
+KEPT_PAIRS = 1 << 18  # pairs up to which all steps are kept for the gradient, half a gigabyte; of more pairs they are
+# made again, which takes a quarter longer
+LEAST_GATE = 1e-6  # added to a gate where its logarithm is taken; what gates that were all dropped are divided by
+
+
+def gates(openness: Tensor, kept: Tensor | None = None) -> Tensor:
+    """What each pair of components counts [..., P]: a softmax of w · σ(w), of the gates that are `kept`."""
+    shares = functional.silu(openness).softmax(-1)
+    if kept is None:
+        return shares
+    shares = shares * kept
+    return shares / shares.sum(-1, keepdim=True).clamp(min=LEAST_GATE)
+
+
+def mixed(logits: Tensor, openness: Tensor, kept: Tensor | None = None) -> Tensor:
+    """The mean of the logits [..., P] by their `gates` → [...]."""
+    shares = functional.silu(openness).softmax(-1)
+    if kept is None:
+        return (shares * logits).sum(-1)
+    shares = shares * kept
+    return (shares * logits).sum(-1) / shares.sum(-1).clamp(min=LEAST_GATE)  # less to divide than the gates
+
+
+def imbalance(shares: Tensor) -> Tensor:
+    """How far gates [N, P] are from being sure of every pair and used alike over all: the negative of the mutual
+    information between pairs and gates."""
+    usage = shares.mean(0)
+    return (usage * (usage + LEAST_GATE).log()).sum() - (shares * (shares + LEAST_GATE).log()).sum(1).mean()
+
+
+class Side(NamedTuple):
+    """Questions or items, taken apart."""
+
+    components: Tensor  # [..., parts, part width]; those of questions are divided by the temperature
+    gate: Tensor  # [..., P], a factor of what opens the gates
+
+
+class Mixture(nn.Module):
+    """Both sides → scores: all that is left to do where questions and items are known."""
+
+    def __init__(
+        self, *, query_parts: int, item_parts: int, part_width: int, gate_hidden: int, gate_dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.query_parts = query_parts
+        self.item_parts = item_parts
+        self.part_width = part_width
+        self.gate_hidden = gate_hidden
+        self.gate = _gate(self.pairs, gate_hidden, self.pairs, bias=True)
+        self.drop = Dropout(gate_dropout)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of an item's and a question's component, counted in this order."""
+        return self.query_parts * self.item_parts
+
+    def settled(self) -> Mixture:
+        """A copy that learns no more, in evaluation mode."""
+        sizes = self.query_parts, self.item_parts, self.part_width, self.gate_hidden
+        return Mixture.of_weights(*sizes, weights=self.state_dict())
+
+    @staticmethod
+    def of_weights(
+        query_parts: int, item_parts: int, part_width: int, gate_hidden: int, *, weights: Mapping[str, Tensor]
+    ) -> Mixture:
+        """One that only scores. The caller's global random state is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            made = Mixture(
+                query_parts=query_parts, item_parts=item_parts, part_width=part_width, gate_hidden=gate_hidden
+            )
+        made.load_state_dict(weights)
+        return made.eval().requires_grad_(requires_grad=False)
+
+    def side(self, flat: Tensor) -> Side:
+        """Questions [..., Q] or items [..., I] taken apart."""
+        components, gate = flat[..., : -self.pairs], flat[..., -self.pairs :]
+        parts = components.shape[-1] // self.part_width
+        return Side(components.view(*flat.shape[:-1], parts, self.part_width), gate)
+
+    def score(self, queries: Side, items: Side) -> Tensor:
+        """Every one of B questions against every one of X items → [B, X]."""
+        count, k = len(queries.gate), len(items.gate)
+        rows, columns = _tile_shape(k)
+        tile = self._tile if count * k <= KEPT_PAIRS else self._recomputed_tile
+        blocks = [queries] if tracing() else _split(queries, rows)  # a graph takes any number of them
+        return torch.cat([torch.cat([tile(some, part) for some in blocks]) for part in _split(items, columns)], dim=1)
+
+    def own(self, queries: Side, items: Side) -> Tensor:
+        """Each of M questions against K items of its own → [M, K]."""
+        count, k = items.gate.shape[:2]
+        rows, columns = _tile_shape(k)
+        tile = self._tile if count * k <= KEPT_PAIRS else self._recomputed_tile
+        blocks = _split(queries, rows)
+        return torch.cat(
+            [
+                torch.cat([tile(*both) for both in zip(blocks, _split(part, rows), strict=True)])
+                for part in _split(items, columns, dim=1)
+            ],
+            dim=1,
+        )
+
+    def gates(self, queries: Side, items: Side) -> Tensor:
+        """What each pair of components counts [M, K, P], for K items of each of M questions."""
+        _, openness = self._opened(*queries, *items, *self.gate.parameters())
+        return gates(openness, self._mask(openness.shape, openness.device))
+
+    def _tile(self, queries: Side, items: Side) -> Tensor:
+        """The scores of a few pairs."""
+        logits, openness = self._opened(*queries, *items, *self.gate.parameters())
+        return mixed(logits, openness, self._mask(logits.shape, logits.device))
+
+    def _recomputed_tile(self, queries: Side, items: Side) -> Tensor:
+        """The scores of a few pairs, of which nothing is kept for the gradient but what they are made from."""
+        if not torch.is_grad_enabled():
+            return self._tile(queries, items)
+        shape = torch.Size((len(queries.gate), items.gate.shape[-2], self.pairs))
+        part = functools.partial(self._mixed, self._mask(shape, queries.gate.device))
+        inputs = *queries, *items, *self.gate.parameters()
+        scores: Tensor = _Recomputed.apply(part, *inputs)  # type: ignore[no-untyped-call]
+        return scores
+
+    def _mask(self, shape: torch.Size, device: torch.device) -> Tensor | None:
+        """Which gates learning keeps: a mask, as the same is needed again for the gradient."""
+        if not self.training or self.drop.dropped == 0:
+            return None
+        return byte_mask(shape, self.drop.dropped, device, self.drop.generator)
+
+    def _mixed(self, kept: Tensor | None, *tensors: Tensor) -> Tensor:
+        return mixed(*self._opened(*tensors), kept)
+
+    def _products(self, ours: Tensor, theirs: Tensor) -> Tensor:
+        """Of all pairs of components [b, k, P], of b questions and k items, or of k items of each question."""
+        if theirs.dim() == 3:  # a single product, faster than one for each question
+            products = theirs.flatten(0, 1) @ ours.flatten(0, 1).T  # [k · item parts, b · query parts]
+            products = products.view(*theirs.shape[:2], *ours.shape[:2]).permute(2, 0, 1, 3)
+        else:
+            products = theirs.flatten(1, 2) @ ours.transpose(1, 2)  # [b, k · item parts, query parts]
+        return products.reshape(ours.shape[0], theirs.shape[-3], self.pairs)
+
+    def _opened(
+        self, ours: Tensor, our_gate: Tensor, theirs: Tensor, their_gate: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and what opens their gates, each [b, k, P]."""
+        logits = self._products(ours, theirs)
+        hidden = logits if len(weights) == 2 else functional.silu(functional.linear(logits, *weights[:2]))
+        return logits, torch.addcmul(functional.linear(hidden, *weights[-2:]), our_gate[:, None], their_gate)
+
+
+def _tile_shape(k: int) -> tuple[int, int]:
+    """Questions and items of a tile, where each question has k items. No tile has a few items only: products of a few
+    rows round differently, and equal items would not have equal scores."""
+    columns = max(1, -(-k // max(1, -(-k // TILE_PAIRS))))
+    return TILE_PAIRS // columns, columns
+
+
+def _split(side: Side, size: int, dim: int = 0) -> list[Side]:
+    return [Side(*parts) for parts in zip(*(torch.split(tensor, size, dim) for tensor in side), strict=True)]
+
+
+class _Recomputed(torch.autograd.Function):
+    """A function of tensors whose steps are not kept for the gradient but made again."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        ctx.part = part
+        ctx.save_for_backward(*inputs)
+        return part(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[1:]
+        inputs = [tensor.detach().requires_grad_(need) for tensor, need in zip(ctx.saved_tensors, wanted, strict=True)]
+        with torch.enable_grad():
+            result = ctx.part(*inputs)
+        found = iter(torch.autograd.grad(result, [tensor for tensor in inputs if tensor.requires_grad], gradients[0]))
+        return None, *(next(found) if need else None for need in wanted)
+
+
+class MixtureOfLogits(nn.Module):
+    """A score is the mean of the inner products of a question's and an item's components, by gates made for the pair.
+
+    The paper's embedding of the user's id is left out: an unknown user must be answered as well as a known one.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        query_parts: int,
+        item_parts: int,
+        part_width: int,
+        query_hidden: int,
+        gate_hidden: int,
+        temperature: float,
+        item_dropout: float,
+        gate_dropout: float,
+        balance: float,
+    ) -> None:
+        """A hidden width of 0 is a linear map. `balance` is the weight of the gates' `imbalance` in the loss."""
+        super().__init__()
+        self.mixture = Mixture(
+            query_parts=query_parts,
+            item_parts=item_parts,
+            part_width=part_width,
+            gate_hidden=gate_hidden,
+            gate_dropout=gate_dropout,
+        )
+        self.temperature = temperature
+        self.balance = balance
+        self.query_tower = _tower(width, query_hidden, query_parts * part_width)
+        self.item_tower = nn.Linear(width, item_parts * part_width)
+        self.query_gate = _gate(width, gate_hidden, self.mixture.pairs, bias=False)
+        self.item_gate = _gate(width, gate_hidden, self.mixture.pairs, bias=False)
+        self.drop_item = Dropout(item_dropout)
+
+    def question(self, states: Tensor) -> Tensor:
+        """The components' products with an item's are logits already: the temperature is inside."""
+        components = self._directions(self.query_tower(states)) / self.temperature
+        return torch.cat((components, self.query_gate(states)), dim=1)
+
+    def item(self, vectors: Tensor) -> Tensor:
+        components = self._directions(self.item_tower(self.drop_item(vectors)))
+        return torch.cat((components, self.item_gate(vectors)), dim=1)
+
+    def score(self, queries: Tensor, items: Tensor) -> Tensor:
+        return self.mixture.score(self.mixture.side(queries), self.mixture.side(items))
+
+    def own(self, queries: Tensor, items: Tensor) -> Tensor:
+        return self.mixture.own(self.mixture.side(queries), self.mixture.side(items))
+
+    def extra_loss(self, queries: Tensor, answers: Tensor) -> Tensor | None:
+        """The answers' gates, with some of them dropped as in their scores, should differ and all be used."""
+        if self.balance == 0:
+            return None
+        sides = self.mixture.side(queries), self.mixture.side(answers[:, None])
+        return self.balance * imbalance(self.mixture.gates(*sides)[:, 0])
+
+    def _directions(self, components: Tensor) -> Tensor:
+        """Each component [M, parts · part width] with length one."""
+        parts = components.view(-1, self.mixture.part_width)
+        return functional.normalize(parts, dim=1, eps=LEAST_LENGTH).view(components.shape)
+
+
+class _SwiGLU(nn.Module):
+    """silu(a) * b of two linear maps a and b, and a linear map of that."""
+
+    def __init__(self, width: int, hidden: int, out: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, 2 * hidden)
+        self.outer = nn.Linear(hidden, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.outer(silu_gate(self.inner(x)))
+        return result
+
+
+def _tower(width: int, hidden: int, out: int) -> nn.Module:
+    return _SwiGLU(width, hidden, out) if hidden else nn.Linear(width, out)
+
+
+def _gate(width: int, hidden: int, out: int, *, bias: bool) -> nn.Module:
+    if not hidden:
+        return nn.Linear(width, out, bias=bias)
+    return nn.Sequential(nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, out, bias=bias))
+
+
+def make_similarity(settings: ModelSettings) -> Similarity:
+    """What `model.similarity` asks for."""
+    if settings.similarity != "mol":
+        first = first_temperature(settings.item_features) if settings.temperature == "learned" else None
+        return Dot(normal=settings.similarity == "cosine", learned_from=first)
+    return MixtureOfLogits(
+        settings.item_features,
+        query_parts=settings.mol_query_parts,
+        item_parts=settings.mol_item_parts,
+        part_width=settings.mol_part_width,
+        query_hidden=settings.mol_query_hidden,
+        gate_hidden=settings.mol_gate_hidden,
+        temperature=settings.mol_temperature,
+        item_dropout=settings.mol_item_dropout,
+        gate_dropout=settings.mol_gate_dropout,
+        balance=settings.mol_balance,
+    )

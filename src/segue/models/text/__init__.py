@@ -1,0 +1,1 @@
+"""Text encoders for item content."""

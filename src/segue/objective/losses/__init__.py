@@ -1,0 +1,1 @@
+"""Losses: functions of tensors."""

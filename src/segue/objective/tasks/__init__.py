@@ -1,0 +1,1 @@
+"""Tasks: a batch of histories to queries and targets."""

@@ -1,0 +1,1 @@
+"""The engine process: models and the batches they answer."""

@@ -1,0 +1,1 @@
+"""The HTTP side: routes, keys, limits, logs, metrics."""

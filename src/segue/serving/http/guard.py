@@ -1,0 +1,344 @@
+"""An ASGI application → the same one behind keys, limits and origin checks, with its requests counted and logged."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from segue.errors import InputError
+from segue.serving.http.bodies import PROBLEM_TYPE, Problem
+from segue.serving.http.keys import Holder, Keys, Role, is_loopback
+from segue.serving.http.limits import RateLimit
+from segue.serving.http.logs import REQUEST_ID, JsonLines
+from segue.serving.http.metrics import Metrics
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Headers = dict[bytes, bytes]
+Header = tuple[bytes, bytes]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+MOST_PATH = 8192  # bytes
+MOST_QUERY = 65_536
+CLIENT_GONE = 499  # in logs and metrics: nobody was there to be answered
+UNMATCHED = "unmatched"  # the route of a request that the application has no route for
+GUARD = "guard"  # the route of a request that the guard answered itself
+
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+METHODS = SAFE | {"POST", "PUT", "PATCH", "DELETE"}
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+# The first piece of a path, and how many pieces it has. What is not named here needs `read` if it is safe and `admin`
+# if it is not, so that a route someone forgets to name is closed rather than open.
+OPEN = frozenset({b"", b"page", b"schema", b"health"})
+ROLES: dict[tuple[str, bytes, int], Role] = {
+    ("POST", b"recommendations", 1): "read",
+    ("POST", b"explanations", 1): "read",
+    ("POST", b"plans", 1): "read",
+    ("POST", b"events", 1): "write",
+    ("POST", b"items", 1): "write",
+    ("DELETE", b"users", 2): "write",
+    ("PUT", b"model", 1): "admin",
+    ("POST", b"model", 2): "admin",
+}
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SECURITY: list[Header] = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+NOT_KEPT: Header = (b"cache-control", b"no-store")
+ASKED_AGAIN: Header = (b"cache-control", b"no-cache")  # the page's files: after an upgrade, never the old ones
+PREFLIGHT: list[Header] = [
+    (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
+    (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
+    (b"access-control-max-age", b"600"),
+]
+EXPOSED: Header = (b"access-control-expose-headers", b"x-request-id, retry-after")
+
+STARTED = os.urandom(5).hex()  # tells the requests of this process from those of all others
+COUNT = itertools.count(1)
+GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+ORIGIN = re.compile(r"https?://[^/\s?#@*,]+")
+
+logger = logging.getLogger(__name__)
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What the guard answers in the application's place."""
+
+    status: int
+    headers: Sequence[Header] = ()
+    body: bytes = b""
+
+
+def refusal(status: HTTPStatus, detail: str, *headers: Header) -> Reply:
+    """A problem, in the shape of all the service's problems."""
+    body = msgspec.json.encode(Problem(title=status.phrase, status=status.value, detail=detail))
+    about = ((b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode()))
+    return Reply(status.value, (*about, *headers), body)
+
+
+class Guard:
+    """Stands before an application: whatever it refuses never gets there, whatever comes back is counted and logged."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        keys: Keys,
+        metrics: Metrics,
+        most_bytes: int,
+        logs: JsonLines | None = None,
+        rate_limit: RateLimit | None = None,
+        allowed_origins: Iterable[str] = (),
+        host: str = "localhost",
+    ) -> None:
+        """`host` is the name that was bound; without keys it and the loopback addresses are what one may ask for."""
+        self._app = app
+        self._keys = keys
+        self._metrics = metrics
+        self._most_bytes = most_bytes
+        self._logs = logs
+        self._rate_limit = rate_limit
+        self._origins = frozenset(read_origin(name) for name in allowed_origins)
+        self._host = host.lower()
+        self._added = [*SECURITY, (b"vary", b"origin")] if self._origins else SECURITY
+
+    async def __call__(self, scope: Scope, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:  # nothing here speaks WebSocket
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _http(self, scope: Scope, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+        began = time.perf_counter()
+        headers: Headers = dict(scope["headers"])
+        request_id = _request_id(headers)
+        pieces = path_pieces(scope)
+        exchange = Exchange(receive, send, self._added_headers(headers, pieces, request_id))
+        route = GUARD
+        token = REQUEST_ID.set(request_id)
+        try:
+            reply = self._reply(scope, headers, pieces)
+            if reply is None:
+                route = UNMATCHED
+                await self._app(scope, exchange.receive, exchange.send)
+            else:
+                await exchange.answer(reply)
+        except Exception:
+            logger.exception("A request failed outside its handler")
+            await exchange.answer(SOMETHING_WRONG)
+        finally:
+            REQUEST_ID.reset(token)
+            if route is UNMATCHED:
+                route = scope.get("path_template") or UNMATCHED
+            self._record(scope["method"], route, exchange.status or CLIENT_GONE, began, request_id)
+
+    def _record(self, method: str, route: str, status: int, began: float, request_id: str) -> None:
+        method = method if method in METHODS else "other"  # whatever a client makes up is one label
+        seconds = time.perf_counter() - began
+        self._metrics.request(method=method, route=route, status=status, seconds=seconds)
+        if self._logs is not None:
+            self._logs.request(request_id=request_id, method=method, route=route, status=status, seconds=seconds)
+
+    def _added_headers(self, headers: Headers, pieces: list[bytes], request_id: str) -> list[Header]:
+        kept = ASKED_AGAIN if pieces and pieces[0] == b"page" else NOT_KEPT
+        added = [*self._added, kept, (b"x-request-id", request_id.encode())]
+        if self._origins and headers.get(b"origin") in self._origins:
+            added += [(b"access-control-allow-origin", headers[b"origin"]), EXPOSED]
+        return added
+
+    def _reply(self, scope: Scope, headers: Headers, pieces: list[bytes]) -> Reply | None:
+        """The guard's own answer; None if the request may pass."""
+        method: str = scope["method"]
+        holder = self._keys.holder(headers.get(b"authorization")) if self._keys else None
+        return (
+            _too_long(scope)
+            or self._wrong_host(headers)
+            or self._too_often(scope, holder, pieces)
+            or (self._preflight(headers) if method == "OPTIONS" else None)
+            or self._no_right(method, headers, holder, pieces)
+            or (self._unsafe(method, headers) if method not in SAFE else None)
+        )
+
+    def _wrong_host(self, headers: Headers) -> Reply | None:
+        """A page elsewhere may point its own name at this machine; it cannot make a browser send another name."""
+        if self._keys or names_this_machine(headers.get(b"host", b""), self._host):
+            return None
+        return refusal(
+            HTTPStatus.FORBIDDEN,
+            "Without keys the service answers only to localhost and the loopback addresses, and the request's Host "
+            "is another; ask for one of these, or start the service with keys.",
+        )
+
+    def _too_often(self, scope: Scope, holder: Holder | None, pieces: list[bytes]) -> Reply | None:
+        if self._rate_limit is None or (pieces and pieces[0] == b"health"):  # a probe that fails ends the service
+            return None
+        client = scope.get("client")
+        seconds = self._rate_limit.wait(holder.number if holder else client[0] if client else None)
+        if not seconds:
+            return None
+        return refusal(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            "More requests came from you than the service takes in a second; wait as Retry-After says.",
+            (b"retry-after", str(math.ceil(seconds)).encode()),
+        )
+
+    def _preflight(self, headers: Headers) -> Reply | None:
+        if headers.get(b"origin") in self._origins and b"access-control-request-method" in headers:
+            return Reply(HTTPStatus.NO_CONTENT.value, PREFLIGHT)
+        return None
+
+    def _no_right(self, method: str, headers: Headers, holder: Holder | None, pieces: list[bytes]) -> Reply | None:
+        if not self._keys:
+            return None
+        role = needed_role(method, pieces)
+        if role is None or (holder is not None and role in holder.roles):
+            return None
+        if holder is not None:
+            return refusal(HTTPStatus.FORBIDDEN, f"This needs a key with the role {role}, and yours is for another.")
+        sent = "the one sent is not known" if b"authorization" in headers else "none was sent"
+        return refusal(
+            HTTPStatus.UNAUTHORIZED,
+            f"This needs a key, and {sent}; send one as Authorization: Bearer KEY.",
+            (b"www-authenticate", b"Bearer"),
+        )
+
+    def _unsafe(self, method: str, headers: Headers) -> Reply | None:
+        """What may change something: not for pages from elsewhere, and its body is bounded JSON."""
+        origin = headers.get(b"origin")
+        if origin is not None and origin not in self._origins and not _same_host(origin, headers.get(b"host")):
+            return refusal(
+                HTTPStatus.FORBIDDEN,
+                "The request comes from a page of another site, which the service was not told to allow.",
+            )
+        length = int(headers.get(b"content-length", b"0"))
+        if length > self._most_bytes:
+            return refusal(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"A body has at most {self._most_bytes} bytes, got {length}; send less at a time.",
+            )
+        has_body = length > 0 or b"transfer-encoding" in headers
+        if has_body and method in WITH_BODY and not _is_json(headers.get(b"content-type", b"")):
+            return refusal(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                "A body is JSON and says so; send it with Content-Type: application/json.",
+            )
+        return None
+
+
+SOMETHING_WRONG = refusal(
+    HTTPStatus.INTERNAL_SERVER_ERROR, "Something went wrong in the service; its log says what, under X-Request-Id."
+)
+
+
+class Exchange:
+    """One request and its response: adds the headers, and remembers what became of it."""
+
+    __slots__ = ("_added", "_receive", "_send", "status")
+
+    def __init__(self, receive: Callable[[], Awaitable[Message]], send: Any, added: list[Header]) -> None:
+        self._receive = receive
+        self._send = send
+        self._added = added
+        self.status = 0
+        """Of the response that was begun; CLIENT_GONE once there is nobody to begin it for."""
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self.status:
+            self.status = CLIENT_GONE
+        return message
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Not a coroutine function: it hands the server's own awaitable on, which saves one a message."""
+        if message["type"] == "http.response.start":
+            self.status = self.status or message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), *self._added]}
+        sent: Awaitable[None] = self._send(message)
+        return sent
+
+    async def answer(self, reply: Reply) -> None:
+        """The guard's own response, unless another was begun."""
+        if not self.status:
+            await self.send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
+            await self.send({"type": "http.response.body", "body": reply.body})
+
+
+def path_pieces(scope: Scope) -> list[bytes]:
+    """The path between its slashes, decoded: however a path is spelled, the guard reads what the router reads."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    pieces = [piece for piece in raw.partition(b"?")[0].split(b"/") if piece]
+    return [unquote_to_bytes(piece) for piece in pieces] if b"%" in raw else pieces
+
+
+def needed_role(method: str, pieces: Sequence[bytes]) -> Role | None:
+    """The role that a request needs; None if everyone may."""
+    first = pieces[0] if pieces else b""
+    if method in SAFE:
+        return None if first in OPEN else "read"
+    return ROLES.get((method, first, len(pieces)), "admin")
+
+
+def _too_long(scope: Scope) -> Reply | None:
+    path, query = len(scope.get("raw_path") or scope["path"].encode()), len(scope["query_string"])
+    if path <= MOST_PATH and query <= MOST_QUERY:
+        return None
+    return refusal(
+        HTTPStatus.REQUEST_URI_TOO_LONG,
+        f"A path has at most {MOST_PATH} bytes and a query {MOST_QUERY}, got {path} and {query}.",
+    )
+
+
+@lru_cache(256)
+def names_this_machine(header: bytes, bound: str) -> bool:
+    """Whether a Host header, its port aside, is a loopback name or address, or the very name that was bound."""
+    host = header.decode("latin-1").lower()
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name == bound or is_loopback(name)
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get(b"x-request-id")
+    if given is not None and GIVEN_ID.fullmatch(given):
+        return given.decode()
+    return f"{STARTED}-{next(COUNT):x}"
+
+
+def read_origin(name: str) -> bytes:
+    """An origin as browsers send it."""
+    origin = name.lower().removesuffix("/")
+    if not ORIGIN.fullmatch(origin):
+        raise InputError(f"An origin is a scheme and a host, such as https://shop.example, got {name!r}.")
+    return origin.encode()
+
+
+def _same_host(origin: bytes, host: bytes | None) -> bool:
+    """The scheme may differ: TLS often ends before the service."""
+    return host is not None and origin.lower().partition(b"://")[2] == host.lower()
+
+
+def _is_json(content_type: bytes) -> bool:
+    return content_type == b"application/json" or (
+        content_type.partition(b";")[0].strip().lower() == b"application/json"
+    )

@@ -1,0 +1,172 @@
+"""Run the service: everything is loaded and the port bound before anyone is told that it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from segue.data.dataset import Data
+from segue.errors import InputError
+from segue.folders import read_manifest
+from segue.serving.engine.channel import EngineProcess, settle
+from segue.serving.http.bodies import MOST_BYTES
+from segue.serving.http.guard import Guard
+from segue.serving.http.keys import Keys, check_binding
+from segue.serving.http.limits import RateLimit
+from segue.serving.http.logs import configure_logs
+from segue.serving.http.metrics import Metrics, shared_between_workers
+from segue.serving.service import Service
+from segue.serving.settings import ServiceSettings
+from segue.serving.store.fill import FillReport, fill_store
+from segue.serving.store.store import open_store
+
+STOPPING_SECONDS = 10  # requests in flight get this long at the end
+HANDED_OVER = "SEGUE_SERVICE"  # the environment variable in which workers find their settings
+
+
+def serve(
+    settings: ServiceSettings,
+    *,
+    port: int = 8000,
+    started: Callable[[str], None] | None = None,
+    before: Callable[[], None] | None = None,
+) -> None:
+    """Answer requests until interrupted. `started` is told the address; port 0 takes any free one.
+
+    `before`: done once it is known that the service may be started, such as to fill its store.
+    """
+    check_binding(settings.host, Keys.load(settings.keys, os.environ))
+    for run in settings.runs:
+        read_manifest(run, "run")
+    with listening_socket(settings.host, port) as listening:
+        if before is not None:
+            before()
+        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"http://{shown}:{listening.getsockname()[1]}"
+        if settings.workers > 1:
+            _serve_with_workers(settings, listening, lambda: started and started(url))
+            return
+        server = uvicorn.Server(_configuration(make_app(settings)))
+        with _leaving_quietly(server):
+            if started is not None:
+                started(url)
+            server.run(sockets=[listening])
+
+
+@contextlib.contextmanager
+def _leaving_quietly(server: uvicorn.Server) -> Iterator[None]:
+    """SIGTERM ends the server before it listens for signals itself, and is no error: ended by one, it raises it again
+    for whoever was there before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def fill_histories(url: str, data: Path | str, progress: Callable[[int, int], None] | None = None) -> FillReport:
+    """Put a data folder's histories into a store that is empty; `progress` is told the events done, and of how many."""
+    log = Data.open(data)
+    store = open_store(url)
+    try:
+        events = log.sequences.n_events
+        return fill_store(store, log, None if progress is None else lambda done: progress(done, events))
+    finally:
+        store.close()
+
+
+def make_app(settings: ServiceSettings) -> Guard:
+    """The guarded application of one process."""
+    keys = Keys.load(settings.keys, os.environ)
+    logs = configure_logs(settings.log_level)
+    engine = EngineProcess(settings)
+    from segue.serving.http.app import create_app  # the web framework is loaded while the engine loads torch
+
+    metrics = Metrics()
+    engine.wait_until_ready()
+    service = Service(engine, open_store(settings.store), metrics)
+    app = create_app(service, examples=() if keys else engine.popular)
+    settle()
+    return Guard(
+        app,
+        keys=keys,
+        metrics=metrics,
+        most_bytes=MOST_BYTES,
+        logs=logs,
+        rate_limit=None if settings.rate_limit is None else RateLimit(settings.rate_limit / settings.workers),
+        allowed_origins=settings.origins,
+        host=settings.host,
+    )
+
+
+def worker_app() -> Guard:
+    """The application of a worker process, which finds its settings in the environment."""
+    return make_app(
+        msgspec.json.decode(os.environ[HANDED_OVER], type=ServiceSettings, dec_hook=lambda kind, text: kind(text))
+    )
+
+
+def _serve_with_workers(settings: ServiceSettings, listening: socket.socket, started: Callable[[], Any]) -> None:
+    """Several processes on one port; one that dies is replaced."""
+    configure_logs(settings.log_level)
+    trial = EngineProcess(settings)  # what is wrong with a run or a store is said once, here, not by every worker
+    trial.wait_until_ready()
+    trial.end()
+    begun = msgspec.structs.replace(settings, begun=True)
+    os.environ[HANDED_OVER] = msgspec.json.encode(begun, enc_hook=str).decode()
+    configuration = _configuration("segue.serving.http.server:worker_app", factory=True, workers=settings.workers)
+    try:
+        with shared_between_workers():
+            started()
+            Multiprocess(configuration, sockets=[listening]).run()
+    finally:
+        del os.environ[HANDED_OVER]
+
+
+def _configuration(app: Guard | str, **more: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,  # a client would say of itself where it comes from
+        ws="none",
+        timeout_graceful_shutdown=STOPPING_SECONDS,
+        **more,
+    )
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Bind early, so that a port in use is a sentence and not a log line of the server."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"A port is a number from 0 to 65535, got {port}; choose one with --port.")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, UnicodeError) as error:
+        raise InputError(_reason(error, host, port)) from error
+
+
+def _reason(error: OSError | UnicodeError, host: str, port: int) -> str:
+    if isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL:
+        return f"{host!r} is not an address of this machine; name one with --host, such as 127.0.0.1."
+    if error.errno == errno.EADDRINUSE:
+        return f"Port {port} of {host} is in use; choose another with --port."
+    if error.errno == errno.EACCES:
+        return f"No permission to use port {port}; choose one from 1024 on with --port."
+    return f"{host}, port {port} cannot be listened on: {error.strerror or error}."

@@ -1,0 +1,1 @@
+"""Stores of events: SQLite and PostgreSQL."""

@@ -1,0 +1,238 @@
+"""The search: settings are proposed, trained with and judged, one trial at a time."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.trial import TrialState
+
+from segue.config import Settings, settings_toml
+from segue.data.dataset import Data
+from segue.errors import FolderError, SettingsError, TrainingError
+from segue.evaluation.settings import SeenRule, seen_rule
+from segue.evaluation.training_counts import training_counts
+from segue.folders import explained_writing
+from segue.models.facts import facts_of
+from segue.training.item_codes import CODES, kept_codes
+from segue.training.loop import SCORE, Step
+from segue.training.run import CHOOSING, Recipe, choose_epoch
+from segue.training.state import read_progress
+from segue.tuning.report import HALF_RUN, OVER, TrialRecord, Tuning
+from segue.tuning.space import LOSS, Values, laid_over, own_values, rounded
+from segue.tuning.study import OUTCOME, TRIAL, Search, begin, opened, outcome_of, take_up
+
+USUAL_TRIALS = 20
+FIRST_AT_RANDOM = 8  # trials before the proposals heed what was found
+SETTINGS = "settings.toml"
+
+
+class _OutOfTime(Exception):  # noqa: N818  # it is no error: the user set the bound
+    """The minutes are over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where the search ends."""
+
+    trials: int | None
+    deadline: float | None
+
+    @staticmethod
+    def of(trials: int | None, minutes: float | None) -> Bounds:
+        deadline = None if minutes is None else monotonic() + 60 * minutes
+        return Bounds(USUAL_TRIALS if trials is None and minutes is None else trials, deadline)
+
+    def out_of_time(self) -> bool:
+        return self.deadline is not None and monotonic() >= self.deadline
+
+    def allow(self, counted: int) -> bool:
+        """Whether another trial may begin."""
+        return (self.trials is None or counted < self.trials) and not self.out_of_time()
+
+
+def search(
+    data: Data,
+    *,
+    out: Path,
+    recipe: str | Path | None,
+    trials: int | None,
+    minutes: float | None,
+    resume: bool,
+    progress: Callable[[int, Step], None] | None,
+    ended: Callable[[TrialRecord, Tuning], None] | None,
+) -> Tuning:
+    """See `segue.tuning.tune`."""
+    bounds = Bounds.of(trials, minutes)
+    data.verify()
+    job = take_up(out, data, recipe) if resume else begin(out, data, recipe)
+    with opened(out) as study:
+        tuning = job.tuning(study)
+        if bounds.trials is not None and len(tuning.counted) >= bounds.trials:
+            raise SettingsError(
+                f"{out} has {len(tuning.counted)} trials already; raise --trials to go on, or give --minutes alone."
+            )
+        for killed in study.get_trials(states=(TrialState.RUNNING,)):
+            study.tell(killed.number, state=TrialState.FAIL)
+        trainer = _Trainer.of(job, data, bounds, progress)
+        while bounds.allow(len(tuning.counted)):
+            try:
+                trainer.run(study)
+            finally:
+                tuning = job.tuning(study)
+                job.write(tuning)
+            if ended:
+                ended(tuning.trials[-1], tuning)
+    if tuning.best is None:
+        raise TrainingError(
+            f"No trial in {out} got through an epoch, so there is nothing to choose from; go on with --resume and more "
+            "--minutes or --trials, or begin with another --recipe."
+        )
+    return tuning
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trainer:
+    """Trains with what is proposed, as `segue train` would."""
+
+    job: Search
+    data: Data
+    bounds: Bounds
+    counts: np.ndarray
+    seen: SeenRule
+    progress: Callable[[int, Step], None] | None
+
+    @staticmethod
+    def of(job: Search, data: Data, bounds: Bounds, progress: Callable[[int, Step], None] | None) -> _Trainer:
+        counts = training_counts(data.sequences, data.split, len(data.vocabulary))
+        seen, _ = seen_rule(job.settings.evaluate, data.sequences, data.split)
+        return _Trainer(job, data, bounds, counts, seen, progress)
+
+    def run(self, study: optuna.Study) -> None:
+        """One trial, from its settings to its record. What is half run leaves its training for the next time."""
+        trial = _next_trial(study, self.job)
+        try:
+            score = self._train(trial, _proposed(trial, self.job))
+        except optuna.TrialPruned:
+            study.tell(trial, state=TrialState.PRUNED)
+        except TrainingError:  # the loss is no longer finite, or the model does not fit: an answer, too
+            trial.set_user_attr(OUTCOME, "failed")
+            study.tell(trial, state=TrialState.FAIL)
+        except _OutOfTime:
+            trial.set_user_attr(OUTCOME, "out of time")
+            study.tell(trial, state=TrialState.FAIL)
+            return
+        except BaseException:
+            study.tell(trial, state=TrialState.FAIL)
+            raise
+        else:
+            study.tell(trial, score)
+        shutil.rmtree(self.job.folder / TRIAL)
+
+    def _train(self, trial: optuna.Trial, settings: Settings) -> float:
+        folder = self.job.folder / TRIAL
+        for line in _epochs_before(folder, settings):
+            trial.report(line[SCORE], int(line["epoch"]))
+
+        def watch(step: Step) -> None:
+            if step.scores is not None:
+                trial.report(step.scores[SCORE], step.epoch)
+            if self.progress:
+                self.progress(trial.number + 1, step)
+            if _is_last(step, settings):
+                return
+            if step.scores is not None and trial.should_prune():
+                raise optuna.TrialPruned
+            if self.bounds.out_of_time():
+                raise _OutOfTime
+
+        recipe = Recipe(
+            model=settings.model, objective=settings.objective, train=settings.train, evaluate=settings.evaluate
+        )
+        try:
+            _, chosen = choose_epoch(
+                recipe,
+                self.data.sequences,
+                self.data.split,
+                self.counts,
+                seen=self.seen,
+                folder=folder,
+                progress=watch,
+                facts=facts_of(
+                    settings.model, self.data.vocabulary, self.data.kinds, codes=self._codes(settings, watch)
+                ),
+            )
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            raise TrainingError("There was not enough memory for these settings.") from error
+        return chosen.best_score
+
+    def _codes(self, settings: Settings, watch: Callable[[Step], None]) -> np.ndarray | None:
+        """The items', where the settings ask for them: they are the same in every trial."""
+        data, path = self.data, self.job.folder / CODES
+        ends, n_items = data.split.train_end, len(data.vocabulary)
+        return kept_codes(path, settings.model, settings.train, data.sequences, ends, n_items, progress=watch)
+
+
+def _next_trial(study: optuna.Study, job: Search) -> optuna.Trial:
+    """The recipe, then what was left half run, then what Optuna proposes.
+
+    The sampler starts afresh from the number of trials that are over, so that a search that was interrupted proposes
+    what it would have proposed without it.
+    """
+    trials = study.get_trials(deepcopy=False)
+    over = [trial.params for trial in trials if outcome_of(trial) in OVER]
+    owed = [own_values(job.settings, job.space)]
+    owed += [trial.params for trial in trials if outcome_of(trial) in HALF_RUN]
+    seed = (job.settings.train.seed + len(over)) % 2**32
+    study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=FIRST_AT_RANDOM)
+    first = next((values for values in owed if not any(values.items() <= done.items() for done in over)), None)
+    if first is not None and not any(trial.state == TrialState.WAITING for trial in trials):
+        study.enqueue_trial(first)
+    return study.ask()
+
+
+def _proposed(trial: optuna.Trial, job: Search) -> Settings:
+    """The settings of a trial: one value for each knob that belongs to its loss."""
+    values: Values = {}
+    for name, knob in job.space.items():
+        if knob.losses and values.get(LOSS, job.settings.objective.loss) not in knob.losses:
+            continue
+        if knob.choices:
+            values[name] = trial.suggest_categorical(name, knob.choices)
+        else:
+            values[name] = trial.suggest_float(name, knob.low, knob.high, log=knob.log)
+    return laid_over(job.settings, rounded(values, own_values(job.settings, job.space)))
+
+
+def _epochs_before(folder: Path, settings: Settings) -> list[dict[str, Any]]:
+    """The epochs that these very settings had reached when they were interrupted; else an empty folder is made."""
+    text = settings_toml(settings)
+    try:
+        if (folder / SETTINGS).read_text(encoding="utf-8") == text:
+            return list(read_progress(folder / CHOOSING).history)
+    except (OSError, FolderError):
+        pass
+    with explained_writing(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        (folder / SETTINGS).write_text(text, encoding="utf-8")
+    return []
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Torch has no kind of its own for it on a CPU."""
+    return isinstance(error, MemoryError) or "not enough memory" in str(error) or "can't allocate memory" in str(error)
+
+
+def _is_last(step: Step, settings: Settings) -> bool:
+    """Whether training ends here by itself: then there is nothing to cut short."""
+    waited = step.epoch - step.best_epoch
+    return step.scores is not None and (step.epoch == step.epochs or waited >= settings.train.patience)

@@ -1,0 +1,206 @@
+"""What is tried: a small table of settings, cut down to what makes sense for the log and the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import msgspec
+
+from segue.config import Settings, make_settings
+from segue.data.dataset import Data
+from segue.errors import SettingsError, TrainingError
+from segue.models.settings import UNPLACED
+from segue.training.loop import training_windows
+
+
+class Knob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The values of one setting: some `choices`, or any number from `low` to `high`."""
+
+    choices: tuple[str | int, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    """Whether a factor counts, rather than a difference."""
+    losses: tuple[str, ...] = ()
+    """The losses that it belongs to; where none is named, it belongs to all."""
+
+
+Space = dict[str, Knob]
+Values = dict[str, Any]
+"""section.key → value, of the knobs that belong to one loss."""
+
+LOSS = "objective.loss"
+SAMPLED = ("sampled-softmax", "gbce")
+SPACE: Space = {
+    LOSS: Knob(choices=("softmax", *SAMPLED)),  # first: whether others belong depends on it
+    "objective.sampler": Knob(choices=("uniform", "popularity"), losses=SAMPLED),
+    "objective.negatives": Knob(choices=(256, 1000, 3000), losses=SAMPLED),
+    "model.length": Knob(choices=(20, 50, 100, 200, 400)),
+    "model.width": Knob(choices=(32, 64, 96, 128, 192)),
+    "model.depth": Knob(choices=(1, 2, 3)),
+    "model.heads": Knob(choices=(1, 2, 4)),
+    "model.dropout": Knob(low=0.0, high=0.5),
+    "train.tokens": Knob(choices=(1000, 2000, 4000, 8000)),
+    "train.learning_rate": Knob(low=3e-4, high=5e-3, log=True),
+}
+OWNED_KEYS = {
+    LOSS: ("sampler", "negatives", "shared", "power", "in_batch", "log_q", "calibration", "regularisation"),
+    "objective.sampler": ("power", "in_batch", "log_q"),
+}
+"""Keys of [objective] that mean something to one loss or one sampler only: another choice starts from defaults."""
+
+MOST_ITEMS_OF_SOFTMAX = 200_000  # beyond, one step over the whole catalogue takes seconds: a trial would be a day
+LEAST_STEPS = 10  # an epoch of fewer steps learns too little for epochs to be compared
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """What the log says about what makes sense. Nothing of the test part is among it."""
+
+    items: int
+    events: int
+    """To learn from."""
+    longest: int
+    """The longest history that validation asks about."""
+
+
+def log_facts(data: Data, recipe: Settings) -> LogFacts:
+    """Look at a log, and refuse one that no trial could be judged on."""
+    cases = data.split.cases("valid", recipe.evaluate.target)
+    if not len(cases):
+        raise TrainingError(
+            "No event is left for validation, which judges the trials; users need at least three events under "
+            "--split last."
+        )
+    windows = training_windows(data.sequences, data.split.train_end, length=data.sequences.n_events)
+    return LogFacts(
+        items=len(data.vocabulary),
+        events=int((windows.ends - windows.starts).sum()),
+        longest=int((cases.targets - cases.starts).max()),
+    )
+
+
+def space_for(recipe: Settings, log: LogFacts) -> Space:
+    """The part of SPACE that makes sense, widened to hold the recipe itself: it is the first trial.
+
+    A length that covers every history makes longer ones pointless. Negatives are fewer than the items; where even the
+    fewest on offer are not, to look at all items costs less than to draw some, and no sampled loss is offered. In a
+    larger catalogue it is, however cheap the softmax: negatives also change what is learned, not only what it costs.
+    """
+    own, model = _table(recipe), recipe.model
+    covering = min((length for length in _numbers("model.length") if length >= log.longest), default=0)
+    fewest = min(_numbers("objective.negatives"))
+    sensible: dict[str, Callable[[Any], bool]] = {
+        LOSS: lambda loss: fewest < log.items if loss in SAMPLED else log.items <= MOST_ITEMS_OF_SOFTMAX,
+        "objective.negatives": lambda count: count < log.items,
+        "model.length": lambda length: length < log.longest or (length == covering and model.length < log.longest),
+        "model.width": lambda width: _is_accepted(recipe, {"model.width": width}),
+        "model.heads": lambda heads: heads == 1 or not (model.builder in UNPLACED or model.body == "gru"),
+        "train.tokens": lambda tokens: tokens * LEAST_STEPS <= log.events,
+    }
+    space: Space = {}
+    for name, knob in SPACE.items():
+        mine = not knob.losses or recipe.objective.loss in knob.losses
+        kept = [value for value in knob.choices if sensible.get(name, _always)(value)]
+        space[name] = _widened(knob, kept, own[name]) if mine else msgspec.structs.replace(knob, choices=tuple(kept))
+    widths = space["model.width"].choices
+    heads = [
+        heads
+        for heads in space["model.heads"].choices
+        if all(_is_accepted(recipe, {"model.width": width, "model.heads": heads}) for width in widths)
+    ]
+    space["model.heads"] = Knob(choices=tuple(heads))
+    losses = [loss for loss in space[LOSS].choices if loss == own[LOSS] or _possible(recipe, space, str(loss))]
+    space[LOSS] = Knob(choices=tuple(losses))
+    return {name: knob for name, knob in space.items() if _is_open(knob, losses)}
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(value) for value in SPACE[name].choices]
+
+
+def _always(_: Any) -> bool:
+    return True
+
+
+def _widened(knob: Knob, kept: list[Any], own: Any) -> Knob:
+    """The knob with the values that are kept, and the recipe's own."""
+    if not knob.choices:
+        return msgspec.structs.replace(knob, low=min(knob.low, own), high=max(knob.high, own))
+    choices = [*kept, own] if own not in kept else kept
+    return msgspec.structs.replace(knob, choices=tuple(choices if isinstance(own, str) else sorted(choices)))
+
+
+def _possible(recipe: Settings, space: Space, loss: str) -> bool:
+    """Whether the settings themselves accept this loss with all that belongs to it, for the recipe's task and model."""
+    names = [name for name in belonging(space, loss) if space[name].losses]
+    ranges = (space[name].choices or (space[name].low, space[name].high) for name in names)
+    return all(
+        _is_accepted(recipe, {LOSS: loss, **dict(zip(names, values, strict=True))}) for values in product(*ranges)
+    )
+
+
+def _is_accepted(recipe: Settings, values: Values) -> bool:
+    try:
+        laid_over(recipe, values)
+    except SettingsError:
+        return False
+    return True
+
+
+def _is_open(knob: Knob, losses: list[Any]) -> bool:
+    """Whether there is something to choose, or something that a loss on offer must be given."""
+    if knob.losses:
+        return any(loss in losses for loss in knob.losses)
+    return len(knob.choices) != 1
+
+
+def belonging(space: Space, loss: str) -> Iterator[str]:
+    """The knobs that a trial with this loss has."""
+    return (name for name, knob in space.items() if not knob.losses or loss in knob.losses)
+
+
+def own_values(recipe: Settings, space: Space) -> Values:
+    """The recipe as a point of the space."""
+    own = _table(recipe)
+    return {name: own[name] for name in belonging(space, recipe.objective.loss)}
+
+
+def rounded(values: Values, own: Values) -> Values:
+    """Numbers as one would write them, two digits; the recipe's own stay as they are."""
+    return {
+        name: float(f"{value:.2g}") if isinstance(value, float) and value != own.get(name) else value
+        for name, value in values.items()
+    }
+
+
+def laid_over(recipe: Settings, values: Values) -> Settings:
+    """The recipe with these values, checked as any settings are."""
+    tables = msgspec.to_builtins(recipe)
+    own = _table(recipe)
+    for name, keys in OWNED_KEYS.items():
+        if name in values and values[name] != own[name]:
+            for key in keys:
+                tables["objective"].pop(key, None)
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        tables[section][key] = value
+    return make_settings(tables)
+
+
+def changes(recipe: Settings, values: Values) -> dict[str, tuple[Any, Any]]:
+    """section.key → (the recipe's value, this one), where they differ."""
+    own = _table(recipe)
+    return {name: (own[name], value) for name, value in values.items() if value != own[name]}
+
+
+def _table(settings: Settings) -> Values:
+    """Every setting as section.key → value."""
+    return {
+        f"{section}.{key}": value
+        for section, table in msgspec.to_builtins(settings).items()
+        for key, value in table.items()
+    }

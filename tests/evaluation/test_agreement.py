@@ -1,0 +1,92 @@
+"""The report ranks what the index answers: user by user, on a catalogue in which items share a vector, so that every
+score is tied with another one and a tie lost to rounding in either place would show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from segue.data.batch import Batch
+from segue.evaluation.evaluator import ModelScorer
+from segue.evaluation.ranks import Exclusions, ranks
+from segue.index import approximate, build
+from segue.index.build import build_index
+from segue.index.mol import Cut
+from segue.index.search import Ragged
+from segue.index.settings import IndexSettings
+from segue.layers.packed import tensors
+from segue.models.build import build_model
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+
+SHARED = {"similarity": "mol", "output": "layer-norm", "target_time": False}
+CASES: dict[str, tuple[dict[str, Any], IndexSettings]] = {
+    "exact": ({"builder": "sasrec"}, IndexSettings(kind="exact")),
+    "exact, in chunks": ({"builder": "esasrec"}, IndexSettings(kind="exact", chunk=32)),
+    "exact, with biases": ({"builder": "bert4rec"}, IndexSettings(kind="exact")),
+    "exact, cosine": ({"builder": "hstu", "similarity": "cosine", "target_time": False}, IndexSettings(kind="exact")),
+    "approximate, all probed": ({"builder": "sasrec"}, IndexSettings(kind="approximate", recall=1.0)),
+    "mol": ({"builder": "hstu", **SHARED}, IndexSettings(kind="exact")),
+    "mol, two-stage with all kept": ({"builder": "hstu", **SHARED}, IndexSettings(kind="two-stage")),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def everything_is_kept() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(approximate, "LEAST_ITEMS", 0)
+        patch.setattr(build, "Cut", lambda: Cut(averaged=10_000))
+        yield
+
+
+def doubled_model(n_items: int, **changed: Any) -> SequenceModel:
+    """Each item of the second half has the vector (and the bias) of one of the first."""
+    half = n_items // 2
+    settings = msgspec.convert({"width": 50, "depth": 1, "heads": 1, "length": 9, **changed}, ModelSettings)
+    model = build_model(settings, n_items, generator=torch.Generator().manual_seed(1)).eval()
+    with torch.no_grad():
+        for name, table in model.items.named_parameters():
+            if name != "mask":
+                table.normal_(generator=torch.Generator().manual_seed(2))
+                table[half + 1 : 2 * half + 1] = table[1 : half + 1]
+    model.items.clear_padding()
+    return model
+
+
+def histories_of(users: int, n_items: int, rng: np.random.Generator) -> Batch:
+    lengths = rng.integers(1, 9, size=users)
+    return Batch(
+        items=rng.integers(1, n_items + 1, size=lengths.sum()),
+        times=np.arange(lengths.sum()) * 60,
+        lengths=lengths,
+    )
+
+
+@pytest.mark.parametrize("users", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("n_items", [37, 1003])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_every_user_has_the_rank_that_the_index_gives(
+    case: tuple[dict[str, Any], IndexSettings], n_items: int, users: int
+) -> None:
+    model, rng = doubled_model(n_items, **case[0]), np.random.default_rng(users)
+    known = rng.random(n_items + 1) < 0.9
+    known[[0, 1, 2]] = False, True, True
+    histories, targets = histories_of(users, n_items, rng), rng.integers(1, n_items + 1, size=users)
+    seen = Exclusions.of_histories(histories)
+    expected = ranks(ModelScorer(model).scores(histories), targets, seen, known=known)
+
+    index = build_index(model, known, case[1])
+    with torch.inference_mode():
+        queries = model.query(tensors(histories))
+    answered, scores = index.search(queries, n_items, exclude=Ragged.of_lengths(histories.lengths, histories.items))
+    found = answered.numpy() == targets[:, None]
+    own = np.where(found, scores.numpy(), -np.inf).max(axis=1, keepdims=True)
+    counted = ((scores.numpy() >= own) & (answered.numpy() > 0)).sum(axis=1)
+    reachable = found.any(axis=1)
+    assert reachable.tolist() == (expected <= n_items).tolist()
+    assert counted[reachable].tolist() == expected[reachable].tolist()

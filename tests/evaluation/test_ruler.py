@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from tiny_logs import HistoryFirst, Table, histories_of, sequences_of
+
+from segue.data.sequences import Sequences
+from segue.data.split import Split, split_last, split_time
+from segue.errors import InputError, SettingsError
+from segue.evaluation import evaluator as ruler
+from segue.evaluation.evaluate import Evaluation, evaluate
+from segue.evaluation.evaluator import ModelScorer, Ruler, best
+from segue.evaluation.ranks import MISS, Exclusions, ranks
+from segue.evaluation.settings import EvaluateSettings, repeat_share, seen_rule
+from segue.evaluation.training_counts import training_counts, training_rows
+from segue.layers.packed import tensors
+from segue.models.build import build_model
+from segue.models.settings import ModelSettings
+
+N_ITEMS = 9
+REPEATS = ([1, 2, 3, 2, 3], [4, 5, 4, 5, 4], [1, 6, 7, 6, 1])  # every held-out item is in its history
+
+
+def random_log(seed: int, *, users: int = 40, n_items: int = 30) -> Sequences:
+    rng = np.random.default_rng(seed)
+    return sequences_of(*(rng.integers(1, n_items + 1, size=rng.integers(3, 15)).tolist() for _ in range(users)))
+
+
+def report_of(
+    scorer: HistoryFirst | Table,
+    sequences: Sequences,
+    *,
+    seen: Literal["auto", "exclude", "keep"] = "exclude",
+    split: Split | None = None,
+    n_items: int = N_ITEMS,
+    at: tuple[int, ...] = (1, 10),
+    split_kind: Literal["last", "time"] = "last",
+) -> Evaluation:
+    settings = EvaluateSettings(seen=seen, at=at, bootstrap=20)
+    return evaluate(
+        scorer,
+        sequences,
+        split_last(sequences) if split is None else split,
+        n_items=n_items,
+        settings=settings,
+        baselines=False,
+        split_kind=split_kind,
+    )
+
+
+def test_training_is_what_comes_before_the_first_cut() -> None:
+    sequences = sequences_of([1, 2, 3, 4], [5, 6], [1, 7, 8])
+    split = split_last(sequences)
+    assert training_rows(split, 9).tolist() == [1, 1, 0, 0, 1, 1, 1, 0, 0]
+    assert training_counts(sequences, split, N_ITEMS).tolist() == [0, 2, 1, 0, 0, 1, 1, 0, 0, 0]
+
+
+def test_training_of_users_who_come_later_is_empty() -> None:
+    sequences = sequences_of([1, 2], [3, 4], [5, 6], times=[[0, 9], [8, 9], [9, 9]])
+    split = split_time(sequences, valid_from=5_000_000, test_from=9_000_000)
+    assert training_rows(split, 6).tolist() == [1, 0, 0, 0, 0, 0]
+
+
+def test_a_model_that_knows_the_answer_is_always_right() -> None:
+    """Each user walks up from an item of their own, so the last item says which comes next."""
+    sequences = sequences_of(*(list(range(start, start + 5)) for start in (1, 2, 3, 4, 5) for _ in range(2)))
+    table = torch.zeros(10, 10)
+    table[torch.arange(9), torch.arange(9) + 1] = 1
+    report = report_of(Table(table), sequences).report
+    assert report.metrics["hit@1"] == report.metrics["ndcg@10"] == report.metrics["mrr@1"] == 1 - report.unknown / 10
+    assert report.unknown == 4  # items 8 and 9 are in nobody's training part
+
+
+def test_a_constant_scorer_gets_nothing() -> None:
+    sequences = random_log(1, users=60)
+    evaluation = report_of(Table(torch.zeros(31, 31)), sequences, n_items=30)
+    assert evaluation.report.metrics["hit@10"] == 0
+    cases = split_last(sequences).cases("test")
+    known = set(sequences.items[training_rows(split_last(sequences), sequences.n_events)].tolist())
+    for index, (start, row) in enumerate(zip(cases.starts, cases.targets, strict=True)):
+        left = known - set(sequences.items[start:row].tolist())
+        assert evaluation.ranks[index] == (len(left) if int(sequences.items[row]) in left else MISS)
+
+
+def test_a_scorer_of_random_numbers_hits_k_of_v() -> None:
+    n_items, rng = 50, np.random.default_rng(2)
+    sequences = sequences_of(*(rng.permutation(n_items)[:5].tolist() for _ in range(3_000)))
+    sequences = sequences_of(*((sequences.items.reshape(-1, 5) + 1).tolist()))
+
+    class Random:
+        def scores(self, histories: object) -> torch.Tensor:
+            return torch.from_numpy(rng.random((len(histories.lengths), n_items + 1), dtype=np.float32))  # type: ignore[attr-defined]
+
+    counts = training_counts(sequences, split_last(sequences), n_items)
+    found = Ruler(sequences=sequences, counts=counts, seen="excluded").ranks(
+        Random(), split_last(sequences).cases("test")
+    )
+    share = 10 / (n_items - 4)
+    assert (found <= 10).mean() == pytest.approx(share, abs=4 * (share * (1 - share) / 3_000) ** 0.5)
+
+
+def test_the_seen_filter_on_a_log_of_repeats() -> None:
+    """V15: a scorer that puts the history first gets everything or nothing."""
+    sequences = sequences_of(*([items[0], *items] for items in REPEATS))
+    kept = report_of(HistoryFirst(N_ITEMS), sequences, seen="keep", at=(3,)).report
+    assert kept.seen == "kept" and kept.metrics["hit@3"] == 1 and kept.unreachable == 0
+    excluded = report_of(HistoryFirst(N_ITEMS), sequences, seen="exclude", at=(3,)).report
+    assert excluded.seen == "excluded" and excluded.metrics["hit@3"] == 0
+    assert excluded.unreachable == 3 and excluded.unknown == 0
+
+
+def test_the_filter_covers_more_than_the_model_looks_at() -> None:
+    sequences = sequences_of([1, 2, 3, 4, 5, 2, 1], [1, 2, 3, 4, 5, 6, 7])
+    model = build_model(ModelSettings(width=8, depth=1, length=2), 7, generator=torch.Generator().manual_seed(0))
+    counts = training_counts(sequences, split_last(sequences), 7)
+    found = Ruler(sequences=sequences, counts=counts, seen="excluded").ranks(
+        ModelScorer(model), split_last(sequences).cases("test")
+    )
+    assert found[0] == MISS  # item 1 is six events old
+    assert found[1] == MISS  # item 7 is in nobody's training part
+
+
+@pytest.mark.parametrize(("positions", "begin"), [("oldest", 2), ("newest", 1)])
+def test_a_model_is_measured_on_the_window_that_it_answers_from(positions: str, begin: int) -> None:
+    """Nine events, room for eight: where a new one can be encoded alone, the window has moved on by a quarter."""
+    settings = ModelSettings(width=8, depth=1, length=8, positions=positions)  # type: ignore[arg-type]
+    model = build_model(settings, 9, generator=torch.Generator().manual_seed(0)).eval()
+    history = histories_of([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    window = history.tokens(np.arange(begin, 9), np.array([9 - begin]))
+    with torch.inference_mode():
+        expected = model.score_all(model.query(tensors(window)))
+    torch.testing.assert_close(ModelScorer(model).scores(history), expected)
+
+
+def test_unknown_comes_before_unreachable() -> None:
+    """Item 9 is only ever held out: as validation it enters the history, as test it is unknown, not unreachable."""
+    report = report_of(HistoryFirst(N_ITEMS), sequences_of([1, 2, 9, 9], [1, 2, 3, 1])).report
+    assert (report.unknown, report.unreachable) == (1, 1)
+
+
+def test_an_unknown_item_is_nobodys_competitor() -> None:
+    sequences = sequences_of([1, 2, 9, 3], [3, 1, 2, 1])
+    table = torch.zeros(10, 10)
+    table[:, 9], table[:, 3] = 5, 1
+    counts = training_counts(sequences, split_last(sequences), N_ITEMS)
+    found = Ruler(sequences=sequences, counts=counts, seen="kept").ranks(
+        Table(table), split_last(sequences).cases("test")
+    )
+    assert found[0] == 1
+
+
+def test_cases_without_history_are_answered_by_popularity() -> None:
+    sequences = sequences_of([1, 2, 1, 3], [1, 2, 3], [3, 2], [2], times=[[0, 1, 2, 6], [0, 1, 7], [8, 9], [9]])
+    split = split_time(sequences, valid_from=5_000_000, test_from=8_000_000)
+    counts = training_counts(sequences, split, 3)
+    assert counts.tolist() == [0, 3, 2, 0]
+    scorer = Table(torch.ones(4, 4))
+    evaluation = report_of(scorer, sequences, split=split, n_items=3, split_kind="time", at=(1, 2))
+    assert evaluation.report.without_history == 2 and evaluation.report.unknown == 1
+    assert evaluation.ranks.tolist() == [MISS, 2, 2]  # 3 is unknown; 2 after [3] ties with 1; 2 is second in popularity
+    assert all(batch.lengths.min() > 0 for batch in scorer.calls)
+
+
+def test_the_moment_of_the_answer_is_told_only_where_the_report_says_so() -> None:
+    sequences = random_log(3)
+    counts, cases = training_counts(sequences, split_last(sequences), 30), split_last(sequences).cases("test")
+    for told in (False, True):
+        scorer = Table(torch.zeros(31, 31))
+        Ruler(sequences=sequences, counts=counts, seen="kept", target_time=told).ranks(scorer, cases)
+        assert all((batch.asked is not None) == told for batch in scorer.calls)
+
+
+def test_chunked_equals_unchunked(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = random_log(4)
+    scorer = Table(torch.randn(31, 31, generator=torch.Generator().manual_seed(4)).round(decimals=1))
+    whole = report_of(scorer, sequences, n_items=30)
+    scorer.calls.clear()
+    monkeypatch.setattr(ruler, "MOST_SCORES", 31 * 3)  # three cases at a time
+    chunked = report_of(scorer, sequences, n_items=30)
+    assert max(len(batch.lengths) for batch in scorer.calls) == 3
+    assert np.array_equal(whole.ranks, chunked.ranks) and whole.report == chunked.report
+
+
+def test_validation_is_ranked_by_the_same_ruler() -> None:
+    sequences = random_log(5)
+    split = split_last(sequences)
+    counts, cases = training_counts(sequences, split, 30), split.cases("valid")
+    table = torch.randn(31, 31, generator=torch.Generator().manual_seed(5))
+    found = Ruler(sequences=sequences, counts=counts, seen="excluded").ranks(Table(table), cases, tokens=20)
+    for index, (start, row) in enumerate(zip(cases.starts, cases.targets, strict=True)):
+        history = sequences.items[start:row].astype(np.int64)
+        seen = Exclusions(rows=np.zeros(len(history), dtype=np.int64), items=history)
+        alone = ranks(table[history[-1:]], sequences.items[row : row + 1], seen, known=counts > 0)
+        assert found[index] == alone[0]
+
+
+def test_a_model_is_measured_without_dropout_and_left_as_it_was() -> None:
+    model = build_model(ModelSettings(width=8, depth=1, length=4, dropout=0.5), 9, generator=torch.Generator())
+    model.train()
+    batch = histories_of([1, 2, 3], [4])
+    scores = ModelScorer(model).scores(batch)
+    assert model.training and torch.equal(scores, ModelScorer(model).scores(batch))
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(scores, model.score_all(model.query(tensors(batch))))
+
+
+def test_lists_are_the_best_candidates_and_zero_where_none_is_left() -> None:
+    gone = -torch.inf
+    left = torch.tensor([[gone, 0.1, 0.3, 0.2], [gone, gone, 0.5, gone]])
+    assert best(left, 2).tolist() == [[2, 3], [2, 0]]
+    assert best(left, 50).tolist() == [[2, 3, 1, 0], [2, 0, 0, 0]]
+
+
+def test_targets_of_a_split_in_time() -> None:
+    sequences = sequences_of([1, 2, 3, 1, 2], [2, 3, 1], times=[[0, 1, 5, 8, 9], [0, 5, 9]])
+    split = split_time(sequences, valid_from=5_000_000, test_from=8_000_000)
+    for target, cases in (("each", 3), ("first", 2), ("last", 2)):
+        settings = EvaluateSettings(target=target, bootstrap=0, at=(1,))  # type: ignore[arg-type]
+        scorer = Table(torch.zeros(4, 4))
+        found = evaluate(scorer, sequences, split, n_items=3, settings=settings, split_kind="time", baselines=False)
+        assert found.report.cases == cases == len(found.ranks)
+        assert found.report.target == target and found.report.intervals == {}
+
+
+def test_seen_items_stay_where_more_than_one_target_in_twenty_repeats() -> None:
+    fresh = [1, 2, 3, 4, 5]
+    repeat = [1, 2, 3, 1, 5]  # the validation target was seen, the test target was not
+    for repeats, rule in ((5, "excluded"), (6, "kept")):
+        sequences = sequences_of(*([repeat] * repeats), *([fresh] * (100 - repeats)))
+        split = split_last(sequences)
+        assert seen_rule(EvaluateSettings(), sequences, split) == (rule, repeats / 100)
+        assert seen_rule(EvaluateSettings(seen="keep"), sequences, split)[0] == "kept"
+        assert seen_rule(EvaluateSettings(seen="exclude"), sequences, split)[0] == "excluded"
+        assert repeat_share(sequences, split.cases("test")) == 0
+
+
+def test_nothing_to_measure_is_said() -> None:
+    with pytest.raises(InputError, match="test part has no cases"):
+        report_of(HistoryFirst(N_ITEMS), sequences_of([1, 2], [3]))
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(SettingsError, match="at least 1"):
+        EvaluateSettings(at=(0, 10))
+    with pytest.raises(SettingsError, match="at least 1"):
+        EvaluateSettings(at=())
+    with pytest.raises(SettingsError, match="bootstrap"):
+        EvaluateSettings(bootstrap=-1)

@@ -1,0 +1,427 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_logs import Table, sequences_of
+
+from segue.data.batch import Batch
+from segue.data.sequences import Sequences
+from segue.data.split import Split, split_time
+from segue.errors import InputError, SettingsError
+from segue.evaluation.baselines import BASELINES
+from segue.evaluation.metrics import added_up, entropies, p90_coverage, relative_losses
+from segue.evaluation.ranks import MISS, ranks_among, ranks_within
+from segue.evaluation.settings import EvaluateSettings
+from segue.evaluation.window.evaluate import (
+    DAY,
+    WindowCases,
+    WindowEvaluation,
+    evaluate_window,
+    validation_window,
+    window_cases,
+)
+from segue.evaluation.window.report import WindowReport, window_table
+
+DAY_SECONDS = 86_400
+KEPT = EvaluateSettings(seen="keep", at=(1, 2), bootstrap=0)
+
+# --- one measure at a time -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("times_shown", "share"),
+    [
+        ([50, 30, 10, 5, 5, 0, 0, 0, 0, 0], 3 / 10),  # 50 + 30 + 10 of 100 is 90 %, exactly
+        ([50, 30, 9, 6, 5, 0, 0, 0, 0, 0], 4 / 10),
+        ([0, 0, 7, 0], 1 / 4),  # all get the same
+        ([10] * 10, 9 / 10),
+        ([1] * 4, 4 / 4),  # 3.6 items do not exist
+        ([0, 0], 0),
+    ],
+)
+def test_p90_coverage_by_hand(times_shown: list[int], share: float) -> None:
+    assert p90_coverage(np.array([999, *times_shown])) == pytest.approx(share)  # number 0 is padding
+    assert p90_coverage(np.array([0, *times_shown[::-1]])) == pytest.approx(share)
+
+
+def test_entropies_by_hand() -> None:
+    kinds = np.array([[1, 1, 2, 3], [4, 3, 2, 1], [5, 5, 5, 5], [1, 2, 0, 0], [0, 0, 0, 0]])
+    halves_and_quarters = 1.5 * math.log(2)
+    expected = [halves_and_quarters, math.log(4), 0, math.log(2), 0]
+    assert entropies(kinds) == pytest.approx(expected)
+    assert entropies(np.zeros((0, 3), dtype=np.int64)).tolist() == []
+
+
+def test_relative_loss_by_hand() -> None:
+    """Two users with two cases and one: means 0.5 and 0.25 over the same three cases, so half is lost."""
+    users = np.array([7, 7, 9])
+    theirs = added_up({"recall@1": np.array([1.0, 0.5, 0.0]), "hit@1": np.zeros(3)}, users)
+    ours = added_up({"recall@1": np.array([0.5, 0.25, 0.0]), "hit@1": np.ones(3)}, users)
+    losses = relative_losses(ours, theirs, samples=100, rng=np.random.default_rng(0))
+    assert losses["recall@1"].value == pytest.approx(0.5)
+    assert losses["recall@1"].low == losses["recall@1"].high == pytest.approx(0.5)  # each user lost half
+    assert losses["hit@1"].value is None
+    assert relative_losses(ours, theirs, samples=0, rng=np.random.default_rng(0))["recall@1"].low is None
+
+
+@given(st.integers(0, 10_000), st.integers(1, 9))
+@settings(max_examples=25)
+def test_several_ranks_in_a_row_are_the_ranks_one_by_one(seed: int, depth: int) -> None:
+    rng = np.random.default_rng(seed)
+    left = torch.from_numpy(rng.integers(0, 4, (5, 7)).astype(np.float32))  # full of ties
+    left[torch.from_numpy(rng.random((5, 7)) < 0.2)] = -torch.inf
+    rows, targets = rng.integers(0, 5, 20), rng.integers(0, 7, 20)
+    each = np.array(
+        [ranks_among(left[[row]], np.array([target]))[0] for row, target in zip(rows, targets, strict=True)]
+    )
+    expected = np.where((each > depth) & (each != MISS), depth + 1, each)
+    assert ranks_within(left, rows, targets, depth).tolist() == expected.tolist()
+
+
+# --- who is asked for what -------------------------------------------------------------------------------------------
+
+
+def days(*users: Sequence[tuple[int, float]]) -> Sequences:
+    """(item, day) of each user's events."""
+    return sequences_of(
+        *([item for item, _ in user] for user in users),
+        times=[[round(day * DAY_SECONDS) for _, day in user] for user in users],
+    )
+
+
+def split_at(sequences: Sequences, *, valid: float = 5, test: float = 10) -> Split:
+    return split_time(sequences, valid_from=round(valid * DAY), test_from=round(test * DAY))
+
+
+WALKS = days(
+    [(1, 1), (2, 11), (3, 12), (2, 13), (4, 30)],  # 2 twice, and 4 too late
+    [(2, 3), (5, 9), (3, 10), (1, 24)],  # 3 at the moment itself, 1 in its last moment
+    [(1, 11), (2, 12)],  # no history
+    [(3, 1), (4, 2), (5, 3), (1, 40)],  # nothing in the window
+)
+
+
+def pairs(cases: WindowCases) -> list[tuple[int, int]]:
+    return list(zip(cases.users[cases.owner].tolist(), cases.targets.tolist(), strict=True))
+
+
+def test_cases_by_hand() -> None:
+    cases = window_cases(WALKS, moment=10 * DAY, until=24 * DAY)
+    assert cases.users.tolist() == [0, 1] and cases.sizes.tolist() == [2, 1]
+    assert pairs(cases) == [(0, 2), (0, 3), (1, 1)]
+    assert (cases.ends - cases.starts).tolist() == [1, 2]
+    earlier = window_cases(WALKS, moment=10 * DAY, until=24 * DAY - 1)
+    assert pairs(earlier) == [(0, 2), (0, 3)]
+    aged = window_cases(WALKS, moment=10 * DAY, until=24 * DAY, oldest=2 * DAY)
+    assert aged.users.tolist() == [0] and (aged.ends - aged.starts).tolist() == [1]
+    none = window_cases(WALKS, moment=10 * DAY, until=24 * DAY, oldest=DAY)
+    assert len(none) == 0 and none.sizes.tolist() == []
+
+
+def test_only_positive_events_are_targets() -> None:
+    """Of the first user's 2, 3, 2 the last alone is a purchase; the second's only event is none."""
+    kinds = np.zeros(WALKS.n_events, dtype=np.uint16)
+    kinds[[0, 3]] = 1  # and the first user's history
+    log = Sequences(offsets=WALKS.offsets, items=WALKS.items, times=WALKS.times, kinds=kinds)
+
+    def bought(batch: Batch) -> np.ndarray:
+        assert batch.kinds is not None
+        return np.asarray(batch.kinds == 1)
+
+    assert pairs(window_cases(log, moment=10 * DAY, until=24 * DAY, positive=bought)) == [(0, 2)]
+
+
+def test_validation_never_looks_into_the_test() -> None:
+    split = split_at(WALKS, valid=8)
+    assert pairs(validation_window(WALKS, split, 14)) == [(1, 5)]
+    log = days([(1, 1), (2, 9), (3, 10), (4, 11)])
+    assert pairs(validation_window(log, split_at(log, valid=8, test=10), 14)) == [(0, 2)]
+
+
+# --- by hand, from the log to the report -----------------------------------------------------------------------------
+
+ORDERS = {1: [2, 4, 3, 5, 1], 2: [1, 5, 3, 2, 4], 5: [3, 1, 2, 4, 5]}  # best first, by the history's last item
+
+
+def by_last_item(orders: dict[int, list[int]], n_items: int) -> Table:
+    scores = torch.zeros(n_items + 1, n_items + 1)
+    for last, order in orders.items():
+        scores[last, order] = torch.arange(len(order), 0, -1).float()
+    return Table(scores)
+
+
+def measured(
+    log: Sequences = WALKS,
+    *,
+    how: EvaluateSettings = KEPT,
+    ages: Sequence[float] = (0,),
+    scorer: Table | None = None,
+    interest: np.ndarray | None = None,
+    n_items: int = 5,
+    baselines: bool = False,
+) -> WindowEvaluation:
+    return evaluate_window(
+        scorer or by_last_item(ORDERS, n_items),
+        log,
+        split_at(log),
+        n_items=n_items,
+        settings=how,
+        days=14,
+        ages=ages,
+        interest=interest,
+        baselines=baselines,
+    )
+
+
+def test_metrics_by_hand() -> None:
+    """After 1 the first user is shown 2, 4 and meets 2, 3; after 5 the second is shown 3, 1 and meets 1."""
+    interest = np.array([0, 1, 1, 2, 1, 2])
+    report = measured(interest=interest).report
+    assert report.metrics == pytest.approx(
+        {
+            "recall@1": (1 / 2 + 0) / 2,
+            "recall@2": (1 / 2 + 1) / 2,
+            "hit@1": 1 / 2,
+            "hit@2": 1,
+            "coverage@1": 2 / 5,
+            "coverage@2": 4 / 5,
+            "p90_coverage@1": 2 / 5,
+            "p90_coverage@2": 4 / 5,
+            "entropy@1": 0,
+            "entropy@2": (0 + math.log(2)) / 2,  # 2 and 4 are alike, 3 and 1 are not
+        }
+    )
+    assert (report.users, report.targets, report.unknown, report.unreachable) == (2, 3, 0, 0)
+    assert report.moment == "1970-01-11T00:00:00+00:00" and report.trained_before == "1970-01-06T00:00:00+00:00"
+
+
+def test_freshness_by_hand() -> None:
+    """Five days earlier the second user's last item is 2, after which 1 comes first: recall@1 is 1/2 and 1."""
+    report = measured(ages=(5,)).report
+    fresh, aged = report.ages
+    assert (fresh.days, aged.days, aged.history_before) == (0, 5, "1970-01-06T00:00:00+00:00")
+    assert fresh.metrics["recall@1"] == report.metrics["recall@1"] == 1 / 4
+    assert aged.metrics["recall@1"] == 3 / 4 and aged.fall["recall@1"].value == pytest.approx(1 - 3)
+    assert fresh.fall["recall@1"].value == 0
+
+
+def test_users_at_every_age_are_those_with_the_oldest_history() -> None:
+    report = measured(ages=(8.5, 0)).report  # before day 1.5 only the first user has anything
+    assert report.users == 1 and report.metrics["recall@1"] == 1 / 2
+    with pytest.raises(InputError, match="Nobody with an event before 1970-01-02T00:00:00"):
+        measured(ages=(9,))
+
+
+def test_what_was_seen_before_the_moment_is_excluded_at_every_age() -> None:
+    """The second user has seen 2 and 5. Two days earlier, after 2, the first of what is left is 1 at both ages."""
+    how = EvaluateSettings(seen="exclude", at=(1, 2, 3), bootstrap=0)
+    orders = {**ORDERS, 2: [5, 3, 1, 2, 4]}
+    evaluation = measured(how=how, ages=(0, 2), scorer=by_last_item(orders, 5))
+    assert evaluation.values[2]["recall@2"].tolist() == [1 / 2, 1]  # 5 is passed over
+    assert evaluation.values[0]["recall@2"].tolist() == [1 / 2, 1]
+    report = measured(days([(1, 1), (1, 11), (2, 12)], [(2, 1), (1, 2), (9, 12)]), how=how, n_items=9).report
+    assert (report.targets, report.unreachable, report.unknown) == (3, 1, 1)
+
+
+def test_what_a_model_knows_by_content_may_be_answered() -> None:
+    """Item 3 occurs in no training, and is what the second user meets after it."""
+    log = days([(1, 1), (2, 2)], [(1, 1), (3, 8), (3, 12)])
+    scorer = by_last_item({1: [1, 2, 3], 3: [3, 1, 2]}, 3)
+
+    def report(answerable: Callable[[np.ndarray], np.ndarray] | None = None) -> WindowReport:
+        split = split_at(log)
+        return evaluate_window(scorer, log, split, n_items=3, settings=KEPT, days=14, answerable=answerable).report
+
+    assert (report().unknown, report().metrics["recall@1"]) == (1, 0)
+    assert [(part.name, part.targets, part.metrics["recall@2"]) for part in report().by_target] == [("cold", 1, 0)]
+    content = report(answerable=lambda counts: np.arange(len(counts)) > 0)
+    assert (content.unknown, content.metrics["recall@1"]) == (0, 1), "it is read in the history, too"
+    assert content.baselines["last-item"]["recall@1"] == 0 and content.baselines.keys() == report().baselines.keys()
+
+
+def test_warm_and_cold_targets_by_hand() -> None:
+    """Training met 1 and 2. The first user meets 2 and 3 after 1, the second 3 alone; 2 and 3 are shown to both."""
+    log = days([(1, 1), (2, 2), (1, 9), (2, 11), (3, 12)], [(1, 1), (3, 12)])
+    scorer, everything = by_last_item({1: [2, 3, 1]}, 3), np.arange(4) > 0
+    report = evaluate_window(
+        scorer, log, split_at(log), n_items=3, settings=KEPT, days=14, answerable=lambda _: everything
+    ).report
+    warm, cold = report.by_target
+    assert (warm.name, warm.users, warm.targets) == ("warm", 1, 1)
+    assert (cold.name, cold.users, cold.targets) == ("cold", 2, 2)
+    assert warm.metrics == {"recall@1": 1, "hit@1": 1, "recall@2": 1, "hit@2": 1}
+    assert cold.metrics == {"recall@1": 0, "hit@1": 0, "recall@2": 1, "hit@2": 1}
+    lines = [line.split() for line in window_table(report).splitlines()]
+    assert ["warm", "1", "1", "1.0000", "1.0000"] in lines and ["cold", "2", "2", "1.0000", "1.0000"] in lines
+    assert [part.name for part in measured().report.by_target] == ["warm"], "where there are none"
+    assert "cold" not in window_table(measured().report)
+
+
+def test_ties_count_against_the_scorer() -> None:
+    report = measured(scorer=Table(torch.zeros(6, 6))).report
+    assert report.metrics["recall@2"] == 0 and report.metrics["hit@2"] == 0
+    deep = EvaluateSettings(seen="keep", at=(5,), bootstrap=0)
+    assert measured(scorer=Table(torch.zeros(6, 6)), how=deep).report.metrics["recall@5"] == 1  # all five are shown
+
+
+# --- laws over random logs -------------------------------------------------------------------------------------------
+
+
+def random_log(seed: int, *, users: int = 12, n_items: int = 8) -> Sequences:
+    """Everybody begins with item 1, so that nobody is answered by popularity, whose ties are broken by number."""
+    rng = np.random.default_rng(seed)
+    walks = [sorted(rng.integers(0, 26, rng.integers(1, 12)).tolist()) for _ in range(users)]
+    drawn = [[(int(rng.integers(1, n_items + 1)), day) for day in walk] for walk in walks]
+    return days([(1, 0), (1, 20)], *([(1, 0), *walk] for walk in drawn))
+
+
+def random_scorer(seed: int, *, ties: bool, n_items: int = 8) -> Table:
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, 4, (n_items + 1,) * 2) if ties else rng.random((n_items + 1,) * 2)
+    return Table(torch.from_numpy(scores).float())
+
+
+def recall_slowly(log: Sequences, scorer: Table, age: float, k: int) -> dict[int, float]:
+    """User by user and item by item, seen items kept."""
+    known = {int(item) for item, time in zip(log.items, log.times, strict=True) if time < 5 * DAY}
+    table, result = scorer.table.tolist(), {}
+    for user in range(log.n_users):
+        rows = range(log.offsets[user], log.offsets[user + 1])
+        events = [(int(log.items[row]), int(log.times[row]) / DAY) for row in rows]
+        read = [item for item, day in events if day < 10 - age and item in known]
+        targets = {item for item, day in events if 10 < day <= 24}
+        if targets:
+            scores = table[read[-1]]
+            within = {item for item in known if sum(scores[other] >= scores[item] for other in known) <= k}
+            result[user] = len(targets & within) / len(targets)
+    return result
+
+
+@given(st.integers(0, 10_000), st.booleans(), st.sampled_from([0, 1, 4, 9]))
+@settings(max_examples=20)
+def test_recall_is_what_counting_gives(seed: int, ties: bool, age: float) -> None:
+    log, scorer = random_log(seed), random_scorer(seed, ties=ties)
+    how = EvaluateSettings(seen="keep", at=(1, 3, 8), bootstrap=0)
+    evaluation = measured(log, how=how, ages=(age,), scorer=scorer, n_items=8)
+    for k in how.at:
+        slowly = recall_slowly(log, scorer, age, k)
+        assert evaluation.users.tolist() == list(slowly)
+        assert evaluation.values[age][f"recall@{k}"] == pytest.approx(list(slowly.values()))
+
+
+def parts_slowly(log: Sequences, scorer: Table, k: int, *, cold: bool) -> list[float]:
+    """The recall of each user with targets that training met, or never met, over these, counted one by one. Every
+    item may be answered and read."""
+    met = {int(item) for item, time in zip(log.items, log.times, strict=True) if time < 5 * DAY}
+    recalls = []
+    for user in range(log.n_users):
+        rows = range(log.offsets[user], log.offsets[user + 1])
+        events = [(int(log.items[row]), int(log.times[row]) / DAY) for row in rows]
+        targets = {item for item, day in events if 10 < day <= 24 and (item not in met) == cold}
+        if targets:
+            scores = scorer.table[[item for item, day in events if day < 10][-1]].tolist()[1:]
+            within = [item for item in targets if sum(other >= scores[item - 1] for other in scores) <= k]
+            recalls.append(len(within) / len(targets))
+    return recalls
+
+
+@given(st.integers(0, 10_000), st.booleans())
+@settings(max_examples=20)
+def test_warm_and_cold_targets_are_what_counting_gives(seed: int, ties: bool) -> None:
+    log, scorer = random_log(seed, users=6, n_items=20), random_scorer(seed, ties=ties, n_items=20)
+    how = EvaluateSettings(seen="keep", at=(1, 5, 12), bootstrap=0)
+    split, everything = split_at(log), np.arange(21) > 0
+    report = evaluate_window(
+        scorer, log, split, n_items=20, settings=how, days=14, answerable=lambda _: everything, baselines=False
+    ).report
+    slowly = {name: {k: parts_slowly(log, scorer, k, cold=name == "cold") for k in how.at} for name in ("warm", "cold")}
+    assert [part.name for part in report.by_target] == [name for name, by_depth in slowly.items() if by_depth[1]]
+    assert sum(part.targets for part in report.by_target) == report.targets
+    for part in report.by_target:
+        for k, recalls in slowly[part.name].items():
+            assert part.users == len(recalls)
+            assert part.metrics[f"recall@{k}"] == pytest.approx(np.mean(recalls))
+            assert part.metrics[f"hit@{k}"] == pytest.approx(np.mean([recall > 0 for recall in recalls]))
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20)
+def test_recall_and_hits_rise_with_depth(seed: int) -> None:
+    how = EvaluateSettings(at=(1, 2, 4, 8), bootstrap=0)
+    values = measured(random_log(seed), how=how, scorer=random_scorer(seed, ties=True), n_items=8).values[0]
+    for name in ("recall", "hit"):
+        rising = np.stack([values[f"{name}@{k}"] for k in how.at])
+        assert (np.diff(rising, axis=0) >= 0).all() and (rising <= 1).all() and (rising >= 0).all()
+    assert all((values[f"recall@{k}"] <= values[f"hit@{k}"]).all() for k in how.at)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20)
+def test_numbering_items_otherwise_changes_nothing(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    log, table = random_log(seed), random_scorer(seed, ties=False).table
+    other = np.concatenate(([0], rng.permutation(8) + 1))  # other[item] is its new number
+    back = np.argsort(other)
+    renumbered = Sequences(offsets=log.offsets, items=other[log.items].astype(np.int32), times=log.times)
+    interest = np.concatenate(([0], rng.integers(1, 4, 8)))
+    how = EvaluateSettings(at=(1, 3), bootstrap=20)
+    one = measured(log, how=how, ages=(0, 2), scorer=Table(table), interest=interest, n_items=8)
+    two = measured(
+        renumbered, how=how, ages=(0, 2), scorer=Table(table[back][:, back]), interest=interest[back], n_items=8
+    )
+    assert one.report == two.report
+
+
+def test_age_0_is_the_plain_evaluation() -> None:
+    log, how = random_log(3), EvaluateSettings(at=(1, 3), bootstrap=20)
+    plain = measured(log, how=how, n_items=8, scorer=random_scorer(3, ties=False))
+    aged = measured(log, how=how, n_items=8, scorer=random_scorer(3, ties=False), ages=(9, 1, 3, 7, 0))
+    assert [age.days for age in aged.report.ages] == [0, 1, 3, 7, 9]
+    assert aged.report.metrics == aged.report.ages[0].metrics == plain.report.metrics
+    assert aged.values[0]["recall@3"].tolist() == plain.values[0]["recall@3"].tolist()
+    assert all(fall.value == 0 for fall in aged.report.ages[0].fall.values())
+    assert any(age.metrics != plain.report.metrics for age in aged.report.ages[1:])
+
+
+# --- the report ------------------------------------------------------------------------------------------------------
+
+
+def test_the_baselines_are_measured_by_the_same_ruler_and_all_of_it_is_shown() -> None:
+    how = EvaluateSettings(at=(1, 3), bootstrap=50)
+    evaluation = measured(
+        random_log(1, users=40), how=how, ages=(0, 2), n_items=8, scorer=random_scorer(1, ties=False), baselines=True
+    )
+    report = evaluation.report
+    assert msgspec.json.decode(msgspec.json.encode(report), type=WindowReport) == report
+    assert list(report.baselines) == list(report.baseline_intervals) == list(report.baseline_notes) == list(BASELINES)
+    assert all(set(figures) == set(report.metrics) for figures in report.baselines.values())
+    for name, (low, high) in report.intervals.items():
+        assert low <= report.metrics[name] <= high
+    text = window_table(report)
+    for words in ("model", *BASELINES, "recall@3", "p90_coverage@3", "lost since age 0", f"{report.users} users"):
+        assert words in text
+    assert f"{report.ages[1].metrics['recall@3']:.4f}" in text
+    assert "lost since" not in window_table(msgspec.structs.replace(report, ages=report.ages[:1]))
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    for ages, ahead, says in (
+        ((-1,), 14, "--ages"),
+        ((math.nan,), 14, "--ages"),
+        ((1e6,), 14, "--ages"),
+        ((0,), 0, "--days"),
+        ((0,), 1e6, "--days"),
+    ):
+        with pytest.raises(SettingsError, match=says):
+            evaluate_window(
+                by_last_item(ORDERS, 5), WALKS, split_at(WALKS), n_items=5, settings=KEPT, days=ahead, ages=ages
+            )
+    with pytest.raises(SettingsError, match=r"evaluate\.days must be a number of days from 0 to 36525, got -1"):
+        EvaluateSettings(days=-1)

@@ -1,0 +1,105 @@
+"""Search by id and title, and filters on columns, against what a person would pick from the table."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from segue.data.vocabulary import Vocabulary
+from segue.errors import InputError
+from segue.serving.engine.catalogue import Catalogue
+
+TABLE = pl.DataFrame(
+    {
+        "id": ["a1", "A10", "b2", "cup", "x%", "mug"],
+        "count": [5, 9, 9, 1, 3, 2],
+        "title": ["Red cup", "Blue CUP", None, "Saucer", "100% cotton", "Cupboard"],
+        "category": ["cups", "cups", None, "plates", "cloth", "wood"],
+        "in_stock": [True, False, True, True, None, False],
+        "price": [2.5, 3.0, 4.0, 3.0, None, 1.0],
+        "tags": [["x"], [], None, ["y"], [], []],
+    }
+)
+
+
+@pytest.fixture(name="catalogue")
+def of_six() -> Catalogue:
+    return Catalogue(Vocabulary(TABLE))
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("cup", ["cup", "mug", "A10", "a1"]),  # the id itself, then those that begin with it, then by count
+        ("CUP", ["cup", "mug", "A10", "a1"]),
+        ("a1", ["a1", "A10"]),
+        ("%", ["x%"]),  # no pattern, a text
+        ("red c", ["a1"]),
+        ("", ["A10", "b2", "a1", "x%", "mug", "cup"]),
+        ("  ", ["A10", "b2", "a1", "x%", "mug", "cup"]),
+        ("nothing of it", []),
+        ("(", []),
+    ],
+)
+def test_search(catalogue: Catalogue, text: str, ids: list[str]) -> None:
+    assert [item.id for item in catalogue.search(text, 20)] == ids
+    assert [item.id for item in catalogue.search(text, 2)] == ids[:2]
+
+
+def test_an_item_comes_with_its_columns(catalogue: Catalogue) -> None:
+    (item,) = catalogue.search("saucer", 5)
+    assert (item.id, item.title, item.count) == ("cup", "Saucer", 1)
+    assert item.details == {"category": "plates", "in_stock": True, "price": 3.0, "tags": ["y"]}
+    (untitled,) = catalogue.search("b2", 5)
+    assert untitled.title is None
+    assert "category" not in untitled.details
+
+
+@pytest.mark.parametrize(
+    ("where", "numbers"),
+    [
+        ({"category": ["cups"]}, [1, 2]),
+        ({"category": ["cups", "wood"]}, [1, 2, 6]),
+        ({"category": ["cups"], "in_stock": [True]}, [1]),
+        ({"in_stock": ["false"]}, [2, 6]),
+        ({"price": ["3"]}, [2, 4]),  # a number, however it is written
+        ({"price": [3.0, 1]}, [2, 4, 6]),
+        ({"price": ["cheap"]}, []),
+        ({"category": []}, []),
+        ({}, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_filters(catalogue: Catalogue, where: dict[str, list[str | int | float | bool]], numbers: list[int]) -> None:
+    assert catalogue.allowed(where).tolist() == numbers
+    assert catalogue.allowed(where) is catalogue.allowed(where), "asked again, it is looked up"
+
+
+def test_a_column_that_is_not_there_is_named(catalogue: Catalogue) -> None:
+    with pytest.raises(InputError, match=r"no column 'colour'.*category, in_stock, price"):
+        catalogue.allowed({"colour": ["red"]})
+    with pytest.raises(InputError, match="no column 'id'"):
+        catalogue.allowed({"id": ["a1"]})
+    with pytest.raises(InputError, match="'tags' holds lists"):
+        catalogue.allowed({"tags": ["x"]})
+
+
+def test_a_catalogue_of_ids_alone() -> None:
+    bare = Catalogue(Vocabulary(pl.DataFrame({"id": ["b", "a"], "count": [1, 2]})))
+    assert [item.id for item in bare.search("", 5)] == ["a", "b"]
+    assert bare.columns == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "column", "asked", "numbers"),
+    [
+        (pl.Float32, [19.99, 20.0, None, 0.1, 1.0, 2.0], ["19.99", "0.1"], [1, 4]),
+        (pl.Int64, [2**60 + step for step in range(6)], [str(2**60 + 3)], [4]),
+        (pl.Int64, [2, 3, 4, 5, 6, None], ["2.0", "3", "4.5", "four"], [1, 2]),
+        (pl.UInt8, [1, 2, 3, 4, 5, 6], ["-1", "300", "6"], [6]),
+    ],
+)
+def test_numbers_are_compared_exactly(
+    dtype: type[pl.DataType], column: list[float | None], asked: list[str | int | float | bool], numbers: list[int]
+) -> None:
+    catalogue = Catalogue(Vocabulary(TABLE.with_columns(pl.Series("price", column, dtype=dtype))))
+    assert catalogue.allowed({"price": asked}).tolist() == numbers

@@ -1,0 +1,169 @@
+"""The engine in a process of its own: it answers and refuses as it would here, and comes back when killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import msgspec
+import pytest
+
+from segue.errors import FolderError, InputError
+from segue.recommend.history import read_history
+from segue.recommend.recommender import Recommender
+from segue.serving.engine.batching import Batching, Worker
+from segue.serving.engine.channel import LANES, MOST_AHEAD, EngineProcess, Lane, _Answering, _told
+from segue.serving.questions import Encoded, Question
+from segue.serving.refusals import OverloadedError, UnknownModelError
+from segue.serving.settings import ServiceSettings
+
+
+def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
+    """One engine for all of it: to start one takes seconds."""
+    run = tmp_path / "run"
+    shutil.copytree(cycle_run, run)
+    settings = ServiceSettings(runs=(run,), store=str(tmp_path / "store.sqlite"), log_level="error")
+    known = Recommender.open(cycle_run)
+
+    async def main() -> None:
+        engine = EngineProcess(settings)
+        try:
+            engine.wait_until_ready()
+            answering = engine.answering()
+            await answers_as_it_would_here(engine, known)
+            await answers_questions_in_their_order(answering, known)
+            await long_names_block_nobody(answering)
+            await a_large_result_and_a_caller_who_leaves(engine)
+            run.rename(tmp_path / "elsewhere")  # the first attempt to start it again fails
+            await is_killed_at_work(engine, answering)
+            (tmp_path / "elsewhere").rename(run)
+            for lane in LANES:
+                assert await until_answered(engine, lane) == known.recommend([], k=2).ids
+            await answers_questions_in_their_order(answering, known)
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+async def answers_as_it_would_here(engine: EngineProcess, known: Recommender) -> None:
+    popular = known.recommend([], k=2).ids
+    assert engine.popular == popular
+    neighbours = await engine.call("lookups", "similar", popular[0], 3, None)
+    assert [item.id for item in neighbours.items] == known.similar(popular[0], 3).ids
+    with pytest.raises(InputError, match="'nothing' is not one of"):
+        await engine.call("lookups", "similar", "nothing", 3, None)
+    found, unknown = await asyncio.gather(
+        engine.call("lookups", "search", "", 5), engine.call("explanations", "unknown", [popular[0], "x"])
+    )
+    assert len(found) == 5 and unknown == {"x"}
+
+
+async def answers_questions_in_their_order(answering: Worker[Question, Encoded], known: Recommender) -> None:
+    """As they come, as many as a lane holds; what may be large waits until nothing is under way."""
+    ids = known.recommend([], k=5).ids
+    large = Question(history=read_history(ids[:1]), k=3)
+    asked = [large, large, *(Question(user="nobody", k=1 + number % 5) for number in range(MOST_AHEAD - 2))]
+    for question in asked:
+        assert answering.take(question)
+        if question is not large:
+            await asyncio.sleep(0)  # one by one on their way
+            assert not answering.take(large)
+            assert not answering.take(Question(user="n" * 300)) and not answering.take(Question(model="n" * 300))
+            assert not answering.take(Question(user="字" * 100)), "bytes fill a pipe"
+    assert not answering.take(asked[-1])
+    answers: list[Encoded | Exception] = []
+    while len(answers) < MOST_AHEAD:
+        answers += await answering.done()
+    assert len(answers) == MOST_AHEAD
+    for question, answer in zip(asked, answers, strict=True):
+        assert not isinstance(answer, Exception)
+        expected = known.recommend(ids[:1], k=3).ids if question is large else ids[: question.k]
+        assert [item["id"] for item in msgspec.json.decode(answer[0])["items"]] == expected
+
+
+async def long_names_block_nobody(answering: Worker[Question, Encoded]) -> None:
+    """The refusal of a model that is not there repeats its name, so that answers are as large as questions."""
+    batching = Batching(answering, most_waiting=100)
+    asked = [batching.ask(Question(model=f"{number:06}" * 10_000), deadline=20) for number in range(20)]
+    first = asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.sleep(0.001)  # those are under way
+    late = asyncio.gather(*(batching.ask(Question(model="late" * 15_000), deadline=20) for _ in range(5)))
+    refusals = await first
+    for number, refused in enumerate(refusals):
+        assert isinstance(refused, UnknownModelError) and f"{number:06}" in str(refused), "each got its own"
+    with pytest.raises(UnknownModelError, match="late"):
+        await late
+
+
+async def a_large_result_and_a_caller_who_leaves(engine: EngineProcess) -> None:
+    many = {f"item {number}" for number in range(20_000)}  # more than a pipe takes at once
+    assert await engine.call("events", "unknown", many) == many
+    leaving = asyncio.ensure_future(engine.call("events", "unknown", {"left"}))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert await engine.call("events", "unknown", {"stayed"}) == {"stayed"}, "not the answer to another"
+
+
+async def is_killed_at_work(engine: EngineProcess, answering: Worker[Question, Encoded]) -> None:
+    os.kill(engine._process.pid, signal.SIGSTOP)  # so that it cannot be quicker than its end
+    busy = [asyncio.ensure_future(engine.call(lane, "search", "", 20)) for lane in LANES]
+    assert answering.take(Question(user="nobody"))
+    busy.append(asyncio.ensure_future(answering.done()))
+    await asyncio.sleep(0)
+    os.kill(engine._process.pid, signal.SIGKILL)
+    refusals = await asyncio.gather(*busy, return_exceptions=True)
+    assert all("starting again" in str(refused) for refused in refusals), refusals
+
+
+async def until_answered(engine: EngineProcess, lane: Lane) -> list[str]:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                popular: list[str] = await engine.call(lane, "popular", 2)
+            except OverloadedError:
+                continue
+            return popular
+
+
+def test_what_an_engine_cannot_start_with_is_a_sentence(tmp_path: Path) -> None:
+    engine = EngineProcess(ServiceSettings(runs=(tmp_path / "nowhere",), store=str(tmp_path / "store.sqlite")))
+    with pytest.raises(FolderError, match="nowhere does not exist"):
+        engine.wait_until_ready()
+    engine.end()
+
+
+def test_answers_that_cannot_be_understood_end_the_lane() -> None:
+    """Whose answers come next would not be known: everyone is refused, and nobody gets another's."""
+    broken: list[object] = []
+    ends = {"questions": SimpleNamespace(pipe=SimpleNamespace(send_bytes=lambda _: None))}
+
+    class Odd:
+        _ends = ends
+
+        async def _heard(self, _: object) -> object:
+            raise ValueError("not to be read")
+
+        async def _start_again(self, ends: object) -> OverloadedError:
+            broken.append(ends)
+            return OverloadedError("restarting", "starting again")
+
+    async def main() -> None:
+        batching = Batching(_Answering(cast(EngineProcess, Odd())), most_waiting=100)
+        asked = (batching.ask(Question(user=name), deadline=5) for name in "abc")
+        refusals = await asyncio.gather(*asked, return_exceptions=True)
+        assert [str(refused) for refused in refusals] == ["starting again"] * 3
+
+    asyncio.run(main())
+    assert broken == [ends]
+
+
+def test_what_cannot_be_sent_is_a_failure_for_each_who_asked() -> None:
+    failed = pickle.loads(_told([lambda: 0], together=3))
+    assert [str(error) for error in failed] == ["A result of the engine cannot be sent; its log says why."] * 3

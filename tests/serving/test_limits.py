@@ -1,0 +1,74 @@
+"""The rate limit: a burst, then a steady rate, for each client alone, in bounded memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from segue.errors import InputError
+from segue.serving.http.limits import MOST_CLIENTS, RateLimit
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(name="clock")
+def stopped_clock() -> Clock:
+    return Clock()
+
+
+def passed(limit: RateLimit, client: object, tries: int) -> int:
+    return sum(limit.wait(client) == 0 for _ in range(tries))
+
+
+def test_a_burst_and_then_the_rate(clock: Clock) -> None:
+    limit = RateLimit(4, clock=clock)
+    assert passed(limit, "a", 10) == 4
+    assert limit.wait("a") == 0.25
+    clock.now += 0.125
+    assert limit.wait("a") == 0.125  # asking too early costs nothing
+    clock.now += 0.125
+    assert passed(limit, "a", 2) == 1
+    clock.now += 0.5
+    assert passed(limit, "a", 10) == 2
+    clock.now += 3600
+    assert passed(limit, "a", 10) == 4  # never more than one second's worth
+
+
+def test_a_rate_below_one_lets_one_pass_at_a_time(clock: Clock) -> None:
+    limit = RateLimit(0.25, clock=clock)  # one request a second, shared by four workers
+    assert passed(limit, "a", 3) == 1
+    assert limit.wait("a") == 4
+    clock.now += 4
+    assert passed(limit, "a", 3) == 1
+
+
+def test_clients_do_not_share(clock: Clock) -> None:
+    limit = RateLimit(2, clock=clock)
+    assert [passed(limit, client, 5) for client in ("a", "b", 1, None)] == [2, 2, 2, 2]
+
+
+def test_memory_is_bounded_and_the_oldest_go(clock: Clock) -> None:
+    limit = RateLimit(1, most_clients=3, clock=clock)
+    for client in ("a", "b", "c", "a", "d"):  # d drives out b, the one heard of longest ago
+        limit.wait(client)
+    assert [client for client in ("a", "c", "d") if limit.wait(client) == 0] == []
+    assert limit.wait("b") == 0
+    assert len(limit._buckets) == 3
+
+
+def test_ten_thousand_clients_by_default(clock: Clock) -> None:
+    limit = RateLimit(1, clock=clock)
+    for client in range(MOST_CLIENTS + 50):
+        limit.wait(client)
+    assert len(limit._buckets) == MOST_CLIENTS == 10_000
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
+def test_a_rate_is_above_zero(rate: float) -> None:
+    with pytest.raises(InputError, match=r"requests a second above 0.*--rate-limit"):
+        RateLimit(rate)

@@ -1,0 +1,246 @@
+"""POST /items: kept before it is answered, recommended within a second everywhere, whatever run is served."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import polars as pl
+import pytest
+from planted_logs import title
+from running_service import serving
+from small_service import Client, asked_in_process, assert_problem, guarded, ids
+
+from segue.data.read.new_items import fitted
+from segue.data.vocabulary import Vocabulary
+from segue.serving.engine.catalogue import new_rows
+from segue.serving.engine.channel import Here
+from segue.serving.engine.engine import Engine
+from segue.serving.engine.models import Models, ServedModel
+from segue.serving.http.bodies import MOST_ITEMS, NewItemsBody
+from segue.serving.http.metrics import Metrics
+from segue.serving.questions import Question
+from segue.serving.service import Service
+from segue.serving.store.store import AddedItem, Event, open_store
+
+HISTORY = ["i01", "i02"]
+JSON = {"content-type": "application/json"}
+RATE = 100  # requests a second
+
+
+@pytest.fixture(name="runs", scope="module")
+def runs_folder(content_run: Path, cycle_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of the same items: two known by their titles, one by ids alone."""
+    runs = tmp_path_factory.mktemp("runs")
+    shutil.copytree(content_run, runs / "titles")
+    shutil.copytree(content_run, runs / "again")
+    shutil.copytree(cycle_run, runs / "ids")
+    return runs
+
+
+@contextmanager
+def service(file: Path, runs: Path, *names: str) -> Iterator[Client]:
+    """A replica; several may share a store."""
+    store = open_store(str(file))
+    models = Models([ServedModel.open(runs / name) for name in names], runs=runs, store=store)
+    with asked_in_process(guarded(Service(Here(Engine(models, store)), store, Metrics()))) as client:
+        yield client
+
+
+def best_of(client: Client | httpx.Client, k: int = 2, **options: Any) -> list[str]:
+    return ids(client.post("/recommendations", json={"history": HISTORY, "k": k, **options}))
+
+
+def like(item: str) -> str:
+    """The title of an item: what has it, too, is as good an answer."""
+    return title(int(item[1:]))
+
+
+def added(client: Client | httpx.Client, *items: dict[str, Any]) -> dict[str, Any]:
+    response = client.post("/items", json={"items": list(items)})
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def card(client: Client) -> dict[str, Any]:
+    first: dict[str, Any] = client.get("/model").json()["models"][0]
+    return first
+
+
+def test_a_new_item_is_answered_searched_filtered_read_and_explained(runs: Path, tmp_path: Path) -> None:
+    with service(tmp_path / "s", runs, "titles") as client:
+        best = best_of(client, 1)[0]
+        told = client.post(
+            "/items", json={"id": "new", "title": like(best), "details": {"kind": "k9", "colour": "red"}}
+        )
+        assert told.json() == {"accepted": 1, "served": 1, "reason": None}
+        assert set(best_of(client)) == {best, "new"}
+        assert best_of(client, where={"kind": ["k9"]}) == ["new"]
+        found = client.get("/items", params={"search": "NEW"}).json()["items"]
+        assert found == [{"id": "new", "title": like(best), "count": 0, "details": {"kind": "k9"}}]
+        assert client.get("/items/new/similar", params={"k": 1}).json()["items"][0]["id"] == best
+        kept = client.post("/events", json={"user": "ann", "item": "new"})
+        assert kept.json()["unknown"] == []
+        assert client.get("/users/ann/history").json()["events"][0]["known"]
+        unseen = client.get("/users/ann/recommendations", params={"k": 99, "keep_seen": False})
+        assert "new" not in ids(unseen) and unseen.json()["fallback"] is None
+        explained = client.post("/explanations", json={"history": HISTORY, "item": "new"}).json()
+        assert explained["rank"] in (1, 2) and explained["item"]["title"] == like(best)
+        assert (card(client)["items"], card(client)["added"], card(client)["left_out"]) == (13, 1, 0)
+        assert (card(client)["manifest"]["items"], card(client)["manifest"]["added"]["items"]) == (13, 1)
+
+
+def test_details_are_read_by_what_the_column_holds() -> None:
+    vector = pl.Array(pl.Float32, 2)
+    table = pl.DataFrame(schema=[("id", pl.String), ("count", pl.Int64), ("tags", pl.List(pl.String)), ("v", vector)])
+    said: list[dict[str, Any]] = [{"tags": ["a", "b"], "v": [1, 2]}, {"tags": "a"}, {"v": ["a", 2.0]}, {}]
+    body = msgspec.json.encode({"items": [{"id": str(place), "details": one} for place, one in enumerate(said)]})
+    items = [AddedItem(str(item.id), item.details) for item in msgspec.json.decode(body, type=NewItemsBody).listed()]
+    rows, wrong = fitted(new_rows(items, Vocabulary(table)), table)
+    assert rows["tags"].to_list() == [["a", "b"], ["a"], None, None]
+    assert rows["v"].to_list() == [[1.0, 2.0], None, None, None]
+    assert [why is None for why in wrong] == [True, True, False, True]
+
+
+def test_items_outlive_a_restart_and_a_switch_and_the_newest_row_counts(runs: Path, tmp_path: Path) -> None:
+    with service(tmp_path / "s", runs, "titles") as client:
+        best, second = best_of(client)
+        added(client, {"id": "a", "title": like(best)}, {"id": "b", "title": like(second)})
+        assert added(client, {"id": "a", "title": like(second)}, {"id": 7, "title": like(best)})["served"] == 2
+    with service(tmp_path / "s", runs, "titles") as client:
+        assert set(best_of(client)) == {best, "7"}
+        assert set(best_of(client, 5)[2:]) == {second, "a", "b"}
+        assert client.put("/model", json={"run": "again"}).status_code == 200
+        assert set(best_of(client)) == {best, "7"} and card(client)["added"] == 3
+        assert client.post("/model/rollback").status_code == 200
+        assert set(best_of(client)) == {best, "7"}
+
+
+def test_a_run_by_ids_keeps_what_a_later_one_can_take(runs: Path, tmp_path: Path) -> None:
+    with service(tmp_path / "s", runs, "ids", "titles") as client:
+        best = best_of(client, 1, model="titles")[0]
+        told = added(client, {"id": "new", "title": like(best)})
+        assert (told["accepted"], told["served"]) == (1, 0) and "by their ids alone" in told["reason"]
+        assert "new" not in best_of(client, 99), "it serves on, without"
+        assert set(best_of(client, model="titles")) == {best, "new"}, "the run beside it takes it"
+        assert (card(client)["added"], card(client)["left_out"]) == (0, 1)
+        assert "model.items" in card(client)["left_out_because"]
+        assert client.put("/model", json={"run": "again"}).status_code == 200
+        assert set(best_of(client)) == {best, "new"}
+
+
+def test_what_is_remembered_of_a_user_stays_until_an_item_changes(runs: Path, tmp_path: Path) -> None:
+    """Memories are of items as they were read: new ones change nothing of them, other content does."""
+    store = open_store(str(tmp_path / "s"))
+    with contextlib.closing(
+        Engine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)
+    ) as engine:
+        engine.add_items([AddedItem("new", {"title": title(1)})])
+        walk = [*(f"i{number % 12:02}" for number in range(15)), "new", "i05"]
+        store.append([Event("ann", item, moment) for moment, item in enumerate(walk)])
+        remembered = [old_scores(engine) for _ in range(3)][-1]
+        engine.tidy()
+        engine.add_items([AddedItem("newer", {"title": title(3)})])
+        assert old_scores(engine) == remembered
+        assert engine.tidy()[:2] == (1, 0), "no event was encoded again"
+        engine.add_items([AddedItem("new", {"title": title(9)})])
+        changed = old_scores(engine)
+        assert changed != remembered
+        assert engine.tidy()[:2] == (0, 1)
+    store = open_store(str(tmp_path / "s"))
+    with contextlib.closing(
+        Engine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)
+    ) as engine:
+        assert old_scores(engine) == changed
+
+
+def old_scores(engine: Engine) -> dict[str, float]:
+    """Of the items trained on, for a user, to a few decimals: a token alone is not rounded as one among others."""
+    [answer] = engine.answer([Question(user="ann", k=99)])
+    assert not isinstance(answer, Exception)
+    items = json.loads(answer[0])["items"]
+    return {item["id"]: round(item["score"], 3) for item in items if not item["id"].startswith("new")}
+
+
+def test_what_cannot_be_taken_is_refused_and_nothing_of_the_request_kept(runs: Path, tmp_path: Path) -> None:
+    good = {"id": "good", "title": title(1)}
+    with service(tmp_path / "s", runs, "titles") as client:
+        for bad, sentence in [
+            ({"id": "i03", "title": title(3)}, "'i03': it is an item of the run already"),
+            ({"id": "mute", "title": "?"}, "'mute': .*'title'"),
+            ({"id": "mute", "details": {"count": 3}}, "'count'"),
+            ({"id": "", "title": title(1)}, "id"),
+            ({"id": "x", "titel": title(1)}, "titel"),
+            ({"title": title(1)}, "id"),
+            ({"id": "x", "title": "\ud800"}, ""),
+        ]:
+            body = json.dumps({"items": [good, bad]}).encode()  # also of what is no Unicode
+            assert_problem(client.post("/items", content=body, headers=JSON), 400, sentence)
+        assert_problem(client.post("/items", json={"title": "nothing"}), 400, "needs an id")
+        assert_problem(client.post("/items", json={"items": [good] * (MOST_ITEMS + 1)}), 400, str(MOST_ITEMS))
+        assert client.post("/items", json={"items": []}).json() == {"accepted": 0, "served": 0, "reason": None}
+        assert card(client)["added"] == 0
+    with service(tmp_path / "s", runs, "titles") as client:
+        assert card(client)["added"] == 0
+
+
+def test_under_load_a_new_item_is_answered_within_a_second_and_a_replica_follows(runs: Path, tmp_path: Path) -> None:
+    """A hundred requests a second, each on a connection of its own and whether or not those before are answered, half a
+    second before and a good one after."""
+    options = (runs / "titles", "--store", tmp_path / "s")
+    with serving(*options, cwd=tmp_path) as served, service(tmp_path / "s", runs, "titles") as replica:
+        best = best_of(served.client, 1)[0]
+        began, done = time.monotonic(), threading.Event()
+
+        def ask() -> tuple[float, bool]:
+            """When it was asked, and whether the new item was answered."""
+            return time.monotonic(), "new" in answered(served.url)
+
+        def ask_steadily() -> list[Future[tuple[float, bool]]]:
+            asked = []
+            while not done.is_set():
+                asked.append(threads.submit(ask))
+                time.sleep(max(0.0, began + len(asked) / RATE - time.monotonic()))
+            return asked
+
+        with ThreadPoolExecutor(32) as threads:
+            asking = threads.submit(ask_steadily)
+            try:
+                time.sleep(0.5)
+                told = added(served.client, {"id": "new", "title": like(best)})
+                posted = time.monotonic()
+                while "new" not in best_of(replica):
+                    assert time.monotonic() < posted + 1, "a replica follows within a second"
+                    time.sleep(0.05)
+                time.sleep(max(0.0, posted + 1.2 - time.monotonic()))
+            finally:
+                done.set()
+            seconds = time.monotonic() - began
+            answers = [one.result() for one in asking.result()]  # none failed, or this does
+        assert told == {"accepted": 1, "served": 1, "reason": None}
+        late = [found for sent, found in answers if sent > posted + 1]
+        assert late and all(late)
+        assert len(answers) > 0.9 * RATE * seconds, "it was asked all the time, and answered"
+        served.stop()
+
+
+def answered(url: str) -> list[str]:
+    """The ids of an answer that must come. Not by httpx: to begin a connection takes it longer than an answer."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=9)
+    with contextlib.closing(connection):
+        connection.request("POST", "/recommendations", json.dumps({"history": HISTORY, "k": 2}), JSON)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        return [item["id"] for item in json.loads(answer.read())["items"]]

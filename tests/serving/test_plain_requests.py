@@ -1,0 +1,139 @@
+"""What is answered past the framework is answered as the framework answers it, failures included."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from small_service import Client, asked_in_process, small_service, tiny_recommender
+
+from segue.errors import InputError, StoreError
+from segue.serving.http import app as app_module
+from segue.serving.http.app import create_app
+from segue.serving.http.bodies import MOST_BYTES
+from segue.serving.http.plain import plain_request
+from segue.serving.refusals import OverloadedError
+from segue.serving.service import Service
+
+ITEMS = ["1", "2", "3", "4", "5"]
+USERS = itertools.count()
+
+
+@pytest.fixture(name="service", scope="module")
+def service_fixture(tmp_path_factory: pytest.TempPathFactory) -> Service:
+    return small_service(tmp_path_factory.mktemp("store") / "events.sqlite", tiny_recommender(ITEMS))
+
+
+@pytest.fixture(name="client", scope="module")
+def client_fixture(service: Service) -> Iterator[Client]:
+    with asked_in_process(create_app(service)) as client:
+        yield client
+
+
+def both(client: Client, monkeypatch: pytest.MonkeyPatch, method: str, path: str, **more: Any) -> list[httpx.Response]:
+    """The response past the framework, then the framework's. In a path, {} is a user that nobody asked about."""
+    responses, plain, used = [], plain_request, []
+
+    def counted(*arguments: Any) -> Any:
+        used.append(plain(*arguments))
+        return used[-1]
+
+    for request in (counted, lambda *_: None):
+        monkeypatch.setattr(app_module, "plain_request", request)
+        responses.append(client.request(method, path.format(f"user-{next(USERS)}"), **more))
+    assert used[0] is not None, "the request is not as plain as this test thinks"
+    return responses
+
+
+def assert_alike(responses: list[httpx.Response], status: int) -> None:
+    one, other = responses
+    assert (one.status_code, one.content, one.headers) == (status, other.content, other.headers)
+    assert other.status_code == status
+
+
+def test_a_known_user(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client.post("/events", json={"user": "ann", "item": "2"}).status_code == 200
+    answered = both(client, monkeypatch, "GET", "/users/ann/recommendations")
+    assert_alike(answered, 200)
+    assert len(answered[0].json()["items"]) == 4, "all but the seen one"
+    assert_alike(both(client, monkeypatch, "GET", "/users/ann/recommendations?k=2"), 200)
+
+
+def test_an_unknown_user(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_alike(both(client, monkeypatch, "GET", "/users/{}/recommendations?k=1000"), 200)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"user": "bob", "item": "1"}', 200),
+        (b'{"user": 5, "item": "never seen", "value": 2, "time": "2026-01-01T00:00:00Z"}', 200),
+        (b'{"events": [{"user": "bob", "item": "1"}, {"user": "bob", "item": "2"}]}', 200),
+        (b'{"events": [{"user": "bob", "item": "1"}], "user": "bob"}', 400),
+        (b'{"user": "bob"}', 400),
+        (b'{"user": "bob", "item": true}', 400),
+        (b'{"user": "bob", "item": "1"', 400),
+        (b"\xff", 400),
+        (b"[" * 100_000, 400),
+        (b"x" * (MOST_BYTES + 1), 413),
+    ],
+)
+def test_events(client: Client, monkeypatch: pytest.MonkeyPatch, body: bytes, status: int) -> None:
+    headers = {"content-type": "application/json"}
+    assert_alike(both(client, monkeypatch, "POST", "/events", content=body, headers=headers), status)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (OverloadedError("queue", "Too many."), 503),
+        (StoreError("It is gone."), 503),
+        (InputError("It makes no sense."), 400),
+        (RuntimeError("the secret inside"), 500),
+    ],
+)
+@pytest.mark.parametrize(("method", "path"), [("GET", "/users/{}/recommendations"), ("POST", "/events")])
+def test_failures(
+    client: Client,
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    status: int,
+    method: str,
+    path: str,
+) -> None:
+    async def failing(_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(service, "answer", failing)
+    monkeypatch.setattr(service, "keep", failing)
+    more = {"json": {"user": "bob", "item": "1"}} if method == "POST" else {}
+    responses = both(client, monkeypatch, method, path, **more)
+    assert_alike(responses, status)
+    assert "secret" not in responses[0].text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/users/ann/recommendations?k=0"),
+        ("GET", "/users/ann/recommendations?k=1001"),
+        ("GET", "/users/ann/recommendations?k=2&model=first"),
+        ("GET", "/users/a%2Fb/recommendations"),
+        ("GET", "/users/ann/recommendations/"),
+        ("GET", "/users/ann/history"),
+        ("HEAD", "/users/ann/recommendations"),
+        ("POST", "/events?x=1"),
+        ("POST", "/events"),
+    ],
+)
+def test_what_is_not_plain_goes_through_the_framework(
+    client: Client, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    plain, found = plain_request, []
+    monkeypatch.setattr(app_module, "plain_request", lambda *asked: found.append(plain(*asked)))
+    client.request(method, path)
+    assert found == [None]

@@ -1,0 +1,86 @@
+"""POST /plans: what the recommender plans, within bounds, and a sentence from a model that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from small_service import Client, asked_in_process, assert_problem, ids, post_events, small_service, tiny_recommender
+
+from segue.recommend.recommender import Recommender
+from segue.serving.http.app import create_app
+from segue.serving.http.bodies import MOST_BEAM, MOST_PLANNED
+
+ITEMS = ["007", "7", "a,b", "x/y/../z", "☕🫖", "é+&="]
+
+
+@pytest.fixture(name="recommender", scope="module")
+def planning_recommender() -> Recommender:
+    return tiny_recommender(
+        ITEMS, plans=True, title=[f"<b>{name}</b>" for name in ITEMS], room=["hall", "kitchen"] * 3, seen="excluded"
+    )
+
+
+@pytest.fixture(name="client", scope="module")
+def two_models(recommender: Recommender, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """The first plans, the second does not."""
+    store = tmp_path_factory.mktemp("store") / "events.sqlite"
+    with asked_in_process(create_app(small_service(store, recommender, tiny_recommender(ITEMS)))) as client:
+        yield client
+
+
+def planned(client: Client, **body: Any) -> list[str]:
+    return ids(client.post("/plans", json={"history": ["007"], **body}))
+
+
+def test_a_plan_is_the_recommenders(client: Client, recommender: Recommender) -> None:
+    answer = client.post("/plans", json={"history": ["007", "nobody", {"item": "7"}], "n": 3}).json()
+    expected = msgspec.to_builtins(recommender.plan(["007", "nobody", "7"], 3))
+    assert len(expected["items"]) == 3 and expected["unknown"] == ["nobody"]
+    assert answer == {**expected, "model": "first"}
+
+
+def test_options_reach_the_recommender(client: Client, recommender: Recommender) -> None:
+    assert planned(client) == recommender.plan(["007"], 5).ids
+    assert planned(client, n=50) == recommender.plan(["007"], 50).ids
+    assert set(planned(client, n=50)) == set(ITEMS) - {"007"}
+    assert set(planned(client, n=50, keep_seen=True)) == set(ITEMS)
+    assert set(planned(client, n=50, exclude=["a,b", 7])) == set(ITEMS) - {"007", "a,b", "7"}
+    assert set(planned(client, only=["7", "☕🫖", "nobody"])) == {"7", "☕🫖"}
+    assert set(planned(client, where={"room": ["kitchen"]})) == {"7", "x/y/../z", "é+&="}
+    assert planned(client, where={"room": ["kitchen"]}, only=["7", "a,b"]) == ["7"]
+    assert planned(client, only=["7"], repeats=True, n=3) == ["7"] * 3
+    assert planned(client, now="2026-01-01T00:00:00Z", beam=1) == recommender.plan(["007"], 5, beam=1).ids
+
+
+def test_a_users_plan_is_that_of_the_events_kept(client: Client, recommender: Recommender) -> None:
+    post_events(client, {"user": "u", "item": "7", "time": 100}, {"user": "u", "item": "a,b", "time": 200})
+    assert ids(client.post("/plans", json={"user": "u", "n": 2})) == recommender.plan(["7", "a,b"], 2).ids
+    nobody = client.post("/plans", json={"user": "nobody", "n": 2}).json()
+    assert (nobody["fallback"], [item["id"] for item in nobody["items"]]) == ("popularity", ITEMS[:2])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        ({"history": ["7"], "model": "second"}, 400, "cannot plan.*seq2seq"),
+        ({"history": ["7"], "model": "third"}, 404, "No model called 'third'"),
+        ({}, 400, "either a history or a user"),
+        ({"history": ["7"], "user": "u"}, 400, "either a history or a user"),
+        ({"history": ["7"], "n": 0}, 400, ">= 1"),
+        ({"history": ["7"], "n": MOST_PLANNED + 1}, 400, f"<= {MOST_PLANNED}"),
+        ({"history": ["7"], "beam": 0}, 400, ">= 1"),
+        ({"history": ["7"], "beam": MOST_BEAM + 1}, 400, f"<= {MOST_BEAM}"),
+        ({"history": ["7"], "k": 3}, 400, "k"),
+        ({"history": ["7"], "where": {"colour": ["red"]}}, 400, "no column 'colour'"),
+        ({"history": ["7"], "now": 1e300}, 400, "no date"),
+    ],
+)
+def test_what_cannot_be_planned(client: Client, body: dict[str, Any], status: int, sentence: str) -> None:
+    assert_problem(client.post("/plans", json=body), status, sentence)
+
+
+def test_a_model_says_whether_it_plans(client: Client) -> None:
+    assert [model["plan"] for model in client.get("/model").json()["models"]] == [True, False]

@@ -1,0 +1,199 @@
+"""Users who are asked about again cost a token for each event, are answered all the same, and can be forgotten."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+from small_service import Client, asked_in_process, guarded, models_of, post_events, small_service
+
+from segue.data.vocabulary import Vocabulary
+from segue.errors import InputError
+from segue.index.exact import ExactIndex
+from segue.models.build import build_model
+from segue.models.settings import ModelSettings
+from segue.recommend.recommender import Recommender
+from segue.serving.engine import answering
+from segue.serving.engine import engine as engine_module
+from segue.serving.engine.channel import Here
+from segue.serving.engine.engine import Engine
+from segue.serving.engine.models import Models, ServedModel
+from segue.serving.questions import Question
+from segue.serving.refusals import OverloadedError
+from segue.serving.service import Service
+from segue.serving.settings import ServiceSettings
+from segue.serving.store.store import Event, HistoryStore, open_store
+
+ITEMS = [f"i{number:02}" for number in range(60)]
+LENGTH = 24
+
+
+def recommender_of(seed: int = 3) -> Recommender:
+    """A model that can be continued, and whose answers depend on the moment of the question."""
+    settings = ModelSettings(builder="hstu", width=8, depth=2, heads=2, length=LENGTH, positions="oldest")
+    model = build_model(settings, len(ITEMS), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)), alpha=0.3)
+    table = pl.DataFrame({"id": ITEMS, "count": [1] * len(ITEMS)})
+    return Recommender(model, ExactIndex.build(model.item_vectors()), Vocabulary(table), seen="kept")
+
+
+@pytest.fixture(name="service")
+def service_fixture(tmp_path: Path) -> Service:
+    return small_service(tmp_path / "events.sqlite", recommender_of(), recommender_of(seed=4))
+
+
+@pytest.fixture(name="client")
+def client_fixture(service: Service) -> Iterator[Client]:
+    with asked_in_process(guarded(service)) as client:
+        yield client
+
+
+def counted(client: Client) -> dict[str, float]:
+    """The metrics of encodings."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    named = {"segue_encodings_total", "segue_memory_bytes"}
+    return {sample.labels.get("extent", "bytes"): sample.value for sample in samples if sample.name in named}
+
+
+def test_a_living_user_is_answered_as_a_history_that_nobody_remembers(
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every event changes the next answer, over steps of the window; late events too."""
+    clock = SimpleNamespace(time=lambda: 500.0 + 1000 * len(events) ** 2)
+    monkeypatch.setattr(answering, "time", clock)  # it stands still between two questions
+    events: list[dict[str, Any]] = []
+    for number in range(70):
+        late = number in (30, 51)
+        when = 500.0 + 1000 * (number - 3 if late else number)
+        events.append({"item": ITEMS[number * 7 % 60], "time": when})
+        post_events(client, {"user": "anna", **events[-1]})
+        for model in ("first", "second") if number % 10 == 0 else ("first",):
+            ask = {"k": 7, "model": model}
+            kept = client.get("/users/anna/recommendations", params=ask).json()
+            given = client.post("/recommendations", json={**ask, "history": events}).json()
+            assert [item["id"] for item in kept["items"]] == [item["id"] for item in given["items"]]
+            scores = [item["score"] for item in kept["items"]]
+            assert scores == pytest.approx([item["score"] for item in given["items"]], abs=1e-4)
+    assert [model.memories.users for model in models_of(service).all] == [["anna"], ["anna"]]
+    deadline = time.monotonic() + 5
+    while (found := counted(client))["new"] + found["whole"] < 154 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert found["new"] > 35 and found["new"] + found["whole"] == 154
+    assert found["bytes"] == sum(model.memories.bytes for model in models_of(service).all)
+
+
+def test_who_is_forgotten_is_in_no_memory(client: Client, service: Service) -> None:
+    for user in ("anna", "bo"):
+        post_events(client, *({"user": user, "item": item} for item in ITEMS[:20]))
+        for model in ("first", "first", "second", "second"):
+            client.get(f"/users/{user}/recommendations", params={"model": model})
+    assert [model.memories.users for model in models_of(service).all] == [["anna", "bo"]] * 2
+    assert client.delete("/users/anna").json() == {"removed": 20}
+    assert [model.memories.users for model in models_of(service).all] == [["bo"]] * 2
+
+
+@pytest.fixture(name="store")
+def store_fixture(tmp_path: Path) -> Iterator[HistoryStore]:
+    store = open_store(str(tmp_path / "kept.sqlite"))
+    yield store
+    store.close()
+
+
+def engine_asked_about(store: HistoryStore, *users: str, times: int) -> Engine:
+    engine = Engine(Models([ServedModel("first", recommender_of())], runs=None, store=store), store)
+    store.append([Event(user=user, item=item, time=place) for user in users for place, item in enumerate(ITEMS[:20])])
+    for _ in range(times):
+        engine.answer([Question(user=user) for user in users])
+    return engine
+
+
+def test_whom_another_process_removed_is_noticed(store: HistoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of the users are looked up each time, all of them in turn."""
+    monkeypatch.setattr(engine_module, "LOOKED_UP", 2)
+    users = [f"user-{number}" for number in range(5)]
+    engine = engine_asked_about(store, *users, times=2)
+    assert engine.models.active.memories.users == users
+    for user in ("user-1", "user-4"):
+        store.forget([user])
+    left = []
+    for _ in range(3):
+        told = engine.tidy()
+        left.append(engine.models.active.memories.users)
+    assert left == [["user-0", "user-2", "user-3", "user-4"]] * 2 + [["user-0", "user-2", "user-3"]]
+    assert (told.extended, told.whole, told.bytes) == (0, 0, engine.models.active.memories.bytes)
+    for _ in range(10):
+        engine.tidy()
+    assert engine.models.active.memories.users == ["user-0", "user-2", "user-3"]
+
+
+def test_who_is_forgotten_during_an_answer_is_not_remembered_by_it(
+    store: HistoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history was read before the user was removed: what is made of it must not outlive that."""
+    engine = engine_asked_about(store, "anna", times=1)
+    model = engine.models.active.recommender.model
+    encoding, removed = threading.Event(), threading.Event()
+    encode = model.query_keeping
+
+    def slow(*arguments: Any) -> Any:
+        encoding.set()
+        assert removed.wait(10)
+        return encode(*arguments)
+
+    monkeypatch.setattr(model, "query_keeping", slow)
+    asking = threading.Thread(target=engine.answer, args=([Question(user="anna")],))
+    asking.start()
+    assert encoding.wait(10)
+    store.forget(["anna"])
+    forgetting = threading.Thread(target=engine.forget, args=("anna",))
+    forgetting.start()
+    forgetting.join(0.2)
+    removed.set()
+    for thread in (asking, forgetting):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert engine.models.active.memories.users == []
+
+
+def test_an_engine_that_starts_again_is_no_reason_to_keep_a_user(
+    client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post_events(client, {"user": "anna", "item": "i01"})
+
+    class Restarting(Here):
+        async def call(self, lane: Any, method: str, *arguments: Any) -> Any:
+            if method == "forget":
+                raise OverloadedError("restarting", "The engine of the service is starting again.")
+            return await super().call(lane, method, *arguments)
+
+    lanes = service._lanes
+    assert isinstance(lanes, Here)
+    monkeypatch.setattr(service, "_lanes", Restarting(lanes.engine))
+    assert client.delete("/users/anna").json() == {"removed": 1}
+
+
+def test_the_bound_is_shared_by_the_runs_of_a_service(cycle_run: Path, tmp_path: Path) -> None:
+    other, store = tmp_path / "other", str(tmp_path / "store.sqlite")
+    shutil.copytree(cycle_run, other)
+    for runs, megabytes, each in (((cycle_run, other), 256, 128_000_000), ((cycle_run,), 0, 0)):
+        engine = Engine.open(ServiceSettings(runs=runs, runs_folder=tmp_path, store=store, memory_mb=megabytes))
+        try:
+            assert {model.memories.most_bytes for model in engine.models.all} == {each}
+            assert engine.switch("other").active == "other"
+            assert engine.models.active.memories.most_bytes == each
+        finally:
+            engine.close()
+    with pytest.raises(InputError, match="--memory-mb must be at least 0, which remembers nothing, got -1"):
+        ServiceSettings(runs=(cycle_run,), memory_mb=-1)

@@ -1,0 +1,260 @@
+"""`segue serve` as it is run: filled from a log, stopped in the middle, started again, with workers, behind keys."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from command_line import CommandLine
+from running_service import WAIT, Served, serving
+from small_service import assert_problem, ids
+
+from segue.errors import StoreError
+from segue.recommend.recommender import Recommender
+from segue.serving.engine.channel import End, _serve_lane
+from segue.serving.http import server
+from segue.serving.settings import ServiceSettings
+
+SECRET_USER = "nobody-may-read-me"
+
+
+def in_flight(served: Served, requests: list[tuple[str, dict[str, Any]]]) -> list[socket.socket]:
+    """Send requests, each on a connection of its own that the server knows already, and read no answer."""
+    host, port = served.url.removeprefix("http://").split(":")
+    sockets = []
+    for _ in requests:
+        connection = socket.create_connection((host, int(port)), timeout=WAIT)
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert b"200 OK" in connection.recv(65536)
+        sockets.append(connection)
+    for connection, (path, body) in zip(sockets, requests, strict=True):
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return sockets
+
+
+def answer_of(connection: socket.socket) -> bytes:
+    with connection:
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+        return received
+
+
+def check_sites(client: httpx.Client) -> None:
+    """Only the site that was named may ask."""
+    shop = {"origin": "https://shop.example"}
+    asked = {"access-control-request-method": "POST"}
+    assert client.options("/events", headers={**shop, **asked}).status_code == 204
+    allowed = client.get("/health/live", headers=shop).headers
+    assert allowed["access-control-allow-origin"] == "https://shop.example"
+    elsewhere = {"origin": "https://other.example"}
+    assert "access-control-allow-origin" not in client.get("/health/live", headers=elsewhere).headers
+    assert_problem(client.post("/events", json={"user": "u", "item": "i01"}, headers=elsewhere), 403, "another site")
+
+
+def check_limit(client: httpx.Client) -> None:
+    """Who asks more often than was allowed is told when to come back."""
+    flood = (client.get("/items?limit=1") for _ in range(500))
+    limited = next(answer for answer in flood if answer.status_code != 200)
+    assert_problem(limited, 429, "wait as Retry-After says")
+    assert limited.headers["retry-after"] == "1"
+    assert client.get("/health/live").status_code == 200, "a probe is never too much"
+
+
+# --- two lives over one store: the second goes on where the first ended ---------------------------------------------
+
+
+def test_two_lives_over_one_store(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(cycle_run, tmp_path / "runs" / name)
+    live_as_one_process(tmp_path, cycle_run, cycle_data)
+    live_as_two_workers(tmp_path, cycle_data)
+
+
+def live_as_one_process(folder: Path, cycle_run: Path, cycle_data: Path) -> None:
+    """Filled, asked, told, switched, limited, and stopped while it works."""
+    recommender = Recommender.open(cycle_run)
+    options = ("--store", "events.sqlite", "--data", cycle_data, "--runs", folder / "runs")
+    more = ("--cors", "https://shop.example", "--rate-limit", "60")
+    with serving(folder / "runs" / "one", *options, *more, cwd=folder) as served:
+        client = served.client
+        history = client.get("/users/u007/history").json()["events"]
+        assert len(history) == 14, "known users are known"
+        known = recommender.recommend([event["item"] for event in history], k=5).ids
+        assert ids(client.get("/users/u007/recommendations?k=5")) == known
+
+        assert client.get(f"/users/{SECRET_USER}/recommendations").json()["fallback"] == "popularity"
+        event = {"user": SECRET_USER, "item": "i03", "id": "first"}
+        assert client.post("/events", json=event).json() == {"accepted": 1, "duplicates": 0, "unknown": []}
+        new = recommender.recommend(["i03"], k=5).ids
+        assert ids(client.get(f"/users/{SECRET_USER}/recommendations?k=5")) == new
+        explained = client.post("/explanations", json={"user": SECRET_USER}).json()
+        assert explained["item"]["id"] == new[0]
+        assert_problem(client.get(f"/users/{SECRET_USER}/recommendations?where=x:y"), 400, "no column 'x'")
+
+        assert client.put("/model", json={"run": "two"}).json() == {"active": "two", "previous": "one"}
+        assert client.get("/users/u007/recommendations").json()["model"] == "two"
+        assert_problem(client.put("/model", json={"run": "../runs/one"}), 409, "no run called")
+
+        check_sites(client)
+        traced = client.get("/items", headers={"x-request-id": "trace-me"})
+        assert traced.headers["x-request-id"] == "trace-me"
+
+        check_limit(client)
+        time.sleep(1)  # a full bucket again
+        waiting = in_flight(
+            served,
+            [("/explanations", {"history": [f"i{n % 12:02}" for n in range(9000)]})] * 12
+            + [("/events", {"user": SECRET_USER, "item": "i05", "id": f"late {n}"}) for n in range(5)]
+            + [("/recommendations", {"history": ["i01"]})] * 5,
+        )
+        time.sleep(0.05)
+        family = served.family()
+        served.process.send_signal(signal.SIGTERM)
+        answers = [answer_of(connection) for connection in waiting]
+        assert [answer.split(b" ")[1] for answer in answers] == [b"200"] * len(waiting)
+        served.ended(family)
+    lines = served.lines()
+    requests = [line for line in lines if line["logger"] == "segue.serving.requests"]
+    assert len(requests) > 40
+    stopping = next(place for place, line in enumerate(lines) if line["message"] == "Shutting down")
+    assert any(line in requests for line in lines[stopping:]), "it was told to stop in the middle of its work"
+    assert all(line["request_id"] and line["route"] and "milliseconds" in line for line in requests)
+    assert any(line["request_id"] == "trace-me" and line["route"] == "/items" for line in requests)
+    for secret in (SECRET_USER, "u007"):
+        assert secret.encode() not in served.errors, "no user's id in the log"
+    assert b"840 events of 60 users" in served.errors
+
+
+def live_as_two_workers(folder: Path, cycle_data: Path) -> None:
+    """What the first process was told is still so; both workers share events, switches and counts."""
+    options = ("--store", "events.sqlite", "--data", cycle_data, "--runs", folder / "runs", "--workers", "2")
+    with serving(folder / "runs" / "one", *options, cwd=folder) as served:
+
+        def fresh(method: str, path: str, **body: Any) -> httpx.Response:
+            """On a connection of its own, which either worker may take."""
+            return httpx.request(method, f"{served.url}{path}", json=body or None, trust_env=False, timeout=WAIT)
+
+        ready = fresh("GET", "/health/ready")
+        assert ready.status_code == 200
+        kept = fresh("GET", f"/users/{SECRET_USER}/history").json()["events"]
+        assert [event["item"] for event in kept] == ["i03"] + ["i05"] * 5, "what was acknowledged while it stopped too"
+        assert fresh("GET", "/model").json()["active"] == "two", "as it was switched to"
+
+        with ThreadPoolExecutor(8) as pool:
+            told = list(pool.map(lambda n: fresh("POST", "/events", user="shared", item=f"x{n % 10}", id=n), range(40)))
+            assert {answer.status_code for answer in told} == {200}
+            seen = list(pool.map(lambda _: fresh("GET", "/users/shared/history"), range(20)))
+            assert {len(answer.json()["events"]) for answer in seen} == {40}
+            again = list(pool.map(lambda n: fresh("POST", "/events", user="shared", item="x", id=n), range(40)))
+            assert sum(answer.json()["duplicates"] for answer in again) == 40
+
+            assert fresh("POST", "/model/rollback").json()["active"] == "one"
+            limit = time.monotonic() + 5
+            while {
+                a.json()["model"] for a in pool.map(lambda _: fresh("GET", "/users/u/recommendations"), range(8))
+            } != {"one"}:
+                assert time.monotonic() < limit, "both workers follow"
+            text = fresh("GET", "/metrics").text
+            assert 'segue_events_total{outcome="accepted"} 40.0' in text
+            assert 'segue_events_total{outcome="duplicate"} 40.0' in text
+            assert 'name="one"} 2.0' in text, "both workers serve it"
+        served.stop()
+    assert b"has the histories" in served.errors, "the store is filled once"
+    assert SECRET_USER.encode() not in served.errors
+    assert all(line["level"] != "error" for line in served.lines())
+
+
+# --- what it refuses to start with ----------------------------------------------------------------------------------
+
+
+def test_refusals(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(cycle_run, tmp_path / "elsewhere" / cycle_run.name)
+    (tmp_path / "empty.toml").write_text("read = []\n")
+    line.refuses("serve", cycle_run, "--host", "0.0.0.0", "--port", "0", says=("Without keys", "'0.0.0.0'", "--keys"))
+    line.refuses("serve", cycle_run, "--host", "::", "--port", "0", says=("Without keys", "'::'"))
+    line.refuses("serve", cycle_run, "--keys", "empty.toml", "--port", "0", says=("empty.toml has no key",))
+    line.refuses("serve", cycle_run, "--keys", "none.toml", "--port", "0", says=("none.toml cannot be read",))
+    line.refuses("serve", cycle_run, "--runs", "nowhere", "--port", "0", says=("--runs must name a folder",))
+    three = [cycle_run] * 3
+    line.refuses("serve", *three, "--port", "0", says=("one run, or two", "got 3"))
+    for workers in ("1", "2"):
+        how = ("serve", cycle_run, "--port", "0", "--workers", workers)
+        line.refuses(*how, "--rate-limit", "0", says=("A rate limit is a number of requests a second above 0, got 0",))
+        line.refuses(*how, "--cors", "shop.example", says=("An origin is a scheme and a host", "'shop.example'"))
+        line.refuses(
+            *how, "--log-level", "loud", says=("A log level is one of debug, info, warning, error, got 'loud'",)
+        )
+    line.refuses("serve", cycle_run, "--data", "nowhere", "--port", "0", says=("nowhere does not exist",))
+
+
+def test_no_worker_is_started_for_what_cannot_work(cycle_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that end are replaced, so that one which cannot begin would be begun for ever."""
+
+    def refuse(_: object) -> None:
+        raise StoreError("The folder nowhere does not exist.")
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(server, "EngineProcess", refuse)
+    monkeypatch.setattr(server, "Multiprocess", never)
+    settings = ServiceSettings(runs=(cycle_run,), store="nowhere/events.sqlite", workers=2)
+    with pytest.raises(StoreError, match="nowhere does not exist"):
+        server.serve(settings, port=0, started=never)
+
+
+class UnsendableError(Exception):
+    """An error that cannot go through a pipe."""
+
+    def __init__(self) -> None:
+        super().__init__("odd")
+        self.lock = threading.Lock()
+
+
+class OddEngine:
+    """What it raises and what it gives cannot be sent."""
+
+    def fails(self) -> None:
+        raise UnsendableError
+
+    def gives(self) -> object:
+        return threading.Lock()
+
+    def works(self) -> int:
+        return 7
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("method", ["fails", "gives"])
+def test_an_engine_answers_also_what_it_cannot_send(method: str) -> None:
+    """After the bell the event loop reads: with nothing to read, the whole service would stand still."""
+    heard, rung = multiprocessing.Pipe(duplex=False)
+    near, far = multiprocessing.Pipe()
+    engine: Any = OddEngine()
+    lane = threading.Thread(target=_serve_lane, args=(engine, End(far, rung)), daemon=True)
+    lane.start()
+    try:
+        near.send((method, ()))
+        assert near.poll(2), "no answer"
+        assert near.recv() is not None
+        near.send(("works", ()))
+        assert near.poll(2), "the lane goes on"
+        assert near.recv() == 7
+    finally:
+        near.close()
+        lane.join(5)
+        for end in (heard, rung, far):
+            end.close()

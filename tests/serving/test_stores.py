@@ -1,0 +1,870 @@
+"""One contract for the stores of histories, held by SQLite and by a real PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import psycopg
+import pytest
+
+from bench.postgres import PostgresServer
+from segue.data.dataset import Data
+from segue.errors import InputError, StoreError
+from segue.folders import write_manifest
+from segue.serving.store import postgres as postgres_store
+from segue.serving.store.fill import fill_store
+from segue.serving.store.sqlite import SqliteStore
+from segue.serving.store.store import Active, AddedItem, Event, FillState, HistoryStore, Row, digest, open_store
+
+HOSTILE = [
+    "",
+    " ",
+    "\0",
+    "a\0b",
+    "a",
+    "A",
+    "é",
+    "e\u0301",
+    "☕👩‍👩‍👧",
+    "'; DROP TABLE users; --",
+    '"quoted", [1, 2]',
+    "../../etc/passwd",
+    "%s %(name)s %",
+    "\\x00\\",
+    "line\nbreak\r\t\x1b[31m\u2028",
+    "<script>alert(1)</script>",
+    "x" * 100_000,
+    "x" * 99_999 + "y",
+]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"], name="url")
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "store.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture(name="store")
+def opened_store(url: str) -> Iterator[HistoryStore]:
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+def items(store: HistoryStore, user: str, limit: int | None = None) -> list[str]:
+    return [row[0] for row in store.last([user], limit)[0]]
+
+
+# Histories
+
+
+def test_events_are_in_the_order_of_time_and_of_arrival_within_it(store: HistoryStore) -> None:
+    store.append([Event("u", "noon", 12), Event("u", "nine", 9), Event("u", "noon too", 12)])
+    store.append([Event("u", "late ten", 10)])
+    store.append([Event("u", "noon again", 12), Event("other", "x", 1), Event("u", "nine too", 9)])
+    assert items(store, "u") == ["nine", "nine too", "late ten", "noon", "noon too", "noon again"]
+
+
+def test_a_limit_keeps_the_newest(store: HistoryStore) -> None:
+    store.append([Event("u", "c", 2), Event("u", "a", -5), Event("u", "d", 3), Event("u", "b", 2), Event("v", "z", 9)])
+    found = {limit: "".join(items(store, "u", limit)) for limit in (None, 9, 4, 3, 2, 1, 0)}
+    assert found == {None: "acbd", 9: "acbd", 4: "acbd", 3: "cbd", 2: "bd", 1: "d", 0: ""}
+
+
+def test_all_fields_come_back_exactly(store: HistoryStore) -> None:
+    values = [0.1 + 0.2, 1e308, 5e-324, -2.5, 0.0, 3.0]
+    store.append([Event("u", f"i{n}", n, kind="view", value=value) for n, value in enumerate(values)])
+    assert store.last(["u"], None) == [[(f"i{n}", n, "view", value) for n, value in enumerate(values)]]
+    store.append([Event("v", "i", 1_767_225_600_123_456)])
+    assert store.last(["v"], 1) == [[("i", 1_767_225_600_123_456, None, None)]]
+
+
+def test_what_is_no_number_is_no_value(store: HistoryStore) -> None:
+    store.append([Event("u", "i", n, value=float(text)) for n, text in enumerate(["nan", "inf", "-inf"])])
+    assert [row[3] for row in store.last(["u"], None)[0]] == [None, None, None]
+
+
+def test_times_may_be_any_of_64_bits_and_no_more(store: HistoryStore) -> None:
+    store.append([Event("u", "last", 2**63 - 1), Event("u", "first", -(2**63))])
+    assert store.last(["u"], None)[0] == [("first", -(2**63), None, None), ("last", 2**63 - 1, None, None)]
+    for moment in (2**63, -(2**63) - 1):
+        with pytest.raises(InputError, match="time of an event"):
+            store.append([Event("u", "i", moment)])
+    assert len(items(store, "u")) == 2
+
+
+def test_hostile_texts_stay_apart_and_come_back_as_they_were(store: HistoryStore) -> None:
+    told = [Event(text, text, n, kind=text, id=text) for n, text in enumerate(HOSTILE)]
+    assert store.append(told) == [True] * len(HOSTILE)
+    assert store.append(told) == [False] * len(HOSTILE)
+    expected: list[list[Row]] = [[(text, n, text, None)] for n, text in enumerate(HOSTILE)]
+    assert store.last(HOSTILE, 5) == expected
+    assert store.forget(HOSTILE[::2]) == [1] * len(HOSTILE[::2])
+    assert store.last(HOSTILE, 5) == [[] if n % 2 == 0 else rows for n, rows in enumerate(expected)]
+
+
+@pytest.mark.parametrize("event", [Event("\ud800", "i", 1), Event("u", "\udfff", 1), Event("u", "i", 1, id="\ud800")])
+def test_half_a_character_is_refused_and_nothing_of_the_call_kept(store: HistoryStore, event: Event) -> None:
+    with pytest.raises(InputError, match="half a character"):
+        store.append([Event("good", "i", 1), event])
+    assert store.is_empty()
+    for ask in (lambda: store.last(["\ud800"], 1), lambda: store.forget(["\ud800"])):
+        with pytest.raises(InputError, match="half a character"):
+            ask()
+
+
+def test_many_users_at_once_unknown_and_repeated_ones_too(store: HistoryStore) -> None:
+    store.append([Event(f"u{n}", f"i{n}.{place}", place) for n in range(150) for place in range(n % 3 + 1)])
+    asked = [f"u{n}" for n in range(200)] + ["u7", "nobody", "u7"]
+    found = store.last(asked, 2)
+    assert [[row[0] for row in rows] for rows in found[:200]] == [
+        [f"i{n}.{place}" for place in range(n % 3 + 1)][-2:] if n < 150 else [] for n in range(200)
+    ]
+    assert found[200:] == [found[7], [], found[7]]
+    assert store.last([], 10) == []
+    assert store.append([]) == []
+
+
+def test_a_store_reopened_holds_everything(url: str) -> None:
+    store = open_store(url)
+    assert store.is_empty()
+    store.append([Event("u", "a", 1, id="one"), Event("u", "b", 2)])
+    chosen = Active("spring", None, "winter", 1)
+    store.activate(chosen, expected=None)
+    store.close()
+    with pytest.raises(StoreError):
+        store.last(["u"], 1)
+    again = open_store(url)
+    assert not again.is_empty()
+    assert items(again, "u") == ["a", "b"]
+    assert again.active() == chosen
+    assert again.append([Event("u", "a", 1, id="one"), Event("u", "c", 2)]) == [False, True]
+    assert items(again, "u") == ["a", "b", "c"]
+    again.check()
+    again.close()
+
+
+# The same event twice
+
+
+def test_an_event_id_counts_once(store: HistoryStore) -> None:
+    assert store.append([Event("u", "a", 1, id="x"), Event("u", "b", 2), Event("u", "c", 3, id="x")]) == [
+        True,
+        True,
+        False,
+    ]
+    assert store.append([Event("u", "d", 4, id="x"), Event("v", "e", 5, id="x"), Event("u", "f", 6, id="y")]) == [
+        False,
+        False,
+        True,
+    ]
+    assert items(store, "u") == ["a", "b", "f"]
+    assert items(store, "v") == []
+
+
+def test_events_without_an_id_are_each_one_event(store: HistoryStore) -> None:
+    assert store.append([Event("u", "a", 1)] * 3) == [True] * 3
+    assert store.append([Event("u", "a", 1)]) == [True]
+    assert store.last(["u"], None) == [[("a", 1, None, None)] * 4]
+
+
+# Forgetting
+
+
+def test_a_forgotten_user_is_unknown_and_may_come_back(store: HistoryStore) -> None:
+    store.append([Event("u", "a", 1, id="x"), Event("u", "b", 2), Event("v", "c", 3, id="y")])
+    assert store.forget(["nobody", "u", "u"]) == [0, 2, 0]
+    assert store.last(["u", "v"], None) == [[], [("c", 3, None, None)]]
+    assert store.forget(["u", "nobody"]) == [0, 0]
+    assert store.append([Event("u", "new", 9, id="x"), Event("v", "d", 4, id="y")]) == [True, False]
+    assert items(store, "u") == ["new"]
+
+
+def shuffled_store(path: Path, *, users: int) -> SqliteStore:
+    """Users whose events come mixed and in many calls, so that SQLite moves rows between pages."""
+    store = SqliteStore(str(path))
+    drawn = random.Random(5)
+    told = [
+        Event(f"USER{user:03}.", f"ITEM{user:03}.{'y' * drawn.choice([1, 30, 300])}", drawn.getrandbits(48), id=f"{n}")
+        for n, user in enumerate(drawn.choices(range(users), k=users * 30))
+    ]
+    for begin in range(0, len(told), 200):
+        store.append(told[begin : begin + 200])
+    return store
+
+
+def traces(path: Path, users: range, ids: dict[int, list[bytes]]) -> list[bytes]:
+    """Whatever of these users is in the store's files."""
+    files = b"".join(file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
+    words = [word for user in users for word in (b"USER%03d." % user, b"ITEM%03d." % user, *ids[user])]
+    return [word for word in words if word in files]
+
+
+def event_digests(path: Path) -> dict[int, list[bytes]]:
+    with sqlite3.connect(path) as link:
+        rows = link.execute("SELECT id, digest FROM events JOIN users ON number = user").fetchall()
+    link.close()
+    return {number: [key for user, key in rows if user == f"USER{number:03}."] for number in range(200)}
+
+
+def test_nothing_of_a_forgotten_user_stays_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = shuffled_store(path, users=200)
+    digests = event_digests(path)
+    assert len(traces(path, range(200), digests)) == 200 * 2 + sum(map(len, digests.values()))
+    for user in range(20):
+        assert store.forget([f"USER{user:03}."]) == [len(digests[user])] != [0]
+    assert traces(path, range(20), digests) == []
+    assert (tmp_path / "store.db-wal").stat().st_size == 0
+    assert len(traces(path, range(20, 200), digests)) == 180 * 2 + sum(len(digests[user]) for user in range(20, 200))
+    store.close()
+
+
+def test_a_reader_in_the_way_delays_only_the_wiping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("segue.serving.store.sqlite.WIPE_MILLISECONDS", 50)
+    path = tmp_path / "store.db"
+    store = shuffled_store(path, users=5)
+    digests = event_digests(path)
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM events").fetchone()
+    assert store.forget(["USER003."]) == [len(digests[3])]
+    assert items(store, "USER003.") == []
+    reader.close()
+    assert traces(path, range(3, 4), digests) != []
+    store.close()
+    assert traces(path, range(3, 4), digests) == []
+
+
+# The run that is served
+
+
+def test_active_changes_only_from_the_version_expected(store: HistoryStore) -> None:
+    first = Active("a", None, "a", 1)
+    second = Active("b", "a", "a", 2)
+    assert store.active() is None
+    assert not store.activate(second, expected=1)
+    assert store.activate(first, expected=None)
+    assert not store.activate(second, expected=None)
+    assert not store.activate(second, expected=2)
+    assert store.active() == first
+    assert store.activate(second, expected=1)
+    assert store.active() == second
+
+
+def test_of_several_who_activate_at_once_one_wins(store: HistoryStore) -> None:
+    def raise_version(name: int) -> int:
+        won = 0
+        while won < 5:
+            stored = store.active()
+            version = 0 if stored is None else stored.version
+            won += store.activate(
+                Active(f"run {name}", None, "run", version + 1), expected=None if stored is None else version
+            )
+        return won
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(raise_version, range(4))) == 20
+    stored = store.active()
+    assert stored is not None and stored.version == 20
+
+
+# Items added
+
+
+def test_an_item_is_there_once_with_its_newest_row(store: HistoryStore) -> None:
+    tea, cup = AddedItem("tea", {"title": "Tea"}), AddedItem("cup", {"title": "Cup", "price": 2.5})
+    assert store.items(0) == (0, [])
+    assert store.add_items([tea, cup]) == 1
+    assert store.items(0) == (1, [tea, cup])
+    green = AddedItem("tea", {"title": "Green tea", "vector": [0.1, -2.0]})
+    assert store.add_items([AddedItem("pot", {}), green, AddedItem("pot", {"title": "Pot"})]) == 2
+    pot = AddedItem("pot", {"title": "Pot"})
+    assert store.items(0) == (2, [green, cup, pot])  # in the order in which they first came
+    assert store.items(1) == (2, [green, pot])
+    assert store.items(2) == (2, [])
+    assert store.add_items([]) == 2
+    assert store.is_empty()  # of events
+
+
+def test_rows_of_items_come_back_exactly(url: str) -> None:
+    told = [AddedItem(text, {text: text, "vector": [0.1 + 0.2, 1e-300, -0.0], "no": None}) for text in HOSTILE]
+    with contextlib.closing(open_store(url)) as store:
+        store.add_items(told)
+    with contextlib.closing(open_store(url)) as again:
+        assert again.items(0) == (1, told)
+
+
+@pytest.mark.parametrize("item", [AddedItem("\ud800", {}), AddedItem("a", {"title": "\udfff"})])
+def test_half_a_character_of_an_item_is_refused_and_no_item_kept(store: HistoryStore, item: AddedItem) -> None:
+    with pytest.raises(InputError, match="half a character"):
+        store.add_items([AddedItem("good", {}), item])
+    assert store.items(0) == (0, [])
+
+
+def test_who_follows_the_versions_misses_no_item(store: HistoryStore) -> None:
+    def add(name: int) -> None:
+        for number in range(10):
+            store.add_items([AddedItem(f"{name}.{number}", {"n": number}), AddedItem("shared", {"by": name})])
+
+    seen: dict[str, dict[str, Any]] = {}
+    version = 0
+    with ThreadPoolExecutor(4) as threads:
+        writers = [threads.submit(add, name) for name in range(4)]
+        while True:
+            written = all(writer.done() for writer in writers)
+            version, new = store.items(version)
+            seen |= {item.id: item.row for item in new}
+            if written:
+                break
+    assert version == 40
+    assert seen == {item.id: item.row for item in store.items(0)[1]}
+    assert len(seen) == 41
+
+
+def test_a_store_from_before_there_were_items_takes_them(url: str) -> None:
+    with contextlib.closing(open_store(url)) as store:
+        store.append([Event("u", "i", 1)])
+    if url.startswith("postgresql"):
+        with psycopg.connect(url) as link:
+            link.execute("DROP TABLE segue_items")
+    else:
+        with contextlib.closing(sqlite3.connect(url)) as file:
+            file.execute("DROP TABLE items")
+    with contextlib.closing(open_store(url)) as store:
+        assert store.items(0) == (0, [])
+        assert store.add_items([AddedItem("a", {})]) == 1
+        assert items(store, "u") == ["i"]
+
+
+# Several threads and processes
+
+
+def test_a_call_is_seen_whole_or_not_at_all(store: HistoryStore) -> None:
+    done = threading.Event()
+
+    def read() -> set[int]:
+        lengths: set[int] = set()
+        while not done.is_set():
+            lengths.add(len(store.last(["u"], None)[0]))
+        return lengths
+
+    def write(name: str) -> None:
+        for moment in range(15):
+            store.append([Event("u", name, moment)] * 10)
+
+    with ThreadPoolExecutor(4) as threads:
+        readers = [threads.submit(read) for _ in range(2)]
+        writers = [threads.submit(write, name) for name in "ab"]
+        for writer in writers:
+            writer.result()
+        done.set()
+        seen = set().union(*(reader.result() for reader in readers))
+    assert len(items(store, "u")) == 300
+    assert all(length % 10 == 0 for length in seen)
+    assert len(seen) > 2
+
+
+def test_who_is_forgotten_while_writing_loses_only_what_was_counted(store: HistoryStore) -> None:
+    def write(name: str) -> int:
+        return sum(sum(store.append([Event("u", name, n), Event(f"{name}{n}", "x", n)])) for n in range(25))
+
+    with ThreadPoolExecutor(3) as threads:
+        writers = [threads.submit(write, name) for name in "ab"]
+        removed = sum(store.forget(["u"])[0] for _ in range(10))
+        assert [writer.result() for writer in writers] == [50, 50]
+    assert removed + len(items(store, "u")) == 50
+    assert all(store.last([f"{name}{n}" for name in "ab" for n in range(25)], None))
+
+
+def test_several_may_make_a_store_at_once(url: str) -> None:
+    start = threading.Barrier(6)
+
+    def make(number: int) -> None:
+        start.wait()
+        store = open_store(url)
+        store.append([Event("u", f"{number}", number)])
+        store.close()
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(make, range(6)))
+    store = open_store(url)
+    assert items(store, "u") == list("012345")
+    store.close()
+
+
+# A process of its own; the package's window, which imports torch, is left out.
+WRITER = """
+import json, sys, types
+import segue
+window = types.ModuleType("segue.serving")
+window.__path__ = [segue.__path__[0] + "/serve"]
+sys.modules["segue.serving"] = window
+from segue.serving.store.store import Event, open_store
+url, name = sys.argv[1:]
+store = open_store(url)
+print("ready", flush=True)
+sys.stdin.readline()
+answers = []
+for n in range(40):
+    own = [Event("u", f"{name}{n}", n), Event(f"{name} alone", f"{n}", n)]
+    answers.append(store.append([*own, Event("u", "shared", n, id=f"{n}"), Event(f"new {n}", name, n)]))
+store.close()
+print(json.dumps(answers))
+"""
+
+
+def test_two_processes_append_at_once_and_nothing_is_lost_or_twice(url: str) -> None:
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for name in "ab"
+    ]
+    try:
+        assert [writer.stdout.readline() for writer in writers if writer.stdout] == ["ready\n"] * 2
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+        answers = [json.loads(writer.communicate(timeout=60)[0]) for writer in writers]
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+    for own, alone, _, new in [answer for told in answers for answer in told]:
+        assert own and alone and new
+    assert [first[2] + second[2] for first, second in zip(*answers, strict=True)] == [1] * 40
+    store = open_store(url)
+    expected = sorted([f"{name}{n}" for name in "ab" for n in range(40)] + ["shared"] * 40)
+    assert sorted(items(store, "u")) == expected
+    assert [row[1] for row in store.last(["u"], None)[0]] == [n for n in range(40) for _ in range(3)]
+    assert items(store, "a alone") == [f"{n}" for n in range(40)]
+    assert [sorted(items(store, f"new {n}")) for n in range(40)] == [["a", "b"]] * 40
+    store.close()
+
+
+# Filling from a data folder
+
+DAY = 86_400_000_000
+LOG = {  # user → items, a day each but for capitals, which come together with the item before; sorted by bytes
+    "": "ab",
+    "007": "abcdef",
+    "7": "d",
+    "a\0b": "fBa",
+    'who "is", she': "efCD",
+    "x" * 3000: "a",
+    "☕": "cb",
+}
+KINDS = ["", "view", "buy"]
+
+
+@pytest.fixture(name="data")
+def data_folder(tmp_path: Path) -> Data:
+    """A data folder as `prepare` writes it, with LOG in it."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    flat = [row for rows in history_of_log().values() for row in rows]
+    np.save(folder / "offsets.npy", np.cumsum([0, *map(len, LOG.values())]))
+    np.save(folder / "items.npy", np.array([ord(item) - ord("a") + 1 for item, *_ in flat], dtype=np.int32))
+    np.save(folder / "times.npy", np.array([time for _, time, *_ in flat]))
+    np.save(folder / "kinds.npy", np.array([KINDS.index(kind or "") for *_, kind, _ in flat], dtype=np.uint16))
+    np.save(
+        folder / "values.npy", np.array([np.nan if value is None else value for *_, value in flat], dtype=np.float32)
+    )
+    pl.DataFrame({"id": list("abcdef"), "count": 1}).write_parquet(folder / "items.parquet")
+    pl.DataFrame({"id": list(LOG)}).write_parquet(folder / "users.parquet")
+    write_manifest(folder, "data", {"split": {"kind": "last"}, "kinds": KINDS, "has_time": True, "counts": {}})
+    return Data.open(folder)
+
+
+def history_of_log() -> dict[str, list[Row]]:
+    """What a store must hold after it was filled."""
+    histories: dict[str, list[Row]] = {}
+    for user, told in LOG.items():
+        day = 0
+        histories[user] = []
+        for place, item in enumerate(told):
+            day += item.islower()
+            histories[user].append(
+                (item.lower(), day * DAY, KINDS[place % 3] or None, None if place % 2 else place + 0.5)
+            )
+    return histories
+
+
+def held(store: HistoryStore) -> dict[str, list[Row]]:
+    return dict(zip(LOG, store.last(list(LOG), None), strict=True))
+
+
+@pytest.fixture
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("segue.serving.store.fill"), "CHUNK_EVENTS", 3)
+
+
+def test_a_store_is_filled_once(store: HistoryStore, data: Data) -> None:
+    told: list[int] = []
+    report = fill_store(store, data, told.append)
+    assert (report.users, report.events) == (7, 19)
+    assert "19 events of 7 users" in report.message
+    assert told == [19]
+    assert held(store) == history_of_log()
+    again = fill_store(store, data)
+    assert (again.users, again.events) == (0, 0)
+    assert "already" in again.message
+    assert held(store) == history_of_log()
+    state = store.fill_state()
+    assert state == FillState(data.digest, 7, finished=True)
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_a_filling_stopped_after_every_chunk_ends_as_one_that_never_was(url: str, data: Data) -> None:
+    told: list[int] = []
+
+    def stop(events: int) -> None:
+        told.append(events)
+        raise KeyboardInterrupt
+
+    for _ in range(20):
+        store = open_store(url)
+        try:
+            report = fill_store(store, data, stop)
+        except KeyboardInterrupt:
+            store.close()
+        else:
+            break
+    assert told == [2, 8, 9, 12, 16, 19]  # at most three events together, but never a part of a user
+    assert "already" in report.message
+    assert held(store) == history_of_log()
+    store.close()
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_events_that_arrive_while_it_is_filled_are_kept_beside_the_log(store: HistoryStore, data: Data) -> None:
+    expected = history_of_log()
+    first, later = [("007", 3), ("☕", 7)], [("☕", 6), ("", 5)]
+
+    def live(events: int) -> None:
+        if events == 2:  # before either of these users is in the store
+            store.append([Event(user, f"live {n}", DAY, id=f"{n}") for user, n in first])
+        elif events == 9:
+            store.append([Event(user, f"live {n}", DAY, id=f"{n}") for user, n in later])
+
+    fill_store(store, data, live)
+    # Of one moment, whatever arrived first comes first.
+    expected["007"].insert(0, ("live 3", DAY, None, None))
+    expected["☕"][:0] = [("live 7", DAY, None, None), ("live 6", DAY, None, None)]
+    expected[""].insert(1, ("live 5", DAY, None, None))
+    assert held(store) == expected
+    assert store.append([Event("007", "twice", 1, id="3")]) == [False]
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_who_is_forgotten_while_it_is_filled_stays_forgotten(store: HistoryStore, data: Data) -> None:
+    def forget(events: int) -> None:
+        if events == 8:
+            assert store.forget(["007", "☕"]) == [6, 0]
+            store.append([Event("☕", "new life", 1)])
+
+    fill_store(store, data, forget)
+    assert held(store) == history_of_log() | {"007": [], "☕": [("new life", 1, None, None)]}
+    assert fill_store(store, data).events == 0
+    assert items(store, "007") == []
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_two_who_fill_at_once_fill_it_once(url: str, data: Data) -> None:
+    stores = [open_store(url) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        reports = list(threads.map(lambda store: fill_store(store, data), stores))
+    assert sum(report.events for report in reports) == 19
+    assert held(stores[0]) == history_of_log()
+    for store in stores:
+        store.close()
+
+
+def test_a_chunk_that_fails_leaves_nothing(store: HistoryStore) -> None:
+    begun, next_one = FillState("d", 0, finished=False), FillState("d", 2, finished=False)
+    assert store.fill([], begun, expected=None)
+    with pytest.raises(InputError):
+        store.fill([("good", [("i", 1, None, None)]), ("\ud800", [("i", 1, None, None)])], next_one, expected=begun)
+    assert store.is_empty()
+    assert store.fill_state() == begun
+    assert not store.fill([("good", [("i", 1, None, None)])], next_one, expected=next_one)
+    assert store.is_empty()
+
+
+def test_a_store_with_events_of_its_own_is_not_filled(store: HistoryStore, data: Data) -> None:
+    store.append([Event("7", "own", 1)])
+    report = fill_store(store, data)
+    assert (report.events, report.users) == (0, 0)
+    assert "left as it is" in report.message
+    assert store.last(["7", "007"], None) == [[("own", 1, None, None)], []]
+    assert store.fill_state() is None
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_store_filled_from_other_data_is_left_alone(store: HistoryStore, data: Data, finished: bool) -> None:
+    other = FillState("another digest", 3, finished=finished)
+    assert store.fill([("7", [("other", 1, None, None)])], other, expected=None)
+    assert "other data" in fill_store(store, data).message
+    assert store.last(["7", "007"], None) == [[("other", 1, None, None)], []]
+    assert store.fill_state() == other
+
+
+# What goes wrong with files
+
+
+def refused(url: str, *words: str) -> str:
+    with pytest.raises(StoreError) as refusal:
+        open_store(url)
+    sentence = str(refusal.value)
+    missing = [word for word in words if word not in sentence]
+    assert not missing, sentence
+    assert sentence.endswith((".", ").")) and "\n" not in sentence
+    return sentence
+
+
+def test_files_that_cannot_be_a_store_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database " * 100)
+    foreign = tmp_path / "foreign.db"
+    with sqlite3.connect(foreign) as link:
+        link.execute("CREATE TABLE theirs (x)")
+    link.close()
+    before = (text.read_bytes(), foreign.read_bytes())
+    refused(str(text), "notes.txt", "not a SQLite database")
+    refused(str(foreign), "foreign.db", "another program")
+    refused(str(tmp_path), "is a folder", "store.db")
+    refused(str(tmp_path / "no" / "store.db"), "does not exist", "make it")
+    refused("/proc/store.db", "/proc/store.db", "permissions")  # where not even root may write
+    refused("", "name of a file")
+    refused(":memory:", "name of a file")
+    refused("mysql://root:s3cr3t@host/db", "postgresql://", "mysql")
+    assert (text.read_bytes(), foreign.read_bytes()) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign.db", "notes.txt"]
+
+
+def test_a_store_of_another_format_is_refused(url: str) -> None:
+    open_store(url).close()
+    if url.startswith("postgresql"):
+        with psycopg.connect(url) as link:
+            link.execute("UPDATE segue_about SET value = '7' WHERE name = 'format'")
+    else:
+        with sqlite3.connect(url) as file:
+            file.execute("PRAGMA user_version = 7")
+        file.close()
+    refused(url, "format 7", "format 1")
+
+
+def test_sqlite_urls_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in ("sqlite:///here.db", f"sqlite:///{tmp_path}/there.db", "plain.db"):
+        open_store(url).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here.db", "plain.db", "there.db"]
+
+
+def test_a_full_disk_loses_nothing_that_was_kept(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "store.db"))
+    store.append([Event("u", "kept", 1)])
+    store._writer.execute("PRAGMA max_page_count = 1")  # SQLite takes it for the disk's end
+    with pytest.raises(StoreError, match=r"disk is full.*Free some space"):
+        store.append([Event("u", "y" * 100_000, 2)])
+    assert items(store, "u") == ["kept"]
+    store._writer.execute("PRAGMA max_page_count = 100000")
+    assert store.append([Event("u", "next", 3)]) == [True]
+    assert items(store, "u") == ["kept", "next"]
+    store.close()
+
+
+def test_a_writer_that_does_not_end_is_waited_for_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("segue.serving.store.sqlite.BUSY_SECONDS", 0.1)
+    store = SqliteStore(str(tmp_path / "store.db"))
+    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match=r"busy.*Try again"):
+        store.append([Event("u", "a", 1)])
+    assert items(store, "u") == []
+    other.close()
+    assert store.append([Event("u", "a", 1)]) == [True]
+    store.close()
+
+
+def test_a_file_that_vanished_is_noticed(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "store.db"))
+    store.check()
+    (tmp_path / "store.db").unlink()
+    with pytest.raises(StoreError, match="removed"):
+        store.check()
+    store.close()
+
+
+# What goes wrong with a server
+
+
+def test_a_server_that_does_not_answer_is_named(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    refused("postgresql://me@127.0.0.1:1/shop", "127.0.0.1:1/shop", "Connection refused", "Check the URL")
+    refused(f"postgres:///shop?host={tmp_path}", str(tmp_path), "cannot be reached")
+    refused(postgres_server.url("nowhere"), '"nowhere" does not exist')
+    refused("postgresql://nobody.invalid/shop", "nobody.invalid")
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [
+        "guarded:wr0ng",
+        "guarded:wr@0ng",
+        "guarded:wr/0ng",
+        "guarded:wr:0ng",
+        "guarded:12/wr0ng",
+        "guarded:wr?0ng",
+        "g:%",
+    ],
+)
+def test_a_password_is_never_repeated(postgres_server: PostgresServer, credentials: str) -> None:
+    sentence = refused(postgres_server.url("postgres", user=credentials))
+    assert "0ng" not in sentence and "wr" not in sentence.replace("write", ""), sentence
+
+
+def test_a_wrong_password_is_said(postgres_server: PostgresServer) -> None:
+    refused(postgres_server.url("postgres", user="guarded:wr0ng"), "password authentication failed", "guarded")
+    refused(postgres_server.url("postgres", user="guarded:"), "no password")
+
+
+def test_without_the_extra_the_command_to_install_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "segue.serving.store.postgres")
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    refused("postgresql://localhost/shop", "pip install 'segue[postgres]'")
+
+
+def test_a_user_without_rights_is_told_so(postgres_server: PostgresServer) -> None:
+    refused(postgres_server.url("postgres", user="guarded:s3cr3t"), "cannot be used", "permission denied")
+
+
+def test_a_server_that_was_started_again_is_found_again(postgres_server: PostgresServer, postgres_url: str) -> None:
+    store = open_store(postgres_url)
+    with ThreadPoolExecutor(4) as threads:  # so that the pool holds several connections, all of which will be lost
+        list(threads.map(lambda n: store.append([Event("u", f"{n}", n)]), range(12)))
+    postgres_server.restart()
+    assert store.append([Event("u", "after", 99)]) == [True]
+    postgres_server.restart()
+    assert items(store, "u") == [*map(str, range(12)), "after"]
+    store.close()
+
+
+def test_a_server_that_is_down_is_an_error_within_seconds_until_it_is_back(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    store = postgres_store.PostgresStore(postgres_url)
+    store.append([Event("u", "before", 1)])
+    store._pool.timeout = store._pool.reconnect_timeout = 0.5  # seconds; the test would take the usual ones each time
+    postgres_server.stop()
+    try:
+        calls: list[Callable[[], Any]] = [
+            store.check,
+            lambda: store.last(["u"], 1),
+            lambda: store.append([Event("u", "lost", 2)]),
+        ]
+        for call in calls:
+            began = time.monotonic()
+            with pytest.raises(StoreError, match="that the server is running"):
+                call()
+            assert time.monotonic() - began < 8
+    finally:
+        postgres_server.start()
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            store.check()
+            break
+        except StoreError:
+            assert time.monotonic() < deadline
+    assert items(store, "u") == ["before"]
+    store.close()
+
+
+def test_a_commit_whose_answer_is_lost_is_not_tried_again(postgres_url: str) -> None:
+    store = open_store(postgres_url)
+    with psycopg.connect(postgres_url, autocommit=True) as link:
+        link.execute(
+            "CREATE FUNCTION leave() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()) WHERE NEW.item = ''fatal''; RETURN NULL; END'"
+        )
+        link.execute(
+            "CREATE CONSTRAINT TRIGGER leaving AFTER INSERT ON segue_events DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION leave()"
+        )
+    with pytest.raises(StoreError, match=r"not known.*same event ids"):
+        store.append([Event("u", "fatal", 1, id="x")])
+    assert store.append([Event("u", "fine", 2)]) == [True]
+    store.close()
+
+
+def test_a_replica_that_stands_still_in_the_middle_does_not_keep_the_others_waiting(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = postgres_store.PostgresStore(postgres_url)
+    monkeypatch.setattr(postgres_store, "STUCK_SECONDS", 1.0)
+    stuck = postgres_store.PostgresStore(postgres_url)
+    inside, goes_on = threading.Event(), threading.Event()
+    transaction = stuck._transaction
+
+    def standing_still(work: Any) -> Any:
+        def slow(link: Any) -> Any:
+            done = work(link)
+            inside.set()
+            goes_on.wait(30)
+            return done
+
+        return transaction(slow)
+
+    monkeypatch.setattr(stuck, "_transaction", standing_still)
+    event = Event("u", "a", 1, id="sent to both")
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(stuck.append, [event])
+        try:
+            assert inside.wait(30)
+            prompt = pool.submit(other.append, [event])
+            assert prompt.result(10) == [True], "the client sent it again, to another replica"
+        finally:
+            goes_on.set()
+        assert late.result(30) == [False], "it is tried again, and is there already"
+    assert items(other, "u") == ["a"]
+    stuck.close()
+    other.close()
+
+
+def test_a_server_that_would_lose_commits_is_asked_to_keep_them(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as link:
+        link.execute("ALTER ROLE CURRENT_USER SET synchronous_commit = off")
+        try:
+            store = postgres_store.PostgresStore(postgres_url)
+            assert store._run(lambda used: used.execute("SHOW synchronous_commit").fetchone()) == ("on",)
+            store.close()
+        finally:
+            link.execute("ALTER ROLE CURRENT_USER RESET synchronous_commit")
+
+
+def test_digests_are_of_one_size_and_apart() -> None:
+    assert {len(digest(text)) for text in HOSTILE} == {16}
+    assert len({digest(text) for text in HOSTILE}) == len(HOSTILE)
+
+
+def test_states_are_kept_as_json(store: HistoryStore) -> None:
+    """Names of runs are whatever a folder may be called."""
+    chosen = Active('a "b" ☕\\', "c'd", "é", 1)
+    assert store.activate(chosen, expected=None)
+    assert msgspec.structs.asdict(store.active() or Active("", None, "", 0)) == msgspec.structs.asdict(chosen)

@@ -1,0 +1,115 @@
+"""A planted answer: items go round in a cycle, so that what comes next is known. And small trainings over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from segue.data.sequences import Sequences
+from segue.data.split import Split, split_last
+from segue.evaluation.settings import EvaluateSettings, SeenRule
+from segue.evaluation.training_counts import training_counts
+from segue.models.build import build_model
+from segue.models.facts import NO_FACTS, Facts
+from segue.models.sequence import SequenceModel
+from segue.models.settings import ModelSettings
+from segue.objective.objective import Objective
+from segue.objective.settings import ObjectiveSettings
+from segue.training.loop import Judge, Step, Windows, fit, training_windows
+from segue.training.run import Recipe, choose_epoch
+from segue.training.settings import TrainSettings
+from segue.training.state import Progress, TrainingState
+
+N_ITEMS = 11
+POPULARITY = {"loss": "sampled-softmax", "sampler": "popularity", "negatives": 8, "power": 0.75}
+
+
+def sequences_of(*users: Sequence[int]) -> Sequences:
+    lengths = [len(user) for user in users]
+    return Sequences(
+        offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        items=np.array([item for user in users for item in user], dtype=np.int32),
+        times=np.array([place * 1_000_000 for length in lengths for place in range(length)], dtype=np.int64),
+    )
+
+
+def cycle(users: int = 60, *, seed: int = 0) -> Sequences:
+    """Each user starts anywhere and goes on round the cycle, for five to fourteen events."""
+    rng = np.random.default_rng(seed)
+    drawn = zip(rng.integers(0, N_ITEMS, users), rng.integers(5, 15, users), strict=True)
+    return sequences_of(*([(start + place) % N_ITEMS + 1 for place in range(length)] for start, length in drawn))
+
+
+def recipe_of(*, model: dict[str, Any] | None = None, objective: dict[str, Any] | None = None, **train: Any) -> Recipe:
+    """Small, with dropout on so that every source of randomness is used; one thread, so that bits repeat."""
+    shape = {"width": 8, "depth": 1, "length": 8, "dropout": 0.1, "feed_forward": 1, **(model or {})}
+    steps = {"epochs": 3, "tokens": 150, "learning_rate": 1e-2, "warmup": 5, "threads": 1, "device": "cpu", **train}
+    return Recipe(
+        model=msgspec.convert(shape, ModelSettings),
+        objective=msgspec.convert(objective or {}, ObjectiveSettings),
+        train=msgspec.convert(steps, TrainSettings),
+        evaluate=EvaluateSettings(),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Log:
+    """A log with its split and its training counts."""
+
+    sequences: Sequences
+    split: Split
+    counts: np.ndarray
+
+    @staticmethod
+    def of(sequences: Sequences, n_items: int = N_ITEMS) -> Log:
+        split = split_last(sequences)
+        return Log(sequences, split, training_counts(sequences, split, n_items))
+
+    def chosen(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        *,
+        seen: SeenRule = "kept",
+        progress: Callable[[Step], None] | None = None,
+        facts: Facts = NO_FACTS,
+    ) -> tuple[SequenceModel, Progress]:
+        folder.mkdir(exist_ok=True)
+        return choose_epoch(
+            recipe, self.sequences, self.split, self.counts, seen=seen, folder=folder, progress=progress, facts=facts
+        )
+
+    def windows(self, recipe: Recipe) -> Windows:
+        return training_windows(self.sequences, self.split.train_end, length=recipe.model.length + 1)
+
+    def fitted(
+        self, recipe: Recipe, state_file: Path, judge: Judge | None, *, objective: Objective | None = None
+    ) -> tuple[SequenceModel, TrainingState]:
+        """Training with a judge of the test's own."""
+        first = torch.Generator().manual_seed(recipe.train.seed)
+        model = build_model(recipe.model, len(self.counts) - 1, generator=first)
+        state = fit(
+            model,
+            objective or Objective(recipe.objective, self.counts),
+            self.windows(recipe),
+            settings=recipe.train,
+            epochs=recipe.train.epochs,
+            judge=judge,
+            state_file=state_file,
+        )
+        return model, state
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in model.state_dict().items()}
+
+
+def same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    assert one.keys() == other.keys() and one
+    return all(torch.equal(weight, other[name]) for name, weight in one.items())

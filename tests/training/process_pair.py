@@ -1,0 +1,220 @@
+"""What two processes do for the tests of test_processes.py, all in one go, for each of them takes seconds to start.
+
+The same functions, called without others, are what the pair is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import numpy as np
+import torch
+from cycle_logs import N_ITEMS, POPULARITY, Log, cycle, recipe_of, weights_of
+from safetensors.torch import save_file
+from torch import Tensor
+
+from segue.data.dataset import Data
+from segue.errors import SegueError
+from segue.evaluation.evaluate import evaluate
+from segue.evaluation.evaluator import ModelScorer, Ruler
+from segue.evaluation.settings import EvaluateSettings
+from segue.evaluation.window.evaluate import find_targets, user_values, window_cases
+from segue.layers.dropout import draw_from
+from segue.layers.packed import tensors
+from segue.models.build import build_model
+from segue.models.facts import Facts
+from segue.models.sequence import SequenceModel
+from segue.objective import objective as objective_module
+from segue.objective.objective import Objective
+from segue.objective.part import Part
+from segue.process_group import ALONE, Team
+from segue.runs import make_run
+from segue.training.distributed.gradients import add_up_gradients
+from segue.training.distributed.processes import joined
+from segue.training.loop import Windows, fit, training_windows
+from segue.training.run import CHOOSING, Recipe, choose_epoch
+
+LOG = Log.of(cycle())
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to learn. A batch of 60 events holds some users of different lengths, which are not shared out evenly."""
+
+    objective: dict[str, Any]
+    model: dict[str, Any] = field(default_factory=dict)
+    users: int = 60
+    tokens: int = 60
+    by_rows: bool = False
+    """Whether the items' gradients are sparse."""
+
+
+ONE_USER: dict[str, Any] = {"users": 22, "tokens": 9}
+SHARED = {"loss": "sampled-softmax", "sampler": "uniform", "negatives": 6}
+CODED = {"items": "codes", "code_parts": 2, "code_values": 4}
+CASES = {
+    "softmax": Case({}),
+    "one user a batch, so that a process has none": Case({}, **ONE_USER),
+    "shared negatives": Case(POPULARITY),
+    "shared negatives, by rows": Case(POPULARITY, by_rows=True),
+    "none and by rows": Case(POPULARITY, {"tied": False}, by_rows=True, **ONE_USER),
+    "own negatives": Case({**SHARED, "loss": "bce", "shared": False, "negatives": 3}),
+    "gbce": Case({**SHARED, "loss": "gbce"}),
+    "in-batch": Case({**SHARED, "sampler": "in-batch"}),
+    "answers, which are counted": Case({**SHARED, "sampler": "answers+uniform"}),
+    "equal users": Case({**SHARED, "loss": "bpr", "equal_users": True}),
+    "masks": Case({"task": "masked-item"}, {"builder": "bert4rec", "heads": 1}),
+    "lists": Case({"task": "recency", "loss": "lambdarank", "cuts": 2}),
+    "groups": Case({**SHARED, "task": "recency", "cuts": 3}),
+    "days ahead": Case({**SHARED, "task": "dense-all-action", "labels": 3}),
+    "continuations": Case({"task": "continuation", "plan": 2, "cuts": 2}, {"builder": "seq2seq"}),
+    "buckets": Case({"loss": "sce", "negatives": 4}),
+    "mixture": Case({**SHARED, "negatives": 4}, {"similarity": "mol", "mol_part_width": 4}),
+    "none and a mixture": Case(SHARED, {"similarity": "mol", "mol_part_width": 4}, **ONE_USER),
+    "none and buckets": Case({"loss": "sce", "negatives": 4}, **ONE_USER),
+    "codes": Case({}, CODED),
+    "none and codes": Case({}, CODED, **ONE_USER),
+}
+
+
+def prepared(case: Case) -> tuple[Recipe, SequenceModel, Objective]:
+    recipe = recipe_of(
+        model={"dropout": 0.0, **dropless(case.model), **case.model},
+        objective=case.objective,
+        epochs=3 if case.tokens > 9 else 1,
+        tokens=case.tokens,
+        averaging=0.9,
+    )
+    first = torch.Generator().manual_seed(recipe.train.seed)
+    codes = np.random.default_rng(1).integers(0, 4, (N_ITEMS + 1, 2)).astype(np.uint8)
+    facts = Facts(codes=codes if case.model.get("items") == "codes" else None)
+    model = build_model(recipe.model, N_ITEMS, generator=first, facts=facts).double()
+    model.items.sparse_gradients = case.by_rows
+    return recipe, model, Objective(recipe.objective, LOG.counts, length=model.length)
+
+
+def dropless(model: dict[str, Any]) -> dict[str, Any]:
+    return {"mol_item_dropout": 0.0, "mol_gate_dropout": 0.0} if model.get("similarity") == "mol" else {}
+
+
+def learned(case: Case, folder: Path, team: Team = ALONE) -> dict[str, Tensor]:
+    """The weights after some epochs, and what was counted."""
+    recipe, model, objective = prepared(case)
+    folder.mkdir()
+    windows = training_windows(LOG.sequences, LOG.split.train_end, length=model.length + objective.extra)
+    with patch.object(objective_module, "LEAST_CODED", 1):  # codes are summed, as those of many items are
+        state = fit(
+            model,
+            objective,
+            Windows(windows.sequences, windows.starts[: case.users], windows.ends[: case.users]),
+            settings=recipe.train,
+            epochs=recipe.train.epochs,
+            judge=None,
+            state_file=folder / CHOOSING,
+            team=team,
+        )
+    assert state.progress.step >= STEPS
+    losses = [float(line["loss"]) for line in state.progress.history]
+    return {**weights_of(model), **objective.state, "losses": torch.tensor(losses, dtype=torch.float64)}
+
+
+def drawn_gradients(team: Team = ALONE) -> dict[str, Tensor]:
+    """REINFORCE: of states that are the same however many processes there are, for no two draw the same."""
+    case = Case(SHARED, {"builder": "narm", "feed_forward": 4, "scores": "bilinear", "choice": "reinforce"})
+    recipe, model, objective = prepared(case)
+    draw_from(model, torch.Generator().manual_seed(5))
+    batch = next(LOG.windows(recipe).batches(60, np.random.default_rng(2)))
+    examples = objective.examples(batch, np.random.default_rng(3))
+    part = Part.of(examples, team)
+    hidden = model.train().encode(tensors(examples.inputs))
+    before = sum(len(rows) for rows in part.rows[: team.rank])  # every state is asked once
+    own = hidden[before : before + len(part.own.inputs.items)]
+    loss = objective.loss(model, own, examples, torch.Generator().manual_seed(4), part)
+    torch.autograd.backward(loss)
+    value = add_up_gradients(list(model.parameters()), loss, team)
+    found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return {**found, "loss": torch.tensor(value, dtype=torch.float64)}
+
+
+def measured(team: Team = ALONE) -> dict[str, Any]:
+    """The report of a model that has not learned anything, its ranks, and what it finds in a window."""
+    _, model, _ = prepared(Case({}))
+    scorer, settings = ModelScorer(model.float()), EvaluateSettings(at=(1, 3, 10))
+    evaluation = evaluate(scorer, LOG.sequences, LOG.split, n_items=N_ITEMS, settings=settings, team=team)
+    ruler = Ruler(sequences=LOG.sequences, counts=LOG.counts, seen="kept", team=team)
+    cases = LOG.split.cases("valid", "last")
+    window = window_cases(LOG.sequences, moment=4_500_000, until=9_000_000)
+    interest = np.arange(N_ITEMS + 1) % 3
+    found = find_targets(ruler, scorer, window, (1, 3), moment=window.moment, interest=interest)
+    return {
+        "report": msgspec.to_builtins(evaluation.report),
+        "ranks": evaluation.ranks.tolist(),
+        "few at a time": ruler.ranks(scorer, cases, tokens=20).tolist(),
+        "window": {name: values.tolist() for name, values in user_values(window, found, (1, 3)).items()},
+        "shown": {str(k): times.tolist() for k, times in found.shown.items()},
+    }
+
+
+def chosen(recipe: Recipe, folder: Path, team: Team = ALONE) -> dict[str, Tensor]:
+    """Training with validation, or what is left of it."""
+    folder.mkdir(exist_ok=True)
+    one = (recipe, LOG.sequences, LOG.split, LOG.counts)
+    model, _ = choose_epoch(*one, seen="kept", folder=folder, progress=None, team=team)
+    return weights_of(model)
+
+
+def refusal(data: Path, out: Path) -> str:
+    """What every process is told where the folder is there already."""
+    try:
+        make_run(
+            Data.open(data),
+            out=out,
+            recipe=None,
+            overrides=(),
+            encoder=None,
+            from_run=None,
+            resume=False,
+            all_events=False,
+            progress=None,
+            measured=None,
+        )
+    except SegueError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def be_one_of_two(places: tuple[Path, Path], tell: Callable[[bytes], None]) -> None:
+    """Everything, in each of the two processes; the first one writes what it found into the folder."""
+    folder, data = places
+    refused = refusal(data, folder)
+    with joined() as team:
+        everything: dict[str, dict[str, Tensor]] = {
+            name: learned(case, folder / f"{team.rank} {name}", team) for name, case in CASES.items()
+        }
+        everything["draws"] = drawn_gradients(team)
+        together = folder / "together"
+        everything["goes on"] = chosen(recipe_of(epochs=4, model=DROPLESS), folder / "begun alone", team)
+        everything["begins"] = chosen(recipe_of(epochs=2, model=DROPLESS), folder / "begun by two", team)
+        everything["whole"] = chosen(recipe_of(epochs=4), folder / "whole", team)
+        chosen(recipe_of(epochs=2), together, team)
+        everything["in two goes"] = chosen(recipe_of(epochs=4), together, team)
+        report = measured(team)
+    body = {**report, "refusal": refused}
+    (folder / f"report{team.rank}.json").write_bytes(msgspec.json.encode(body))
+    flat = {f"{name}/{key}": value.contiguous() for name, found in everything.items() for key, value in found.items()}
+    save_file(flat, folder / f"learned{team.rank}.safetensors")
+    tell(f"process {team.rank} of {team.size}".encode())
+
+
+DROPLESS = {"dropout": 0.0}
+
+
+def begin_alone(folder: Path) -> None:
+    """Two epochs by one process, for two to go on from."""
+    chosen(recipe_of(epochs=2, model=DROPLESS), folder / "begun alone")

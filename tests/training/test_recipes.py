@@ -1,0 +1,420 @@
+"""The recipes that are shipped: what they say, what they refuse to be combined with, and that each of them learns."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from cycle_logs import Log, sequences_of
+
+from segue.config import Settings, make_settings, parse_toml, read_recipe, recipe_names, settings_toml
+from segue.data.batch import Batch
+from segue.data.vocabulary import Vocabulary
+from segue.errors import SettingsError
+from segue.evaluation.baselines.popularity import Popularity
+from segue.evaluation.evaluator import ModelScorer, Ruler, Scorer
+from segue.layers.packed import tensors
+from segue.models.build import BUILDERS, build_model
+from segue.models.facts import facts_of
+from segue.models.sequence import SequenceModel
+from segue.models.settings import BIDIRECTIONAL, CONTINUING, UNPLACED
+from segue.objective.objective import Objective
+from segue.training.run import Recipe
+
+RECIPES = (
+    "bert4rec",
+    "caser",
+    "default",
+    "esasrec",
+    "gru4rec",
+    "gru4rec-bprmax",
+    "gsasrec",
+    "hstu",
+    "hstu-large",
+    "hstu-mol",
+    "narm",
+    "nextitnet",
+    "pinnerformer",
+    "pinnerformer-paper",
+    "sasrec",
+    "sasrec-bce",
+    "sasrec-content",
+    "sasrec-meta",
+    "sasrec-rss",
+    "sasrec-sampled",
+    "seq2seq",
+    "transformer",
+)
+
+TASKS = ("next-item", "masked-item", "recency", "continuation")
+
+every_recipe = pytest.mark.parametrize("name", RECIPES)
+
+
+def shipped(name: str, *overrides: str) -> Settings:
+    return make_settings(read_recipe(name), overrides)
+
+
+# --- what they say ------------------------------------------------------------------------------------------------
+
+
+def test_there_are_these() -> None:
+    assert tuple(recipe_names()) == RECIPES
+
+
+@every_recipe
+def test_a_recipe_names_its_paper_and_what_it_scored(name: str) -> None:
+    about = shipped(name).about
+    assert re.search(r"\b(19|20)\d\d\b", about.paper), "authors, title, and where and when it appeared"
+    assert about.summary.endswith(".") and about.scored
+
+
+def test_the_default_is_the_recipe_that_it_names() -> None:
+    about, *sections = msgspec.structs.astuple(shipped("default"))
+    (named,) = [name for name in RECIPES if re.search(rf"\b{name}\b", about.summary)]
+    assert sections == list(msgspec.structs.astuple(shipped(named)))[1:]
+
+
+@every_recipe
+def test_the_settings_of_a_run_are_read_as_they_were_written(name: str) -> None:
+    """Every key is written out, also those that belong to another loss."""
+    settings = shipped(name)
+    assert make_settings(parse_toml(settings_toml(settings).encode(), name)) == settings
+
+
+@pytest.mark.parametrize(
+    ("name", "builder", "task", "loss", "negatives", "shared"),
+    [
+        ("sasrec-bce", "sasrec", "next-item", "bce", 1, False),
+        ("sasrec-content", "sasrec", "next-item", "softmax", 0, True),
+        ("sasrec", "sasrec", "next-item", "softmax", 0, True),
+        ("sasrec-sampled", "sasrec", "next-item", "sampled-softmax", 3000, True),
+        ("gsasrec", "sasrec", "next-item", "gbce", 1024, True),
+        ("esasrec", "esasrec", "next-item", "softmax", 0, True),
+        ("bert4rec", "bert4rec", "masked-item", "softmax", 0, True),
+        ("sasrec-rss", "sasrec", "recency", "softmax", 0, True),
+        ("sasrec-meta", "sasrec-meta", "next-item", "sampled-softmax", 128, False),
+        ("transformer", "transformer", "next-item", "softmax", 0, True),
+        ("hstu", "hstu", "next-item", "softmax", 0, True),
+        ("hstu-large", "hstu", "next-item", "softmax", 0, True),
+        ("seq2seq", "seq2seq", "continuation", "softmax", 0, True),
+        ("hstu-mol", "hstu", "next-item", "sampled-softmax", 32, True),
+        ("gru4rec", "gru4rec", "next-item", "softmax", 0, True),
+        ("gru4rec-bprmax", "gru4rec", "next-item", "bpr-max", 2048, True),
+        ("narm", "narm", "next-item", "softmax", 0, True),
+        ("caser", "caser", "next-item", "softmax", 0, True),
+        ("nextitnet", "nextitnet", "next-item", "softmax", 0, True),
+        ("pinnerformer", "pinnerformer", "dense-all-action", "sampled-softmax", 1024, True),
+        ("pinnerformer-paper", "pinnerformer", "dense-all-action", "sampled-softmax", 13_192, True),
+    ],
+)
+def test_a_recipe_is_what_its_paper_is_known_for(
+    name: str, builder: str, task: str, loss: str, negatives: int, shared: bool
+) -> None:
+    model, chosen = shipped(name).model, shipped(name).objective
+    found = (model.builder, chosen.task, chosen.loss, chosen.negatives, chosen.shared)
+    assert found == (builder, task, loss, negatives, shared)
+
+
+# --- impossible pairs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("builder", "task"), list(product(BUILDERS, TASKS)))
+def test_an_encoder_that_does_not_fit_the_task_is_refused(builder: str, task: str) -> None:
+    overrides = (f"model.builder={builder}", f"objective.task={task}", "model.feed_forward=4")
+    if (builder in BIDIRECTIONAL, builder in CONTINUING) == (task == "masked-item", task == "continuation"):
+        assert shipped("sasrec", *overrides).objective.task == task
+        return
+    with pytest.raises(SettingsError) as caught:
+        shipped("sasrec", *overrides)
+    words = (f"model.builder = '{builder}'", f"'{task}'", "choose", "objective.task", "or another")
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+DRAWN = ("objective.sampler=uniform", "objective.negatives=9")
+PLANNED = ("model.builder=seq2seq", "objective.task=continuation")
+PLAIN = ("model.heads=1", "model.feed_forward=4", "model.positions=newest")  # all that the body 'gru' has not
+MASKED = ("model.builder=bert4rec", "objective.task=masked-item")
+
+# A recipe, what is asked of it, what the refusal names, and what it can be cured with.
+IMPOSSIBLE: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = [
+    *(
+        ("sasrec", (f"objective.loss={loss}",), (f"'{loss}' needs", "objective.sampler", "objective.negatives"), DRAWN)
+        for loss in ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1", "top1-max")
+    ),
+    ("sasrec-sampled", ("objective.sampler=none",), ("needs objective.sampler", "'uniform'", "'mixed'"), DRAWN),
+    ("sasrec-sampled", ("objective.negatives=0",), ("objective.negatives of at least 1", "0"), DRAWN),
+    (
+        "sasrec-sampled",
+        ("objective.loss=softmax",),
+        ("leave objective.sampler out",),
+        ("objective.sampler=none", "objective.negatives=0"),
+    ),
+    (
+        "sasrec",
+        ("objective.negatives=9",),
+        ("leave objective.negatives out", "sampled-softmax"),
+        ("objective.loss=bpr", "objective.sampler=uniform"),
+    ),
+    *(
+        (
+            "hstu-mol",
+            (f"objective.loss={loss}", "objective.sampler=none", *more),
+            (f"'{loss}'", "'mol'", "choose"),
+            cure,
+        )
+        for loss, more, cure in (
+            ("softmax", ("objective.negatives=0",), ("model.similarity=dot",)),
+            ("sce", (), ("model.similarity=dot",)),
+        )
+    ),
+    ("sasrec", ("index.kind=two-stage",), ("'two-stage'", "'dot'", "choose"), ("index.kind=auto",)),
+    ("hstu-mol", ("index.kind=approximate",), ("'approximate'", "'mol'", "choose"), ("index.kind=two-stage",)),
+    ("sasrec", ("objective.loss=sce",), ("'sce' needs objective.negatives", "bucket"), ("objective.negatives=9",)),
+    (
+        "gsasrec",
+        ("objective.loss=sce",),
+        ("leave objective.sampler out",),
+        ("objective.sampler=none", "objective.offset=0"),
+    ),
+    ("sasrec", ("objective.loss=lambdarank",), ("'lambdarank'", "'recency'"), ("objective.task=recency",)),
+    ("bert4rec", ("objective.loss=lambdarank",), ("'recency'", "'masked-item'"), ("objective.loss=softmax",)),
+    ("sasrec", ("objective.calibration=0.5",), ("objective.calibration", "'gbce'"), ("objective.loss=gbce", *DRAWN)),
+    ("sasrec", ("objective.offset=-1",), ("objective.offset", "'gbce'"), ("objective.loss=gbce", *DRAWN)),
+    ("sasrec", ("objective.regularisation=1",), ("'bpr-max'",), ("objective.loss=bpr-max", *DRAWN)),
+    ("sasrec-bce", ("objective.log_q=false",), ("objective.log_q", "'sampled-softmax'"), ("objective.log_q=true",)),
+    *(
+        ("sasrec-sampled", ("objective.log_q=false", f"objective.sampler={alike}"), ("objective.log_q", alike), cure)
+        for alike, cure in (("uniform", ("objective.sampler=mixed",)), ("in-batch", ("objective.sampler=popularity",)))
+    ),
+    ("sasrec-sampled", ("objective.power=0.5",), ("objective.power", "popular"), ("objective.sampler=popularity",)),
+    ("sasrec-sampled", ("objective.in_batch=0.2",), ("objective.in_batch", "mixed"), ("objective.sampler=mixed",)),
+    ("sasrec", ("objective.shared=false",), ("objective.shared", "sampled-softmax"), ("objective.loss=bce", *DRAWN)),
+    *(
+        ("sasrec", (f"objective.{key}",), (f"objective.{key.partition('=')[0]}", "'masked-item'"), MASKED)
+        for key in ("masked=0.5", "most_masked=3", "last_masked=1.0")
+    ),
+    *(
+        (
+            "sasrec",
+            (f"objective.{key}",),
+            (f"objective.{key.partition('=')[0]}", "'recency'"),
+            ("objective.task=recency",),
+        )
+        for key in ("importance=linear", "alpha=0.5", "taken=0.5", "cuts=4")
+    ),
+    ("sasrec", ("objective.cuts=4",), ("'recency' and 'continuation'",), PLANNED),
+    ("sasrec", ("objective.plan=3",), ("objective.plan", "'continuation'"), PLANNED),
+    ("sasrec", PLANNED[:1], ("'seq2seq'", "objective.task = 'continuation'"), PLANNED[1:]),
+    ("sasrec", PLANNED[1:], ("'continuation'", "model.builder = 'seq2seq'"), PLANNED[:1]),
+    ("seq2seq", ("objective.loss=lambdarank",), ("'recency'", "'continuation'"), ("objective.loss=softmax",)),
+    ("seq2seq", ("objective.temperature=0.5",), ("objective.temperature at 1", "0.5"), ("objective.temperature=1",)),
+    ("seq2seq", ("model.similarity=cosine",), ("'continuation'", "cosine"), ("model.similarity=dot",)),
+    ("seq2seq", ("model.inputs=rated",), ("model.inputs = 'rated'", "seq2seq", "'items'"), ("model.inputs=items",)),
+    ("sasrec", ("model.body=gru",), ("model.body", "seq2seq", '"transformer"'), ("model.body=transformer",)),
+    *(
+        ("seq2seq", ("model.body=gru", *(key for key in PLAIN if key != wrong), wrong), (name, "'gru'"), PLAIN)
+        for wrong, name in (
+            ("model.heads=2", "model.heads"),
+            ("model.feed_forward=2", "model.feed_forward"),
+            ("model.positions=oldest", "model.positions"),
+        )
+    ),
+    (
+        "sasrec-rss",
+        ("objective.importance=linear", "objective.alpha=0.5"),
+        ("objective.alpha", "'exponential'"),
+        ("objective.importance=exponential",),
+    ),
+    ("sasrec-rss", MASKED, ("objective.cuts", "'recency'"), ("objective.cuts=1",)),
+]
+
+
+NAMES = [f"{name} with {' '.join(asked)}" for name, asked, _, _ in IMPOSSIBLE]
+
+
+@pytest.mark.parametrize(("name", "asked", "words", "cure"), IMPOSSIBLE, ids=NAMES)
+def test_an_impossible_pair_is_refused_with_what_to_change(
+    name: str, asked: tuple[str, ...], words: tuple[str, ...], cure: tuple[str, ...]
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        shipped(name, *asked)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert str(caught.value).endswith(".")
+    shipped(name, *asked, *cure)
+
+
+@pytest.mark.parametrize(
+    ("key", "bad"),
+    [
+        ("negatives", ("-1",)),
+        ("temperature", ("0", "-1", "inf", "nan")),
+        ("in_batch", ("0", "1", "nan")),
+        ("calibration", ("-0.1", "1.1", "nan")),
+        ("regularisation", ("-1", "inf", "nan")),
+        ("masked", ("0", "1", "nan")),
+        ("most_masked", ("0", "-3")),
+        ("last_masked", ("-0.1", "1.1", "nan")),
+        ("alpha", ("0", "1.1", "nan")),
+        ("taken", ("0", "1", "nan")),
+        ("cuts", ("0",)),
+        ("plan", ("0", "-1")),
+    ],
+)
+def test_a_number_out_of_range_is_refused_by_name(key: str, bad: tuple[str, ...]) -> None:
+    for value in bad:
+        with pytest.raises(SettingsError, match=rf"objective\.{key} must be .*, got {value}"):
+            shipped("sasrec", f"objective.{key}={value}")
+
+
+@pytest.mark.parametrize("stride", ["-0.1", "1.5", "nan"])
+def test_windows_with_gaps_between_them_are_refused(stride: str) -> None:
+    with pytest.raises(SettingsError, match=rf"train.stride must lie in \[0, 1\], .*; got {stride}"):
+        shipped("sasrec", f"train.stride={stride}")
+
+
+# --- what is in sight ---------------------------------------------------------------------------------------------
+
+LENGTH, MANY_ITEMS = 16, 48
+SMALL = ("model.width=8", "model.depth=2", f"model.length={LENGTH}", "model.dropout=0")
+
+
+def fewer_negatives(name: str) -> tuple[str, ...]:
+    return ("objective.negatives=8",) if shipped(name).objective.negatives > 8 else ()
+
+
+def narrow(name: str) -> tuple[str, ...]:
+    return () if shipped(name).model.builder in {"hstu"} | UNPLACED else ("model.feed_forward=1",)
+
+
+def built(name: str) -> tuple[SequenceModel, Objective]:
+    settings = shipped(name, *SMALL, *narrow(name), *fewer_negatives(name))
+    facts = facts_of(settings.model, titled(MANY_ITEMS))
+    model = build_model(settings.model, MANY_ITEMS, generator=torch.Generator().manual_seed(1), facts=facts).eval()
+    return model, Objective(settings.objective, np.r_[0, np.ones(MANY_ITEMS, dtype=np.int64)], length=model.length)
+
+
+def titled(n_items: int) -> Vocabulary:
+    """A catalogue in which items share words with some others."""
+    titles = [f"number {number % 7} of row {number // 7}" for number in range(n_items)]
+    return Vocabulary(pl.DataFrame({"id": [str(number) for number in range(n_items)], "count": 1, "title": titles}))
+
+
+def long_users(count: int, length: int) -> Batch:
+    """No item twice."""
+    rng = np.random.default_rng(0)
+    items = np.concatenate([rng.permutation(MANY_ITEMS)[:length] + 1 for _ in range(count)])
+    return Batch(items=items, times=np.arange(count * length), lengths=np.full(count, length))
+
+
+def both_ways(name: str) -> bool:
+    return shipped(name).model.builder in BIDIRECTIONAL
+
+
+@every_recipe
+def test_no_state_is_asked_for_what_it_sees(name: str) -> None:
+    """What looks back sees its own user's tokens up to itself, what looks both ways all of its user's."""
+    (model, objective), both = built(name), both_ways(name)
+    examples = objective.examples(long_users(40, model.length + objective.extra), np.random.default_rng(0))
+    inputs = examples.inputs
+    assert inputs.lengths.max() <= LENGTH and len(examples.targets) >= 40
+    ends = np.cumsum(inputs.lengths)
+    places = np.arange(len(inputs.items)) if examples.positions is None else examples.positions
+    for place, target in zip(places.tolist(), examples.targets.tolist(), strict=True):
+        user = np.searchsorted(ends, place, side="right")
+        seen = inputs.items[ends[user] - inputs.lengths[user] : ends[user] if both else place + 1]
+        assert len(seen) and target not in seen
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "seq2seq"])  # it has one state a history
+def test_bert4rec_sees_the_future_and_the_others_never_do(name: str) -> None:
+    model, _ = built(name)
+    user = long_users(1, LENGTH)
+    other = Batch(items=user.items.copy(), times=user.times, lengths=user.lengths)
+    middle = LENGTH // 2
+    other.items[middle] = other.items[middle] % MANY_ITEMS + 1
+    differs = (model.encode(tensors(user)) != model.encode(tensors(other))).any(1)
+    assert differs[middle:].all()
+    assert differs[:middle].all() if both_ways(name) else not differs[:middle].any()
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if shipped(name).model.builder not in UNPLACED])
+def test_the_place_that_is_asked_in_service_was_asked_in_training(name: str) -> None:
+    """Otherwise the answer to a long history hangs on a position that is as it was drawn at the start."""
+    model, objective = built(name)
+    examples = objective.examples(long_users(200, model.length + objective.extra), np.random.default_rng(0))
+    packed, asked = tensors(examples.inputs), slice(None) if examples.positions is None else examples.positions
+    from_newest = model.positions.counted_from == "newest"
+    places = (packed.position_from_newest if from_newest else packed.position)[asked]
+    assert (0 if from_newest else LENGTH - 1) in places.tolist()
+
+
+# --- and they learn -----------------------------------------------------------------------------------------------
+
+N_ITEMS = 16
+QUICK = (
+    "model.width=32",
+    "model.depth=1",
+    "model.length=8",
+    "model.dropout=0",
+    "train.patience=100",
+    "train.tokens=100",
+    "train.learning_rate=1e-2",
+    "train.averaging=0.9",
+    "train.warmup=5",
+    "train.threads=1",
+)
+A_SECOND = "objective.days=1.2e-5"  # events are a second apart: in that time there is one
+NEEDS = {
+    "bert4rec": ("train.epochs=25", "objective.masked=0.4", "objective.last_masked=1.0"),
+    "gru4rec": ("train.epochs=7", "model.state_width=0"),
+    "gru4rec-bprmax": ("train.epochs=7", "model.state_width=0"),
+    "gsasrec": ("train.epochs=14",),
+    "pinnerformer": ("train.epochs=12", A_SECOND),
+    "pinnerformer-paper": ("train.epochs=14", "model.item_width=16", "model.heads=2", A_SECOND),
+    "sasrec-rss": (
+        "train.epochs=14",
+        "model.width=16",
+        "objective.cuts=2",
+    ),  # more would take most of such short histories away
+}
+"""Fewer answers an epoch, or a slower loss."""
+
+
+@cache
+def planted() -> Log:
+    """Each user starts anywhere on a cycle and goes on along it, for five to twelve events and never all round."""
+    rng = np.random.default_rng(0)
+    drawn = zip(rng.integers(0, N_ITEMS, 80), rng.integers(5, 13, 80), strict=True)
+    return Log.of(
+        sequences_of(*([(start + place) % N_ITEMS + 1 for place in range(length)] for start, length in drawn)), N_ITEMS
+    )
+
+
+def share_right(scorer: Scorer) -> float:
+    """Of the test part, where the right item comes first among those not seen."""
+    log = planted()
+    ranks = Ruler(sequences=log.sequences, counts=log.counts, seen="excluded").ranks(scorer, log.split.cases("test"))
+    assert len(ranks) == 80
+    return float((ranks == 1).mean())
+
+
+@every_recipe
+def test_a_recipe_learns_the_planted_cycle(name: str, tmp_path: Path) -> None:
+    """With histories longer than the model looks back, and by its own validation."""
+    settings = shipped(name, *QUICK, *fewer_negatives(name), *NEEDS.get(name, ("train.epochs=7",)))
+    recipe = Recipe(
+        model=settings.model, objective=settings.objective, train=settings.train, evaluate=settings.evaluate
+    )
+    facts = facts_of(settings.model, titled(N_ITEMS))
+    model, _ = planted().chosen(recipe, tmp_path, seen="excluded", facts=facts)
+    popularity = share_right(Popularity.fit(planted().sequences, planted().split, N_ITEMS))
+    assert popularity < 0.3
+    assert share_right(ModelScorer(model)) > 0.8

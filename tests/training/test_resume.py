@@ -1,0 +1,180 @@
+"""Training that was stopped goes on to the very same numbers, on one thread."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cycle_logs import POPULARITY, Log, cycle, recipe_of, same_weights, weights_of
+from safetensors.torch import save_file
+
+from segue.errors import FolderError
+from segue.models.sequence import SequenceModel
+from segue.training import state
+from segue.training.loop import Step
+from segue.training.run import CHOOSING, EVERYTHING, Recipe, train_for
+from segue.training.state import read_progress
+
+LOG = Log.of(cycle())
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, and no one else's."""
+
+
+def stop_at(epoch: int, *, at_its_end: bool) -> Callable[[Step], None]:
+    """Stop in the middle of an epoch, or when it is done and saved."""
+
+    def progress(step: Step) -> None:
+        ended = step.scores is not None
+        if step.epoch == epoch and ended == at_its_end and step.done * 2 > step.total:
+            raise Stopped
+
+    return progress
+
+
+def line_up(recipe: Recipe, folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float | int]], int]:
+    """Train to the end, or go on to it: weights, history and chosen epoch."""
+    model, progress = LOG.chosen(recipe, folder)
+    return weights_of(model), progress.history, progress.best_epoch
+
+
+def assert_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    assert same_weights(one[0], other[0])
+    assert one[1:] == other[1:]
+
+
+@pytest.mark.parametrize("objective", [{}, POPULARITY], ids=["softmax", "sampled-softmax"])
+@pytest.mark.parametrize(
+    ("epoch", "at_its_end"), [(1, False), (2, False), (2, True), (4, False)], ids=["first", "middle", "between", "last"]
+)
+def test_interrupted_and_taken_up_is_uninterrupted(
+    epoch: int, at_its_end: bool, objective: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = recipe_of(epochs=4, objective=objective, model={"dropout": 0.2})
+    with pytest.raises(Stopped):
+        LOG.chosen(recipe, tmp_path / "stopped", progress=stop_at(epoch, at_its_end=at_its_end))
+    assert_same(line_up(recipe, tmp_path / "stopped"), line_up(recipe, tmp_path / "whole"))
+
+
+def test_stopped_many_times(tmp_path: Path) -> None:
+    recipe = recipe_of(epochs=4)
+    for epoch in (1, 2, 2, 3, 4):
+        with pytest.raises(Stopped):
+            LOG.chosen(recipe, tmp_path / "stopped", progress=stop_at(epoch, at_its_end=False))
+    assert_same(line_up(recipe, tmp_path / "stopped"), line_up(recipe, tmp_path / "whole"))
+
+
+def test_more_epochs_after_a_finish(tmp_path: Path) -> None:
+    line_up(recipe_of(epochs=2), tmp_path / "grown")
+    grown = line_up(recipe_of(epochs=5), tmp_path / "grown")
+    assert len(grown[1]) == 5
+    assert_same(grown, line_up(recipe_of(epochs=5), tmp_path / "whole"))
+
+
+def test_more_patience_after_an_early_stop(tmp_path: Path) -> None:
+    """A hopeless step size: the score soon stops to rise."""
+    short, long = (recipe_of(epochs=12, patience=patience, learning_rate=3.0) for patience in (1, 3))
+    stopped = line_up(short, tmp_path / "grown")
+    whole = line_up(long, tmp_path / "whole")
+    assert len(stopped[1]) < len(whole[1])
+    assert_same(line_up(long, tmp_path / "grown"), whole)
+
+
+def test_a_finished_training_taken_up_again_changes_nothing(tmp_path: Path) -> None:
+    recipe = recipe_of(epochs=2)
+    first = line_up(recipe, tmp_path)
+    saved = (tmp_path / CHOOSING).read_bytes()
+    assert_same(line_up(recipe, tmp_path), first)
+    assert (tmp_path / CHOOSING).read_bytes() == saved
+
+
+def test_training_on_every_event_is_taken_up_too(tmp_path: Path) -> None:
+    def everything(name: str, progress: Callable[[Step], None] | None = None) -> SequenceModel:
+        (tmp_path / name).mkdir(exist_ok=True)
+        model, _ = train_for(
+            recipe_of(),
+            LOG.sequences,
+            LOG.sequences.offsets[1:],
+            len(LOG.counts) - 1,
+            epochs=3,
+            state_file=tmp_path / name / EVERYTHING,
+            progress=progress,
+        )
+        return model
+
+    with pytest.raises(Stopped):
+        everything("stopped", stop_at(2, at_its_end=False))
+    assert same_weights(weights_of(everything("stopped")), weights_of(everything("whole")))
+
+
+def test_a_kill_while_the_state_is_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(epochs=3)
+    calls = 0
+
+    def killed(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        nonlocal calls
+        calls += 1
+        save_file(tensors, path, metadata=metadata)
+        if calls == 2:
+            Path(path).write_bytes(Path(path).read_bytes()[:100])
+            raise Stopped
+
+    monkeypatch.setattr(state, "save_file", killed)
+    with pytest.raises(Stopped):
+        LOG.chosen(recipe, tmp_path / "stopped")
+    monkeypatch.undo()
+    assert read_progress(tmp_path / "stopped" / CHOOSING).epoch == 1
+    assert_same(line_up(recipe, tmp_path / "stopped"), line_up(recipe, tmp_path / "whole"))
+    assert sorted(path.name for path in (tmp_path / "stopped").iterdir()) == [CHOOSING]
+
+
+def test_the_state_file_is_all_that_is_needed(tmp_path: Path) -> None:
+    """Copied away after each epoch, each copy leads to the same end: what a kill -9 leaves behind is such a copy."""
+    recipe = recipe_of(epochs=3)
+
+    def keep(step: Step) -> None:
+        if step.scores is not None:
+            (tmp_path / f"{step.epoch}").mkdir()
+            shutil.copy(tmp_path / "whole" / CHOOSING, tmp_path / f"{step.epoch}" / CHOOSING)
+
+    model, progress = LOG.chosen(recipe, tmp_path / "whole", progress=keep)
+    for epoch in (1, 2, 3):
+        assert read_progress(tmp_path / f"{epoch}" / CHOOSING).epoch == epoch, "saved before it is told"
+        found = line_up(recipe, tmp_path / f"{epoch}")
+        assert_same(found, (weights_of(model), progress.history, progress.best_epoch))
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "other", "foreign"])
+def test_a_damaged_state_is_refused_with_a_sentence(damage: str, tmp_path: Path) -> None:
+    recipe, path = recipe_of(epochs=1), tmp_path / CHOOSING
+    line_up(recipe, tmp_path)
+    if damage == "foreign":
+        save_file({"x": torch.zeros(2)}, path)
+    else:
+        content = path.read_bytes()
+        path.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "other": b"no tensors" * 99}[damage])
+    with pytest.raises(FolderError, match="without --resume") as caught:
+        LOG.chosen(recipe_of(epochs=2), tmp_path)
+    assert str(path) in str(caught.value)
+    with pytest.raises(FolderError, match="without --resume"):
+        read_progress(path)
+
+
+@pytest.mark.parametrize("shape", [{"width": 16}, {"depth": 2}, {"builder": "sasrec"}, {"length": 9}], ids=str)
+def test_the_state_of_another_model_is_refused_with_a_sentence(shape: dict[str, Any], tmp_path: Path) -> None:
+    line_up(recipe_of(epochs=1), tmp_path)
+    with pytest.raises(FolderError, match="cannot be taken up"):
+        LOG.chosen(recipe_of(epochs=2, model=shape), tmp_path)
+
+
+def test_the_state_of_a_deeper_model_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    line_up(recipe_of(epochs=1, model={"builder": "sasrec", "depth": 2}), tmp_path)
+    with pytest.raises(FolderError, match="cannot be taken up"):
+        LOG.chosen(recipe_of(epochs=2, model={"builder": "sasrec", "depth": 1}), tmp_path)
