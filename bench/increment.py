@@ -135,11 +135,11 @@ def _history(user: int) -> Batch:
     rng = np.random.default_rng(user)
     times = np.cumsum(rng.integers(1, 10_000, EVENTS + 1))
     items = rng.integers(1, N_ITEMS + 1, EVENTS + 1)
-    return Batch(items=items, times=times, lengths=np.array([EVENTS + 1]), asked=times[-1:] + 86_400)
+    return Batch(items=items, times=times, lengths=np.array([EVENTS + 1]), query_times=times[-1:] + 86_400)
 
 
 def _first(history: Batch, events: int) -> Batch:
-    return history.tokens(np.arange(events), np.array([events]), asked=history.asked)
+    return history.tokens(np.arange(events), np.array([events]), query_times=history.query_times)
 
 
 if __name__ == "__main__":

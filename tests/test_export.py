@@ -44,7 +44,7 @@ def test_what_a_script_reads(line: CommandLine, cycle_run: Path, tmp_path: Path)
     made = line.answers("export", cycle_run, "--onnx", "deep/er/model.onnx")
     path = tmp_path / "deep" / "er" / "model.onnx"
     assert made["file"] == "deep/er/model.onnx" and made["bytes"] == path.stat().st_size
-    assert made["inputs"] == ["items", "lengths"] and made["outputs"] == ["question", "scores"]
+    assert made["inputs"] == ["items", "lengths"] and made["outputs"] == ["query", "scores"]
     assert made["difference"] <= 1e-5 and made["note"] is None
     assert path.stat().st_mode & 0o777 == 0o644
 

@@ -179,7 +179,7 @@ def test_a_file_that_is_none_of_ours(tmp_path: Path) -> None:
     ("facts", "said"),
     [
         (None, "not of `segue export`"),
-        ('{"format": 99}', "has export format 99, this segue reads format 1"),
+        ('{"format": 99}', "has export format 99, this segue reads format 2"),
         ('{"format": 1}', "is damaged"),
         ("[", "is damaged"),
     ],

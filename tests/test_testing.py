@@ -105,7 +105,7 @@ class NeedsTwo(Sums):
 
 class KnowsTheMoment(Sums):
     def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:
-        moments = batch.times[batch.last] if batch.asked is None else batch.asked
+        moments = batch.times[batch.last] if batch.query_times is None else batch.query_times
         last = torch.zeros_like(padded).index_put_((torch.arange(batch.size), batch.lengths - 1), padded.new_ones(()))
         return padded.cumsum(1) + last * moments.to(padded.dtype)[:, None, None] / 10**6
 

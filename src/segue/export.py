@@ -1,9 +1,9 @@
 """A run → one ONNX file: the graph from a window of events to a question and scores, and what a runtime must know.
 
 The graph takes users' windows as rectangles, oldest events first and zeros after a user's own: `items` [B, N] and
-`lengths` [B]; where the model looks at them also `times` [B, N] and `asked` [B], in seconds, `values` [B, N], nan where
-there is none, and `kinds` [B, N], numbers of the names in the metadata. It gives `question` [B, Q] and `scores` [B, V +
-1], column 0 meaning nothing. B is any number, N at most the model's length.
+`lengths` [B]; where the model looks at them also `times` [B, N] and `query_times` [B], in seconds, `values` [B, N], nan
+where there is none, and `kinds` [B, N], numbers of the names in the metadata. It gives `query` [B, Q] and `scores`
+[B, V + 1], column 0 meaning nothing. B is any number, N at most the model's length.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from segue.recommend.recommender import Recommender
 from segue.slim import FORMAT, METADATA, Facts, SlimRecommender, graph_inputs, in_short
 
 OPSET = 17
-INPUTS = ("items", "lengths", "times", "asked", "values", "kinds")
-OUTPUTS = ("question", "scores")
+INPUTS = ("items", "lengths", "times", "query_times", "values", "kinds")
+OUTPUTS = ("query", "scores")
 STAGES = ("tracing the model", "writing the file", "comparing it with torch")
 MOST_BYTES = 2_000_000_000  # of an ONNX file
 MOST_DIFFERENCE = 1e-5  # between the graph's numbers and torch's; where the largest of them is above one, its share
@@ -131,9 +131,9 @@ class _Graph(nn.Module):
         self.register_buffer("vectors", model.item_vectors().detach())
 
     def forward(
-        self, items: Tensor, lengths: Tensor, times: Tensor, asked: Tensor, values: Tensor, kinds: Tensor
+        self, items: Tensor, lengths: Tensor, times: Tensor, query_times: Tensor, values: Tensor, kinds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        question = self.model.query(PaddedBatch.of(items, lengths, times, asked, values, kinds))
+        question = self.model.query(PaddedBatch.of(items, lengths, times, query_times, values, kinds))
         return question, self.model.similarity.score(question, self.vectors)
 
 
@@ -166,10 +166,10 @@ def _write_graph(model: SequenceModel, facts: Facts, path: Path) -> None:
                     "items": events,
                     "lengths": users,
                     "times": events,
-                    "asked": users,
+                    "query_times": users,
                     "values": events,
                     "kinds": events,
-                    "question": users,
+                    "query": users,
                     "scores": users,
                 },
                 do_constant_folding=False,  # it would fold a second copy of a tied item table
@@ -250,7 +250,7 @@ def _random_windows(rng: np.random.Generator, lengths: list[int], facts: Facts) 
         items=rng.integers(1, len(facts.ids) + 1, events),
         times=np.delete(times, ends),
         lengths=np.array(lengths, dtype=np.int64),
-        asked=times[ends],
+        query_times=times[ends],
         kinds=rng.integers(0, len(facts.kinds) + 1, events),
         values=np.where(rng.random(events) < 0.2, np.float32(np.nan), values),
     )

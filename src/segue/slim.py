@@ -26,7 +26,7 @@ from segue.recommend.rules import Rules, left_out
 
 __all__ = ["Facts", "SlimRecommender"]
 
-FORMAT = 1
+FORMAT = 2
 METADATA = "segue"  # the key in the file's metadata under which `Facts` stand
 TOKENS = 16384  # events encoded at a time
 MOST_ROWS = 64  # histories answered at a time
@@ -124,9 +124,9 @@ class SlimRecommender:
         """The k items that come next in each history, best first: arguments and answers are those of
         `segue.Recommender.recommend_many`."""
         read = read_histories(histories)
-        asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
+        query_times = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
         rules = [self.known.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)] * len(read)
-        return self.known.answers(read, lambda batch: self.rank(batch, rules), asked=asked)
+        return self.known.answers(read, lambda batch: self.rank(batch, rules), query_times=query_times)
 
     def rank(self, histories: Batch, rules: Sequence[Rules]) -> Ranking:
         """Answers in numbers to whole histories of items that are known, some perhaps empty."""
@@ -151,7 +151,7 @@ class SlimRecommender:
         [B, V + 1], of which column 0 means nothing."""
         feeds = graph_inputs(windows)
         wanted = {name: feeds[name] for name in self.inputs}
-        questions, scores = self._session.run(["question", "scores"], wanted)
+        questions, scores = self._session.run(["query", "scores"], wanted)
         if not np.isfinite(scores).all():
             raise FolderError("The model's answer is not a finite number: the file is damaged; export it again.")
         scores[:, self._twins[0]] = scores[:, self._twins[1]]
@@ -187,7 +187,7 @@ def graph_inputs(windows: Batch) -> dict[str, np.ndarray]:
         "items": padded(windows.items),
         "lengths": windows.lengths,
         "times": padded(windows.times),
-        "asked": newest if windows.asked is None else windows.asked,
+        "query_times": newest if windows.query_times is None else windows.query_times,
         "values": padded(values),
         "kinds": padded(kinds),
     }

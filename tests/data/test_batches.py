@@ -44,11 +44,11 @@ def test_ragged_rows() -> None:
 
 
 def test_gathered_events_carry_everything() -> None:
-    batch = gather(sequences([3, 2]), np.array([1, 3]), np.array([3, 5]), asked=np.array([7_999_999, 8_000_000]))
+    batch = gather(sequences([3, 2]), np.array([1, 3]), np.array([3, 5]), query_times=np.array([7_999_999, 8_000_000]))
     assert batch.items.tolist() == [2, 3, 1001, 1002]
     assert batch.times.tolist() == [2, 3, 1001, 1002]  # whole seconds, rounded down
     assert batch.lengths.tolist() == [2, 2]
-    assert batch.asked is not None and batch.asked.tolist() == [7, 8]
+    assert batch.query_times is not None and batch.query_times.tolist() == [7, 8]
     assert batch.kinds is not None and batch.kinds.tolist() == [2, 3, 0, 1]
     assert batch.values is not None and batch.values.tolist() == [1, 1.5, 500.5, 501]
 
@@ -102,9 +102,9 @@ def test_cases_come_with_whole_histories_and_the_time_asked() -> None:
     cases = split_last(log).cases("test")
     found = {}
     for chosen, batch in case_batches(log, cases, tokens=8, most_rows=2):
-        assert len(chosen) <= 2 and batch.asked is not None
-        for case, history, asked in zip(chosen, users_of(batch), batch.asked, strict=True):
-            found[int(cases.users[case])] = (history, int(asked))
+        assert len(chosen) <= 2 and batch.query_times is not None
+        for case, history, query_times in zip(chosen, users_of(batch), batch.query_times, strict=True):
+            found[int(cases.users[case])] = (history, int(query_times))
     assert found == {
         0: ([1, 2, 3], 4),
         2: ([2001, 2002, 2003, 2004, 2005], 2006),
@@ -148,10 +148,10 @@ def test_a_window_begins_where_the_events_before_it_would_have_it(length: int, d
 
 def test_some_users_of_a_batch() -> None:
     log = sequences([4, 1, 3])
-    batch = gather(log, log.offsets[:-1], log.offsets[1:], asked=np.array([7_000_000, 8_000_000, 9_000_000]))
+    batch = gather(log, log.offsets[:-1], log.offsets[1:], query_times=np.array([7_000_000, 8_000_000, 9_000_000]))
     taken = take(batch, np.array([2, 0]))
     assert users_of(taken) == [[2001, 2002, 2003], [1, 2, 3, 4]]
-    assert taken.asked is not None and taken.asked.tolist() == [9, 7]
+    assert taken.query_times is not None and taken.query_times.tolist() == [9, 7]
     assert users_of(take(batch, np.array([2, 0]), 3, 2)) == [[2001, 2002, 2003], [3, 4]]
     assert take(batch, np.arange(3)) is batch
     assert (

@@ -170,7 +170,7 @@ def test_the_moment_of_the_answer_is_told_only_where_the_report_says_so() -> Non
     for told in (False, True):
         scorer = Table(torch.zeros(31, 31))
         Ruler(sequences=sequences, counts=counts, seen="kept", target_time=told).ranks(scorer, cases)
-        assert all((batch.asked is not None) == told for batch in scorer.calls)
+        assert all((batch.query_times is not None) == told for batch in scorer.calls)
 
 
 def test_chunked_equals_unchunked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,13 @@ from segue.layers.positions.time_buckets import BUCKETS, time_buckets
 GOLDEN_TIMES, GOLDEN_ASKED = [100, 160, 3760], 90160
 
 
-def batch_at(times: list[list[int]], asked: list[int] | None = None) -> PackedBatch:
+def batch_at(times: list[list[int]], query_times: list[int] | None = None) -> PackedBatch:
     lengths = [len(user) for user in times]
     return PackedBatch(
         items=torch.ones(sum(lengths), dtype=torch.int64),
         times=torch.tensor([time for user in times for time in user]),
         lengths=torch.tensor(lengths),
-        asked=None if asked is None else torch.tensor(asked),
+        query_times=None if query_times is None else torch.tensor(query_times),
     )
 
 
@@ -141,14 +141,14 @@ users_times = st.lists(st.lists(st.integers(0, 10**9), min_size=1, max_size=9).m
 @given(times=users_times, target_time=st.booleans())
 def test_users_do_not_touch_each_other_and_packing_changes_nothing(times: list[list[int]], target_time: bool) -> None:
     block = random_block(target_time=target_time)
-    asked = [user[-1] + 100 for user in times]
-    batch = batch_at(times, asked)
+    query_times = [user[-1] + 100 for user in times]
+    batch = batch_at(times, query_times)
     x = random_tokens(sum(map(len, times)))
     together, newest = block(x, batch), block.newest(x, batch)
     begin = 0
     for place, user in enumerate(times):
         rows = slice(begin, begin + len(user))
-        alone = block(x[rows], batch_at([user], [asked[place]]))
+        alone = block(x[rows], batch_at([user], [query_times[place]]))
         torch.testing.assert_close(together[rows], alone)
         torch.testing.assert_close(newest[place], alone[-1])
         begin += len(user)
@@ -157,12 +157,12 @@ def test_users_do_not_touch_each_other_and_packing_changes_nothing(times: list[l
 @pytest.mark.parametrize("target_time", [True, False])
 def test_a_time_moves_the_rows_that_may_know_it_and_no_other(target_time: bool) -> None:
     block, x = random_block(target_time=target_time), random_tokens(5)
-    times, asked = [1_000, 5_000, 90_000, 1_000_000, 40_000_000], 80_000_000
-    before = block(x, batch_at([times], [asked]))
+    times, query_times = [1_000, 5_000, 90_000, 1_000_000, 40_000_000], 80_000_000
+    before = block(x, batch_at([times], [query_times]))
     for moved in range(5):
         later = [*times]
-        later[moved] = [*times, asked][moved + 1] - 10
-        after = block(x, batch_at([later], [asked]))
+        later[moved] = [*times, query_times][moved + 1] - 10
+        after = block(x, batch_at([later], [query_times]))
         # A row stands at the time of the event after it, or at its own, which is no gap to itself.
         first = max(0, moved - 1) if target_time else max(1, moved)
         same = [torch.equal(after[row], before[row]) for row in range(5)]

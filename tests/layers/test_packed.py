@@ -113,7 +113,7 @@ def test_tensors_share_the_memory_of_a_batch() -> None:
         items=np.array([5, 6, 7]),
         times=np.array([10, 20, 30]),
         lengths=np.array([2, 1]),
-        asked=np.array([25, 31]),
+        query_times=np.array([25, 31]),
         kinds=np.array([0, 1, 1]),
         values=np.array([1.0, 2.0, np.nan], dtype=np.float32),
     )
@@ -121,7 +121,7 @@ def test_tensors_share_the_memory_of_a_batch() -> None:
     batch.items[0] = 9
     assert packed.items.tolist() == [9, 6, 7] and packed.items.dtype == torch.int64
     assert packed.times.tolist() == [10, 20, 30] and packed.lengths.tolist() == [2, 1]
-    assert packed.asked is not None and packed.asked.tolist() == [25, 31]
+    assert packed.query_times is not None and packed.query_times.tolist() == [25, 31]
     assert packed.kinds is not None and packed.kinds.tolist() == [0, 1, 1]
     assert packed.values is not None and packed.values.dtype == torch.float32
     assert packed.values[:2].tolist() == [1, 2]
@@ -129,7 +129,7 @@ def test_tensors_share_the_memory_of_a_batch() -> None:
 
 def test_what_the_data_has_not_is_none() -> None:
     packed: PackedBatch = batch_of(2, 1)
-    assert packed.asked is None and packed.kinds is None and packed.values is None
+    assert packed.query_times is None and packed.kinds is None and packed.values is None
 
 
 def test_a_question_comes_after_the_newest_event_of_each_user() -> None:
@@ -142,14 +142,14 @@ def test_a_question_comes_after_the_newest_event_of_each_user() -> None:
     )
     found = tensors(batch).with_question(99)
     assert found.items.tolist() == [5, 6, 99, 7, 99] and found.lengths.tolist() == [3, 2]
-    assert found.times.tolist() == [10, 20, 20, 30, 30] and found.asked is None
+    assert found.times.tolist() == [10, 20, 20, 30, 30] and found.query_times is None
     assert found.kinds is not None and found.kinds.tolist() == [4, 1, 0, 1, 0]
     assert found.values is not None and found.values.dtype == torch.float32
     assert found.values.nan_to_num(-1).tolist() == [1, 2, -1, 3, -1]
     assert found.last.tolist() == [2, 4]
-    known = tensors(replace(batch, asked=np.array([25, 31]), kinds=None, values=None)).with_question(99)
+    known = tensors(replace(batch, query_times=np.array([25, 31]), kinds=None, values=None)).with_question(99)
     assert known.times.tolist() == [10, 20, 25, 30, 31]
-    assert known.asked is not None and known.asked.tolist() == [25, 31]
+    assert known.query_times is not None and known.query_times.tolist() == [25, 31]
     assert known.kinds is None and known.values is None
     assert batch.items.tolist() == [5, 6, 7]
 

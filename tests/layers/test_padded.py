@@ -31,7 +31,7 @@ def both(lengths: list[int], seed: int = 0) -> tuple[PackedBatch, PaddedBatch]:
             items=rng.integers(1, 50, events),
             times=rng.integers(0, 10**9, events),
             lengths=np.array(lengths),
-            asked=rng.integers(10**9, 2 * 10**9, len(lengths)),
+            query_times=rng.integers(10**9, 2 * 10**9, len(lengths)),
             values=rng.choice([np.nan, 1, 2], events).astype(np.float32),
         )
     )
@@ -40,9 +40,11 @@ def both(lengths: list[int], seed: int = 0) -> tuple[PackedBatch, PaddedBatch]:
     def spread(events: Tensor) -> Tensor:
         return torch.full(inside.shape, 7, dtype=events.dtype).masked_scatter(inside, events)
 
-    values, asked = packed.values, packed.asked
-    assert values is not None and asked is not None
-    return packed, PaddedBatch.of(spread(packed.items), packed.lengths, spread(packed.times), asked, spread(values))
+    values, query_times = packed.values, packed.query_times
+    assert values is not None and query_times is not None
+    return packed, PaddedBatch.of(
+        spread(packed.items), packed.lengths, spread(packed.times), query_times, spread(values)
+    )
 
 
 def assert_equal(packed: PackedBatch, padded: PaddedBatch) -> None:

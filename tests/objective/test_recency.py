@@ -88,7 +88,7 @@ def test_the_toy_user() -> None:
     examples = recency()(batch_of([[10, 20, 30]]), cast(np.random.Generator, Chances(0.5)))
     assert examples.inputs.items.tolist() == [10, 30] and examples.inputs.lengths.tolist() == [2]
     assert examples.inputs.times.tolist() == [0, 20]
-    assert examples.inputs.asked is not None and examples.inputs.asked.tolist() == [20]
+    assert examples.inputs.query_times is not None and examples.inputs.query_times.tolist() == [20]
     assert examples.targets.tolist() == [20]
     assert examples.positions is not None and examples.positions.tolist() == [1]
     assert examples.weights is None
@@ -126,8 +126,8 @@ def test_with_the_last_event_alone_it_is_the_last_item_split() -> None:
     examples, shifted = recency(alpha=1e-9, share=0.1)(batch, rng_of(3)), next_item(batch, rng_of(3))
     assert users_of(examples.inputs.items, examples.inputs.lengths) == [history[:-1] for history in histories]
     assert examples.inputs.items.tolist() == shifted.inputs.items.tolist()
-    assert examples.inputs.asked is not None and shifted.inputs.asked is not None
-    assert examples.inputs.asked.tolist() == shifted.inputs.asked.tolist()
+    assert examples.inputs.query_times is not None and shifted.inputs.query_times is not None
+    assert examples.inputs.query_times.tolist() == shifted.inputs.query_times.tolist()
     ends = np.cumsum(shifted.inputs.lengths) - 1
     assert examples.positions is not None and examples.positions.tolist() == ends.tolist()
     assert examples.targets.tolist() == shifted.targets[ends].tolist()

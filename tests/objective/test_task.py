@@ -48,13 +48,13 @@ def test_no_pair_crosses_users_and_all_of_an_event_stays_together(histories: lis
     batch = batch_of(histories)
     examples = next_item(batch, RNG)
     inputs = examples.inputs
-    assert inputs.kinds is not None and inputs.values is not None and inputs.asked is not None
+    assert inputs.kinds is not None and inputs.values is not None and inputs.query_times is not None
     rows = inputs.values.astype(np.int64)  # where each input stood in the batch
     owner = np.repeat(np.arange(len(histories)), batch.lengths)
     assert (owner[rows] == owner[rows + 1]).all()
     assert (batch.items[rows] == inputs.items).all() and (batch.items[rows + 1] == examples.targets).all()
     assert (inputs.times == rows * 10).all() and (inputs.kinds == rows % 3).all()
-    assert inputs.asked.tolist() == [10 * (end - 1) for end in np.cumsum(batch.lengths)]
+    assert inputs.query_times.tolist() == [10 * (end - 1) for end in np.cumsum(batch.lengths)]
 
 
 @given(some_users)

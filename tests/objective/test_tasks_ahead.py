@@ -76,7 +76,7 @@ def test_five_events_in_a_month_teach_four_times() -> None:
     examples = drawn(dense(), batch_at([0, 1, 2, 3, 4]))
     assert examples.inputs.items.tolist() == [1, 2, 3, 4] and examples.inputs.lengths.tolist() == [4]
     assert examples.positions is not None and examples.positions.tolist() == [0, 1, 2, 3]
-    assert examples.inputs.asked is not None and examples.inputs.asked.tolist() == [4 * DAY]
+    assert examples.inputs.query_times is not None and examples.inputs.query_times.tolist() == [4 * DAY]
 
 
 def test_who_cannot_be_asked_is_no_input() -> None:
@@ -144,7 +144,7 @@ apart = st.lists(st.lists(st.integers(1, 3), min_size=2, max_size=9), min_size=1
 
 def same(one: Examples, other: Examples) -> bool:
     ours, theirs = one.inputs, other.inputs
-    pairs = [(getattr(ours, name), getattr(theirs, name)) for name in ("items", "times", "lengths", "asked")]
+    pairs = [(getattr(ours, name), getattr(theirs, name)) for name in ("items", "times", "lengths", "query_times")]
     pairs += [(one.targets, other.targets), (one.users, other.users)]
     return all(np.array_equal(*pair) for pair in pairs) and np.array_equal(
         np.arange(len(one.targets)) if one.positions is None else one.positions,

@@ -57,7 +57,7 @@ class Votes(nn.Module):
 
     def query(self, batch: PackedBatch) -> Tensor:
         self.tokens.append(len(batch.items))
-        self.asked.append(None if batch.asked is None else batch.asked.tolist())
+        self.asked.append(None if batch.query_times is None else batch.query_times.tolist())
         votes = nn.functional.one_hot(batch.items, len(self.table)).float()
         owners = torch.repeat_interleave(torch.arange(batch.size), batch.lengths)
         return torch.zeros(batch.size, len(self.table)).index_add_(0, owners, votes)

@@ -35,7 +35,7 @@ def model_of(**changed: Any) -> SequenceModel:
 def history(user: int, events: int) -> Batch:
     rng = np.random.default_rng(user)
     items = rng.integers(1, N_ITEMS + 1, 300)[:events]
-    return Batch(items=items, times=np.cumsum(items * 1000), lengths=np.array([events]), asked=np.array([10**7]))
+    return Batch(items=items, times=np.cumsum(items * 1000), lengths=np.array([events]), query_times=np.array([10**7]))
 
 
 def joined(*users: Batch) -> Batch:
@@ -43,7 +43,7 @@ def joined(*users: Batch) -> Batch:
         items=np.concatenate([user.items for user in users]),
         times=np.concatenate([user.times for user in users]),
         lengths=np.concatenate([user.lengths for user in users]),
-        asked=np.concatenate([user.asked for user in users if user.asked is not None]),
+        query_times=np.concatenate([user.query_times for user in users if user.query_times is not None]),
     )
 
 
@@ -165,10 +165,10 @@ def test_answers_are_those_of_a_recommender_that_remembers_nothing() -> None:
             ReadHistory(items[begin:events], [time * 10**9 for time in range(begin, events)], [None] * (events - begin))
             for begin in (0, 1, events)
         ]
-        asked = np.full(3, events * 1000 + int(rng.integers(0, 10**6)))
+        query_times = np.full(3, events * 1000 + int(rng.integers(0, 10**6)))
         encode = memories.encoder(["anna", "bo", "nobody"])
-        remembered = recommender.answer(histories, rules, asked=asked, encode=encode)
-        plain = recommender.answer(histories, rules, asked=asked)
+        remembered = recommender.answer(histories, rules, query_times=query_times, encode=encode)
+        plain = recommender.answer(histories, rules, query_times=query_times)
         assert [answer.ids for answer in remembered] == [answer.ids for answer in plain]
         assert [answer.unknown for answer in remembered] == [answer.unknown for answer in plain]
         scores = [[item.score for answer in answers for item in answer.items] for answers in (remembered, plain)]

@@ -45,7 +45,7 @@ class Pairs(nn.Module):
         self.steps = 0
 
     def begin_plan(self, batch: PackedBatch) -> tuple[Tensor, Any]:
-        self.asked.append(None if batch.asked is None else batch.asked.tolist())
+        self.asked.append(None if batch.query_times is None else batch.query_times.tolist())
         newest = batch.items[batch.last]
         before = torch.where(batch.lengths > 1, batch.items[batch.last - 1], 0)
         return self._questions(before, newest), newest

@@ -21,7 +21,7 @@ class Batch:
     items: np.ndarray  # [T] int64
     times: np.ndarray  # [T] int64, seconds
     lengths: np.ndarray  # [B] int64
-    asked: np.ndarray | None = None  # [B] int64, seconds: the moment of the question, where it is known
+    query_times: np.ndarray | None = None  # [B] int64, seconds: the moment of the question, where it is known
     kinds: np.ndarray | None = None  # [T] int64
     values: np.ndarray | None = None  # [T] float32
     histories: np.ndarray | None = None  # [B] int64: events that are history, where those after them continue it
@@ -32,7 +32,7 @@ class Batch:
         chosen: np.ndarray,
         lengths: np.ndarray,
         *,
-        asked: np.ndarray | None = None,
+        query_times: np.ndarray | None = None,
         users: np.ndarray | None = None,
     ) -> Batch:
         """The tokens `chosen` (rows, or a mask), of which each user then has `lengths`."""
@@ -40,7 +40,7 @@ class Batch:
             items=self.items[chosen],
             times=self.times[chosen],
             lengths=lengths,
-            asked=asked,
+            query_times=query_times,
             kinds=None if self.kinds is None else self.kinds[chosen],
             values=None if self.values is None else self.values[chosen],
             users=users,
@@ -58,7 +58,7 @@ def gather(
     starts: np.ndarray,
     ends: np.ndarray,
     *,
-    asked: np.ndarray | None = None,
+    query_times: np.ndarray | None = None,
     users: np.ndarray | None = None,
 ) -> Batch:
     """Pack the rows starts[b] .. ends[b] of each b."""
@@ -68,7 +68,7 @@ def gather(
         items=sequences.items[rows].astype(np.int64),
         times=sequences.times[rows] // MICROSECONDS,
         lengths=lengths,
-        asked=None if asked is None else asked // MICROSECONDS,
+        query_times=None if query_times is None else query_times // MICROSECONDS,
         kinds=None if sequences.kinds is None else sequences.kinds[rows].astype(np.int64),
         values=None if sequences.values is None else sequences.values[rows],
         users=users,
@@ -136,7 +136,10 @@ def case_batches(
             yield (
                 chosen,
                 gather(
-                    sequences, cases.starts[chosen], cases.targets[chosen], asked=sequences.times[cases.targets[chosen]]
+                    sequences,
+                    cases.starts[chosen],
+                    cases.targets[chosen],
+                    query_times=sequences.times[cases.targets[chosen]],
                 ),
             )
 
@@ -153,7 +156,7 @@ def newest(batch: Batch, length: int, step: int = 1) -> Batch:
         return batch
     ends = np.cumsum(batch.lengths)
     kept = batch.lengths - window_begins(batch.lengths, length, step)
-    return batch.tokens(ragged_rows(ends - kept, kept), kept, asked=batch.asked, users=batch.users)
+    return batch.tokens(ragged_rows(ends - kept, kept), kept, query_times=batch.query_times, users=batch.users)
 
 
 def take(batch: Batch, rows: np.ndarray, length: int | None = None, step: int = 1) -> Batch:
@@ -163,6 +166,6 @@ def take(batch: Batch, rows: np.ndarray, length: int | None = None, step: int = 
     lengths = batch.lengths[rows]
     kept = lengths if length is None else lengths - window_begins(lengths, length, step)
     chosen = ragged_rows(np.cumsum(batch.lengths)[rows] - kept, kept)
-    asked, users = (None if one is None else one[rows] for one in (batch.asked, batch.users))
-    taken = batch.tokens(chosen, kept, asked=asked, users=users)
+    query_times, users = (None if one is None else one[rows] for one in (batch.query_times, batch.users))
+    taken = batch.tokens(chosen, kept, query_times=query_times, users=users)
     return taken if length is not None or batch.histories is None else replace(taken, histories=batch.histories[rows])

@@ -126,7 +126,7 @@ class Ruler:
 
     def left(self, scorer: Scorer, histories: Batch, seen: Exclusions | None) -> Tensor:
         """What may be answered to whole histories: scores [B, V + 1] with -inf for what is no candidate."""
-        scores = self._scores(scorer, histories if self.target_time else replace(histories, asked=None))
+        scores = self._scores(scorer, histories if self.target_time else replace(histories, query_times=None))
         known = self.counts > 0 if self.answerable is None else self.answerable
         return candidates(scores, seen, known=known)
 
@@ -138,8 +138,8 @@ class Ruler:
         lengths = np.bincount(owner[known], minlength=len(histories.lengths))
         some = lengths > 0
         if not known.all() or not some.all():
-            asked = None if histories.asked is None else histories.asked[some]
-            histories = histories.tokens(known, lengths[some], asked=asked)
+            query_times = None if histories.query_times is None else histories.query_times[some]
+            histories = histories.tokens(known, lengths[some], query_times=query_times)
         scores = scorer.scores(histories) if some.any() else torch.empty(0, len(self.counts))
         assert scores.shape == (some.sum(), len(self.counts)), f"scores of shape {tuple(scores.shape)}"
         if some.all():

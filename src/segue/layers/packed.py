@@ -28,7 +28,7 @@ class PackedBatch:
     items: Tensor  # [T] int64
     times: Tensor  # [T] int64, seconds
     lengths: Tensor  # [B] int64, each at least 1
-    asked: Tensor | None = None  # [B] int64, seconds
+    query_times: Tensor | None = None  # [B] int64, seconds
     kinds: Tensor | None = None  # [T] int64
     values: Tensor | None = None  # [T] float32
     histories: Tensor | None = None  # [B] int64, each at least 1: events that are history; those after continue it
@@ -85,7 +85,7 @@ class PackedBatch:
         """When each user's next event was, of the newest when the question is asked: its own time where that is not
         known [T]."""
         after = self.times.roll(-1)
-        after[self.last] = self.times[self.last] if self.asked is None else self.asked
+        after[self.last] = self.times[self.last] if self.query_times is None else self.query_times
         return after
 
     @cached_property
@@ -129,7 +129,7 @@ class PackedBatch:
             items=self._spread(self.items),
             times=self._spread(self.times),
             lengths=self.lengths,
-            asked=self.asked,
+            query_times=self.query_times,
             kinds=None if self.kinds is None else self._spread(self.kinds),
             values=None if self.values is None else self._spread(self.values),
             roomy=True,
@@ -148,9 +148,11 @@ class PackedBatch:
 
         return PackedBatch(
             items=joined(self.items, item),
-            times=joined(self.times, (self.times[newest] if self.asked is None else self.asked).cpu().numpy()),
+            times=joined(
+                self.times, (self.times[newest] if self.query_times is None else self.query_times).cpu().numpy()
+            ),
             lengths=self.lengths + 1,
-            asked=self.asked,
+            query_times=self.query_times,
             kinds=None if self.kinds is None else joined(self.kinds, 0),
             values=None if self.values is None else joined(self.values, np.nan),
         )
@@ -161,7 +163,7 @@ class PackedBatch:
             items=self.items.repeat_interleave(2),
             times=self.times.repeat_interleave(2),
             lengths=self.lengths * 2,
-            asked=self.asked,
+            query_times=self.query_times,
             kinds=None if self.kinds is None else self.kinds.repeat_interleave(2),
             values=None if self.values is None else self.values.repeat_interleave(2),
         )
@@ -210,7 +212,7 @@ def tensors(batch: Batch, device: torch.device | None = None) -> PackedBatch:
         items=items,
         times=times,
         lengths=lengths,
-        asked=tensor(batch.asked),
+        query_times=tensor(batch.query_times),
         kinds=tensor(batch.kinds),
         values=tensor(batch.values),
         histories=tensor(batch.histories),

@@ -29,7 +29,7 @@ class PaddedBatch(PackedBatch):
         items: Tensor,  # [B, N] int64, oldest first, anything that is an item's number or 0 after a user's tokens
         lengths: Tensor,  # [B] int64
         times: Tensor,  # [B, N] int64, seconds
-        asked: Tensor,  # [B] int64, seconds
+        query_times: Tensor,  # [B] int64, seconds
         values: Tensor,  # [B, N] float32, nan where there is none
         kinds: Tensor | None = None,  # [B, N] int64
     ) -> PaddedBatch:
@@ -37,7 +37,7 @@ class PaddedBatch(PackedBatch):
             items=items.flatten(),
             times=times.flatten(),
             lengths=lengths,
-            asked=asked,
+            query_times=query_times,
             kinds=None if kinds is None else kinds.flatten(),
             values=values.flatten(),
             roomy=True,
@@ -75,14 +75,14 @@ class PaddedBatch(PackedBatch):
     @cached_property
     def next_times(self) -> Tensor:
         times, newest = self._padded(self.times), self._place == self.lengths[:, None] - 1
-        assert self.asked is not None
-        return torch.where(newest, self.asked[:, None], times.roll(-1, dims=1)).flatten()
+        assert self.query_times is not None
+        return torch.where(newest, self.query_times[:, None], times.roll(-1, dims=1)).flatten()
 
     def with_room(self) -> PaddedBatch:
         return self
 
     def with_question(self, item: int) -> PaddedBatch:
-        assert self.asked is not None
+        assert self.query_times is not None
         place = torch.arange(self.room + 1, device=self.lengths.device)
         here = place == self.lengths[:, None]  # [B, N + 1]
 
@@ -93,7 +93,7 @@ class PaddedBatch(PackedBatch):
         return replace(
             self,
             items=joined(self.items, item),
-            times=joined(self.times, self.asked[:, None]),
+            times=joined(self.times, self.query_times[:, None]),
             lengths=self.lengths + 1,
             kinds=None if self.kinds is None else joined(self.kinds, 0),
             values=None if self.values is None else joined(self.values, torch.nan),

@@ -134,8 +134,8 @@ class Continuation:
         times = window.times if self._each == 1 else window.times.repeat(self._each)
         moments = times[first:]
         if self._unsettled:
-            asked = times[-1:] if window.asked is None else window.asked
-            moments = np.concatenate((times[first + 1 :], asked))
+            query_times = times[-1:] if window.query_times is None else window.query_times
+            moments = np.concatenate((times[first + 1 :], query_times))
         buckets: np.ndarray = time_buckets(torch.from_numpy(moments[:, None] - times)).numpy()
         return buckets
 
@@ -180,6 +180,6 @@ def window_of(windows: Batch, row: int) -> Batch:
         items=windows.items[events],
         times=windows.times[events],
         lengths=windows.lengths[row : row + 1],
-        asked=None if windows.asked is None else windows.asked[row : row + 1],
+        query_times=None if windows.query_times is None else windows.query_times[row : row + 1],
         values=None if windows.values is None else windows.values[events],
     )

@@ -36,16 +36,16 @@ def explain_history(
     rules: Rules,
     *,
     item: int | None = None,
-    asked: np.ndarray | None = None,
+    query_times: np.ndarray | None = None,
     attention: bool = True,
 ) -> Explanation:
     """Why an item, by its number (None: the best answer), is answered to a history that was read, under `rules`.
 
-    `asked` [1]: the question's seconds. See `Recommender.explain`.
+    `query_times` [1]: the question's seconds. See `Recommender.explain`.
     """
     vocabulary = recommender.vocabulary
     packed = pack_histories(
-        [history], vocabulary, known=recommender.answerable, kinds=recommender.known.kinds, asked=asked
+        [history], vocabulary, known=recommender.answerable, kinds=recommender.known.kinds, query_times=query_times
     )
     number = _best_answer(recommender, packed.batch, rules) if item is None else item
     chosen = np.array([number])
@@ -57,7 +57,7 @@ def explain_history(
     added = np.full(len(numbers), np.nan)
     added[known] = contributions(recommender.model, recommender.index, packed.batch, number, score)
     window = newest(packed.batch, recommender.model.length, recommender.model.window_step)
-    plan = steps_of(recommender, history, rules, asked=asked) if attention else []
+    plan = steps_of(recommender, history, rules, query_times=query_times) if attention else []
     maps = looks(recommender.model, with_steps(recommender, window, plan)) if attention else []
     places = np.flatnonzero(known)[len(packed.batch.items) - len(window.items) :].tolist()
     return Explanation(
@@ -110,7 +110,7 @@ def contributions(model: SequenceModel, index: ItemIndex, history: Batch, item: 
     if events < 2:
         return added
     shorter, whole = window_begins(np.array([events - 1, events]), model.length, model.window_step).tolist()
-    near = history.tokens(np.arange(shorter, events), history.lengths - shorter, asked=history.asked)
+    near = history.tokens(np.arange(shorter, events), history.lengths - shorter, query_times=history.query_times)
     inside = np.arange(whole - shorter, events - shorter)  # places in `near` that the model looks at
     step = max(1, TOKENS // (len(near.items) - 1))
     for begin in range(0, len(inside), step):
@@ -123,8 +123,8 @@ def _without_each(history: Batch, places: np.ndarray) -> Batch:
     """One history as many times as there are places, each time without the event at that place."""
     rest = np.arange(len(history.items) - 1)
     rows = rest + (rest >= places[:, None])  # [places, n - 1]
-    asked = None if history.asked is None else np.repeat(history.asked, len(places))
-    return history.tokens(rows.ravel(), np.full(len(places), len(rest)), asked=asked)
+    query_times = None if history.query_times is None else np.repeat(history.query_times, len(places))
+    return history.tokens(rows.ravel(), np.full(len(places), len(rest)), query_times=query_times)
 
 
 def _scores(model: SequenceModel, index: ItemIndex, histories: Batch, item: int) -> np.ndarray:
@@ -135,13 +135,13 @@ def _scores(model: SequenceModel, index: ItemIndex, histories: Batch, item: int)
 
 
 def steps_of(
-    recommender: Recommender, history: ReadHistory, rules: Rules, *, asked: np.ndarray | None = None
+    recommender: Recommender, history: ReadHistory, rules: Rules, *, query_times: np.ndarray | None = None
 ) -> list[PlannedItem]:
     """What the steps of a decoder choose whose attention is shown, each the likeliest after those before it; none where
     nothing of the history is known, and of models that do not plan."""
     if not (isinstance(recommender.model, Planner) and isinstance(recommender.model, Mapped)):
         return []
-    (plan,) = plan_histories(recommender, [history], rules, Search(beam=1), asked=asked)
+    (plan,) = plan_histories(recommender, [history], rules, Search(beam=1), query_times=query_times)
     return [] if plan.fallback else plan.items
 
 
@@ -171,7 +171,7 @@ def with_steps(recommender: Recommender, history: Batch, plan: Sequence[PlannedI
         items=np.concatenate((history.items, items)),
         times=longer(history.times),
         lengths=history.lengths + len(items),
-        asked=history.asked,
+        query_times=history.query_times,
         kinds=None if history.kinds is None else longer(history.kinds),
         values=None if history.values is None else longer(history.values),
         histories=history.lengths,

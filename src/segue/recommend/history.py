@@ -157,10 +157,10 @@ def pack_histories(
     *,
     known: np.ndarray,
     kinds: Kinds | None = None,
-    asked: np.ndarray | None = None,
+    query_times: np.ndarray | None = None,
 ) -> Histories:
     """Whole histories as one batch. `known` [V + 1] bool: the items that the model knows; `kinds`: those that
-    it tells apart; `asked` [B]: the seconds of the questions."""
+    it tells apart; `query_times` [B]: the seconds of the questions."""
     ids = [item for history in histories for item in history.items]
     numbers = vocabulary.numbers(ids, unknown="zero")
     kept = known[numbers] & (numbers != PADDING)
@@ -173,7 +173,7 @@ def pack_histories(
         items=numbers[kept],
         times=times[kept],
         lengths=np.bincount(owners[kept], minlength=len(histories)),
-        asked=asked,
+        query_times=query_times,
         kinds=_kinds(histories, kinds)[kept] if kinds else None,
         values=_values(histories, kept),
     )

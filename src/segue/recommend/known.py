@@ -58,10 +58,10 @@ class KnownItems:
         )
 
     def answers(
-        self, histories: Sequence[ReadHistory], rank: Rank, *, asked: np.ndarray | None
+        self, histories: Sequence[ReadHistory], rank: Rank, *, query_times: np.ndarray | None
     ) -> list[Recommendation]:
-        """Histories in ids → answers in ids. `asked` [B]: the questions' seconds."""
-        packed = pack_histories(histories, self.names, known=self.answerable, kinds=self.kinds, asked=asked)
+        """Histories in ids → answers in ids. `query_times` [B]: the questions' seconds."""
+        packed = pack_histories(histories, self.names, known=self.answerable, kinds=self.kinds, query_times=query_times)
         ranking = rank(packed.batch)
         return [
             Recommendation(

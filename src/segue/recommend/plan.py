@@ -67,11 +67,11 @@ def plan_histories(
     rules: Rules,
     search: Search,
     *,
-    asked: np.ndarray | None = None,
+    query_times: np.ndarray | None = None,
 ) -> list[Plan]:
     """A plan for each history that was read, all under the same `rules`, whose `k` is not looked at.
 
-    `asked` [B]: the questions' seconds. See `Recommender.plan_many`.
+    `query_times` [B]: the questions' seconds. See `Recommender.plan_many`.
     """
     model = recommender.model
     if not isinstance(model, Planner):
@@ -81,7 +81,11 @@ def plan_histories(
         )
     _refuse_too_wide(search, len(recommender.vocabulary))
     packed = pack_histories(
-        histories, recommender.vocabulary, known=recommender.answerable, kinds=recommender.known.kinds, asked=asked
+        histories,
+        recommender.vocabulary,
+        known=recommender.answerable,
+        kinds=recommender.known.kinds,
+        query_times=query_times,
     )
     rows = np.flatnonzero(packed.batch.lengths)
     plans = [Plan(items=[], score=0.0)] * len(histories)

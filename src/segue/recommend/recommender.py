@@ -209,23 +209,25 @@ class Recommender:
         keep_seen: whether items of the history may be answered; None is the run's own way.
         """
         read = read_histories(histories)
-        asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
+        query_times = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
         rules = self.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
-        return self.answer(read, [rules] * len(read), asked=asked)
+        return self.answer(read, [rules] * len(read), query_times=query_times)
 
     def answer(
         self,
         histories: Sequence[ReadHistory],
         rules: Sequence[Rules],
         *,
-        asked: np.ndarray | None = None,
+        query_times: np.ndarray | None = None,
         encode: Encode | None = None,
     ) -> list[Recommendation]:
-        """The same for histories that were read, each with rules of its own; `asked` [B]: the questions' seconds.
+        """The same for histories that were read, each with rules of its own; `query_times` [B]: the questions' seconds.
 
         `encode`: another way to the same questions; see `Memories`.
         """
-        return self.known.answers(histories, lambda batch: self.rank(batch, rules, encode=encode), asked=asked)
+        return self.known.answers(
+            histories, lambda batch: self.rank(batch, rules, encode=encode), query_times=query_times
+        )
 
     def plan(
         self,
@@ -268,9 +270,9 @@ class Recommender:
         """
         search = Search(n=n, beam=beam, repeats=repeats)
         read = read_histories(histories)
-        asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
+        query_times = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
         rules = self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen)
-        return plan_histories(self, read, rules, search, asked=asked)
+        return plan_histories(self, read, rules, search, query_times=query_times)
 
     def embed(self, histories: Iterable[Iterable[Any]], *, now: Moment | None = None) -> np.ndarray:
         """A vector for each history [n, D] float32, as `segue embed` writes it for everyone in a log.
@@ -281,8 +283,10 @@ class Recommender:
         histories, now: as for `recommend_many`.
         """
         read = read_histories(histories)
-        asked = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
-        packed = pack_histories(read, self.vocabulary, known=self.answerable, kinds=self.known.kinds, asked=asked)
+        query_times = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
+        packed = pack_histories(
+            read, self.vocabulary, known=self.answerable, kinds=self.known.kinds, query_times=query_times
+        )
         return self.embed_batch(packed.batch)
 
     @cached_property
@@ -325,10 +329,10 @@ class Recommender:
         number = self.known_number(item, "so nothing is known to be similar to it")
         index = self._directions
         if isinstance(index, CodeIndex):
-            asked = directions(self.model, np.array([number]))
+            query = directions(self.model, np.array([number]))
         else:
-            asked = index.vectors[int(np.searchsorted(index.numbers, number))][None]
-        items, scores = index.search(asked, k, exclude=Ragged.of_lists([[number]]))
+            query = index.vectors[int(np.searchsorted(index.numbers, number))][None]
+        items, scores = index.search(query, k, exclude=Ragged.of_lists([[number]]))
         ranking = Ranking(items.numpy(), scores.numpy(), np.zeros(1, dtype=bool))
         return Recommendation(items=self.known.scored(ranking)[0])
 
@@ -361,13 +365,13 @@ class Recommender:
         now, exclude, only, keep_seen: as for `recommend_many`; they decide the best answer and the rank.
         attention: whether the weights are wanted.
         """
-        asked = None if now is None else np.array([microseconds(now) // MICROSECONDS])
+        query_times = None if now is None else np.array([microseconds(now) // MICROSECONDS])
         return explain_history(
             self,
             read_history(history),
             self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen),
             item=None if item is None else self.known_number(item, "so it has no score to explain"),
-            asked=asked,
+            query_times=query_times,
             attention=attention,
         )
 

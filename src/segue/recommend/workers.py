@@ -64,7 +64,7 @@ class LogHistories:
             items=items[kept],
             times=times if self.has_times else np.zeros_like(times),  # an order is no time
             lengths=np.bincount(owners[kept], minlength=len(starts)),
-            asked=None if moments is None else moments // MICROSECONDS,
+            query_times=None if moments is None else moments // MICROSECONDS,
             kinds=self._kinds(rows),
             values=None if values is None else values[rows],
         )

@@ -143,7 +143,7 @@ def prefixes_are_encoded_as_inside_the_whole(case: Case) -> None:
     model, (user,) = case.moved().double(), random_users([10], n_items=case.n_items)
     (whole,) = states_of(model, [user])
     for length in range(1, 10):
-        prefix = replace(batch_of(user[:length]), asked=np.array([60 * length]))  # when its next event was
+        prefix = replace(batch_of(user[:length]), query_times=np.array([60 * length]))  # when its next event was
         sentence = f"The state after {length} events is another where more events follow."
         assert_close(model.encode(tensors(prefix))[-1], whole[length - 1], EXACT, sentence)
 
@@ -165,7 +165,7 @@ def one_event_is_enough(case: Case) -> None:
     batch = batch_of([1], [case.n_items], [case.n_items, case.n_items], [2, 3, 2])
     for times in ([0] * 7, [0, 0, 0, 0, 0, 0, 10 * year]):
         for asked_at in (None, np.array([0, 0, 0, 10 * year])):
-            told = replace(batch, times=np.array(times), asked=asked_at)
+            told = replace(batch, times=np.array(times), query_times=asked_at)
             scores = model.score_all(model.query(tensors(told)))
             assert torch.isfinite(scores).all(), "A score is not finite for a user of one, two or three events."
 
@@ -173,7 +173,7 @@ def one_event_is_enough(case: Case) -> None:
 def the_moment_counts_only_where_it_says_so(case: Case) -> None:
     """When a question is asked changes nothing, unless the model says `target_time`; earlier states it never does."""
     model, batch = case.moved(), batch_of(*random_users([5, 3], n_items=case.n_items))
-    soon, late = (tensors(replace(batch, asked=np.array([moment, 10_000]))) for moment in (1_000, 10**6))
+    soon, late = (tensors(replace(batch, query_times=np.array([moment, 10_000]))) for moment in (1_000, 10**6))
     questions, others = model.query(soon), model.query(late)
     assert torch.equal(questions[1], others[1]), "The moment of one user's question changes another's."
     assert model.target_time or torch.equal(questions[0], others[0]), (

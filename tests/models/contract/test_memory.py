@@ -78,7 +78,7 @@ def history_of(events: int, seed: int = 0, *, values: bool = True) -> Batch:
         items=rng.integers(1, N_ITEMS + 1, events),
         times=times,
         lengths=np.array([events]),
-        asked=times[-1:] + rng.integers(0, 10**6),
+        query_times=times[-1:] + rng.integers(0, 10**6),
         values=np.where(rng.random(events) < 0.3, np.float32(np.nan), stars) if values else None,
     )
 
@@ -87,8 +87,8 @@ def every_window(model: SequenceModel, history: Batch) -> Batch:
     """Of the history after each of its events; the question comes a while after it."""
     lengths = np.arange(1, len(history.items) + 1)
     begins = window_begins(lengths, model.length, model.window_step)
-    asked = history.times + np.random.default_rng(1).integers(0, 10**6, len(lengths))
-    return history.tokens(ragged_rows(begins, lengths - begins), lengths - begins, asked=asked)
+    query_times = history.times + np.random.default_rng(1).integers(0, 10**6, len(lengths))
+    return history.tokens(ragged_rows(begins, lengths - begins), lengths - begins, query_times=query_times)
 
 
 def full_pass(model: SequenceModel, windows: Batch) -> Tensor:
@@ -134,8 +134,8 @@ change = st.one_of(
 def changed(history: Batch, what: str, number: int, more: Batch) -> Batch:
     """The history after something happened to it."""
     rows = np.arange(len(history.items))
-    asked, place = history.asked, number % len(rows)
-    assert asked is not None and history.values is not None and more.values is not None
+    query_times, place = history.query_times, number % len(rows)
+    assert query_times is not None and history.values is not None and more.values is not None
     columns = [history.items, history.times, history.values]
     if what == "append":
         new = slice(len(rows), len(rows) + number)
@@ -154,9 +154,9 @@ def changed(history: Batch, what: str, number: int, more: Batch) -> Batch:
     elif what == "time":
         columns[1] = np.where(rows == place, history.times // 2, history.times)
     else:
-        asked = asked + number
+        query_times = query_times + number
     items, times, values = columns
-    return Batch(items=items, times=times, lengths=np.array([len(items)]), asked=asked, values=values)
+    return Batch(items=items, times=times, lengths=np.array([len(items)]), query_times=query_times, values=values)
 
 
 @pytest.mark.parametrize("name", ["esasrec", "sasrec-meta, rated", "hstu, combined, now", "hstu, now"])
@@ -177,7 +177,7 @@ def test_whatever_happens_to_a_history_the_question_is_that_of_the_full_pass(
 
 def test_a_question_about_the_same_events_costs_nothing_unless_its_moment_counts() -> None:
     window = history_of(12)
-    later = replace(window, asked=window.times[-1:] + 10**8)
+    later = replace(window, query_times=window.times[-1:] + 10**8)
     for name, counts in (("esasrec", False), ("hstu", False), ("hstu, now", True)):
         model, continuation = case_of(name)
         _, (memory,) = continuation.encode(window, [0])
@@ -201,7 +201,7 @@ def test_users_encoded_together_are_remembered_each_alone(name: str) -> None:
                 items=np.concatenate([user.items[: len(user.items) - less] for user in users]),
                 times=np.concatenate([user.times[: len(user.items) - less] for user in users]),
                 lengths=np.array(lengths) + 1 - less,
-                asked=np.concatenate([user.times[-1:] + 50 for user in users]),
+                query_times=np.concatenate([user.times[-1:] + 50 for user in users]),
                 values=np.concatenate([user.values[: len(user.items) - less] for user in users]),  # type: ignore[index]
             )
             for less in (1, 0)
@@ -234,7 +234,7 @@ def test_too_much_at_once_and_other_beginnings_are_not_extended() -> None:
 
     def part(first: int, last: int) -> Batch:
         rows = np.arange(first, last)
-        return history.tokens(rows, np.array([len(rows)]), asked=history.asked)
+        return history.tokens(rows, np.array([len(rows)]), query_times=history.query_times)
 
     _, (memory,) = continuation.encode(part(0, 10), [0])
     assert continuation.extend(memory, part(0, 11 + MOST_TOKENS)) is None
@@ -264,7 +264,9 @@ def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
                 for parameter in block.parameters():
                     parameter.mul_(30)
         continuation, window = Continuation(model), history_of(20)
-        _, (memory,) = continuation.encode(window.tokens(np.arange(19), np.array([19]), asked=window.asked), [0])
+        _, (memory,) = continuation.encode(
+            window.tokens(np.arange(19), np.array([19]), query_times=window.query_times), [0]
+        )
         question = continuation.extend(memory, window)
         assert question is not None
         torch.testing.assert_close(torch.from_numpy(question)[None], full_pass(model, window), rtol=1e-4, atol=1e-3)

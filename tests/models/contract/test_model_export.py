@@ -24,7 +24,7 @@ def windows_of(rng: np.random.Generator, lengths: list[int], n_items: int) -> Ba
         items=rng.integers(1, n_items + 1, events),
         times=np.cumsum(rng.integers(0, 10 ** rng.integers(1, 8, events))),
         lengths=np.array(lengths),
-        asked=np.full(len(lengths), 10**9),
+        query_times=np.full(len(lengths), 10**9),
         values=rng.choice([np.nan, 1, 2, 3, 4, 5], events).astype(np.float32),
     )
 

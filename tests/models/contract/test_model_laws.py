@@ -98,7 +98,7 @@ def test_states_ask_for_order_only(builder: str) -> None:
     model, batch = model_of(builder), batch_of(*random_users([5, 3]))
     assert not model.target_time
     before = model.encode(tensors(batch))
-    later = replace(batch, times=batch.times * 1000 + 7, asked=np.array([10**9, 10**9]))
+    later = replace(batch, times=batch.times * 1000 + 7, query_times=np.array([10**9, 10**9]))
     assert torch.equal(model.encode(tensors(later)), before)
 
 
@@ -111,7 +111,7 @@ def test_hstu_knows_the_moment_of_the_question_where_it_says_so() -> None:
     case = case_of("hstu", target_time=True)
     laws.the_moment_counts_only_where_it_says_so(case)
     model, batch = case.moved(), batch_of(*random_users([5]))
-    soon, late = (tensors(replace(batch, asked=np.array([moment]))) for moment in (1_000, 10**6))
+    soon, late = (tensors(replace(batch, query_times=np.array([moment]))) for moment in (1_000, 10**6))
     assert model.target_time and not torch.equal(model.query(soon), model.query(late))
 
 

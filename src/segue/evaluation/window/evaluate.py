@@ -152,8 +152,8 @@ def find_targets(
     most_rows, done = max(1, MOST_SCORES // (ruler.n_items + 1)), 0
     batches = case_batches(ruler.sequences, histories, tokens=TOKENS, most_rows=most_rows)
     for chosen, batch in ruler.team.mine(batches):
-        asked = np.full(len(chosen), moment // MICROSECONDS)
-        left = ruler.left(scorer, replace(batch, asked=asked), _seen(ruler, cases, chosen))
+        query_times = np.full(len(chosen), moment // MICROSECONDS)
+        left = ruler.left(scorer, replace(batch, query_times=query_times), _seen(ruler, cases, chosen))
         rows, line = ragged_rows(first[chosen], sizes[chosen]), np.repeat(np.arange(len(chosen)), sizes[chosen])
         found.ranks[rows] = ranks_within(left, line, cases.targets[rows], depth)
         lists = best(left, depth)

@@ -134,7 +134,7 @@ def _examples(batch: Batch, ahead: Ahead, asked: np.ndarray, answers: np.ndarray
     kept, known = places < lengths[owner], lengths > 0
     own, users = ahead.places[known[owner[ahead.places]]], None if batch.users is None else batch.users[known]
     return Examples(
-        inputs=batch.tokens(kept, lengths[known], asked=batch.times[(begins + lengths)[known]], users=users),
+        inputs=batch.tokens(kept, lengths[known], query_times=batch.times[(begins + lengths)[known]], users=users),
         targets=batch.items[answers],
         positions=(np.cumsum(kept) - 1)[asked],
         own=((np.cumsum(known) - 1)[owner[own]], batch.items[own]),

@@ -45,7 +45,7 @@ def next_item(batch: Batch, rng: np.random.Generator) -> Examples:  # noqa: ARG0
     inputs[ends - 1] = False
     answers[ends - batch.lengths] = False
     return Examples(
-        inputs=batch.tokens(inputs, batch.lengths - 1, asked=batch.times[ends - 1], users=batch.users),
+        inputs=batch.tokens(inputs, batch.lengths - 1, query_times=batch.times[ends - 1], users=batch.users),
         targets=batch.items[answers],
     )
 
@@ -133,7 +133,7 @@ class Recency:
         asked = own[cut] & ~kept[drawn]
         pairs = np.unique(last[cut[asked]] * tokens + drawn[asked])  # each answer once a state
         return Examples(
-            inputs=batch.tokens(kept, lengths, asked=batch.times[begins + batch.lengths - 1], users=batch.users),
+            inputs=batch.tokens(kept, lengths, query_times=batch.times[begins + batch.lengths - 1], users=batch.users),
             targets=batch.items[pairs % tokens],
             positions=pairs // tokens,
         )

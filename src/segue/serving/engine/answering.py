@@ -41,7 +41,7 @@ def _answers(model: ServedModel, store: HistoryStore, questions: Sequence[Questi
     answers = model.recommender.answer(
         _histories(store, sound),
         [rule for rule in rules if isinstance(rule, Rules)],
-        asked=np.array([now if question.now is None else question.now for question in sound], dtype=np.int64),
+        query_times=np.array([now if question.now is None else question.now for question in sound], dtype=np.int64),
         encode=model.memories.encoder([question.user for question in sound]),
     )
     named = (
