@@ -25,7 +25,7 @@ from segue.serving.engine.channel import Here
 from segue.serving.engine.engine import Engine
 from segue.serving.engine.models import Models, ServedModel
 from segue.serving.http.app import create_app
-from segue.serving.http.bodies import MOST_BYTES
+from segue.serving.http.bodies import MAX_BODY_BYTES
 from segue.serving.http.guard import App, Guard
 from segue.serving.http.keys import Keys
 from segue.serving.http.metrics import Metrics
@@ -81,7 +81,7 @@ def guarded(service: Service, *, keys: Keys | None = None, **options: Any) -> Gu
         create_app(service, examples=popular(service)),
         keys=keys or Keys.none(),
         metrics=service.metrics,
-        most_bytes=MOST_BYTES,
+        max_body_bytes=MAX_BODY_BYTES,
         **options,
     )
 

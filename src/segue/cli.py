@@ -805,10 +805,10 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="The port to listen on.")] = 8000,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Processes that answer.")] = 1,
-    memory_mb: Annotated[
+    cache_mb: Annotated[
         int,
         typer.Option(
-            "--memory-mb",
+            "--cache-mb",
             min=0,
             help="Megabytes of encoded histories that each worker keeps: a new event is then encoded alone.",
         ),
@@ -849,7 +849,7 @@ def serve(
         store=store,
         host=host,
         workers=workers,
-        memory_mb=memory_mb,
+        cache_mb=cache_mb,
         keys=keys,
         rate_limit=rate_limit,
         origins=tuple(origins or ()),

@@ -44,7 +44,7 @@ OPTIONS = {
     "add-items": "--out --item --json",
     "export": "--onnx --json",
     "tune": "--out --recipe --trials --minutes --resume --json",
-    "serve": "--data --store --runs --host --port --workers --memory-mb --keys --rate-limit --cors --log-level --json",
+    "serve": "--data --store --runs --host --port --workers --cache-mb --keys --rate-limit --cors --log-level --json",
 }
 
 

@@ -30,7 +30,7 @@ from segue.errors import InputError
 from segue.recommend.recommender import Recommender
 from segue.serving import service as service_module
 from segue.serving.http.app import create_app
-from segue.serving.http.bodies import MOST_ANSWERS, MOST_BYTES
+from segue.serving.http.bodies import MAX_BODY_BYTES, MAX_K
 from segue.serving.http.guard import ROLES
 from segue.serving.http.server import listening_socket
 from segue.serving.service import Service
@@ -196,7 +196,7 @@ def test_bad_bodies_are_problems(client: Client, body: bytes, sentence: str) -> 
 
 
 def test_the_most_that_is_taken(client: Client) -> None:
-    assert len(ids(client.post("/recommendations", json={"history": ["nobody"] * 10_000, "k": MOST_ANSWERS}))) == 7
+    assert len(ids(client.post("/recommendations", json={"history": ["nobody"] * 10_000, "k": MAX_K}))) == 7
 
 
 def test_a_body_too_large_that_did_not_say_so(client: Client) -> None:
@@ -205,7 +205,7 @@ def test_a_body_too_large_that_did_not_say_so(client: Client) -> None:
     def pieces() -> Iterator[bytes]:
         yield b'{"history": ["'
         for _ in range(20):
-            yield b"x" * (MOST_BYTES // 10)
+            yield b"x" * (MAX_BODY_BYTES // 10)
         yield b'"]}'
 
     assert_problem(client.post("/recommendations", content=pieces(), headers=JSON), 413, "too large")

@@ -15,10 +15,10 @@ from litestar import Litestar, Request, delete, get, post, put
 from litestar.params import FromPath
 
 from segue.errors import InputError
-from segue.serving.http.guard import GIVEN_ID, MOST_PATH, MOST_QUERY, Guard
+from segue.serving.http.guard import GIVEN_ID, MAX_PATH_BYTES, MAX_QUERY_BYTES, Guard
 from segue.serving.http.keys import Keys
 from segue.serving.http.limits import RateLimit
-from segue.serving.http.logs import REQUEST_ID, JsonLines
+from segue.serving.http.logs import REQUEST_ID, JsonLogHandler
 from segue.serving.http.metrics import Metrics
 
 KEYS = {"read": "reader-0123456789", "write": "writer-0123456789", "admin": "admins-0123456789"}
@@ -116,7 +116,7 @@ THREE_KEYS = Keys({"read": [KEYS["read"]], "write": [KEYS["write"]], "admin": [K
 
 def guard(app: Any, *, keys: bool = False, **options: Any) -> Guard:
     known = THREE_KEYS if keys else Keys.none()
-    return Guard(app, **{"keys": known, "metrics": Metrics(), "most_bytes": 1000, **options})
+    return Guard(app, **{"keys": known, "metrics": Metrics(), "max_body_bytes": 1000, **options})
 
 
 ROUTES: dict[str, str | None] = {
@@ -185,14 +185,14 @@ def test_each_route_takes_the_keys_of_its_role_and_no_others(inner: Inner, route
 
 
 def test_a_key_with_two_roles_opens_both(inner: Inner) -> None:
-    app = Guard(inner, keys=Keys({"read": [WRONG], "write": [WRONG]}), metrics=Metrics(), most_bytes=1000)
+    app = Guard(inner, keys=Keys({"read": [WRONG], "write": [WRONG]}), metrics=Metrics(), max_body_bytes=1000)
     answers = [ask(app, *route.split(" "), key=WRONG).status for route in ("GET /items", "POST /events", "PUT /model")]
     assert answers == [200, 200, 403]
 
 
 def test_refusals_do_not_repeat_the_key(inner: Inner) -> None:
     stream = io.BytesIO()
-    app = guard(inner, keys=True, logs=JsonLines(stream, logging.DEBUG))
+    app = guard(inner, keys=True, logs=JsonLogHandler(stream, logging.DEBUG))
     sentences = [ask(app, "PUT", "/model", key=key).body for key in (WRONG, KEYS["read"], KEYS["admin"])]
     told = b"".join(sentences) + stream.getvalue() + app._metrics.render()[0]
     assert stream.getvalue().count(b"\n") == 3
@@ -407,7 +407,7 @@ def test_bodies_are_json(inner: Inner, method: str) -> None:
 
 
 def test_bodies_are_bounded(inner: Inner) -> None:
-    app = guard(inner, most_bytes=10)
+    app = guard(inner, max_body_bytes=10)
     assert ask(app, "POST", "/events", body=b"1" * 10, headers=JSON).status == 200
     for method in ("POST", "DELETE"):
         assert "at most 10 bytes, got 11" in ask(app, method, "/users/x", body=b"1" * 11, headers=JSON).problem(413)
@@ -416,10 +416,10 @@ def test_bodies_are_bounded(inner: Inner) -> None:
 
 def test_paths_and_queries_are_bounded(inner: Inner) -> None:
     app = guard(inner)
-    assert ask(app, path="/" + "a" * (MOST_PATH - 1)).status == 200
-    assert "at most 8192 bytes" in ask(app, path="/" + "a" * MOST_PATH).problem(414)
-    assert ask(app, path="/items?" + "a" * MOST_QUERY).status == 200
-    assert ask(app, path="/items?" + "a" * (MOST_QUERY + 1)).status == 414
+    assert ask(app, path="/" + "a" * (MAX_PATH_BYTES - 1)).status == 200
+    assert "at most 8192 bytes" in ask(app, path="/" + "a" * MAX_PATH_BYTES).problem(414)
+    assert ask(app, path="/items?" + "a" * MAX_QUERY_BYTES).status == 200
+    assert ask(app, path="/items?" + "a" * (MAX_QUERY_BYTES + 1)).status == 414
     assert len(inner.asked) == 2
 
 
@@ -465,7 +465,7 @@ class Watched:
     def __init__(self, app: Any, **options: Any) -> None:
         self.stream = io.BytesIO()
         self.metrics = Metrics()
-        self.app = guard(app, metrics=self.metrics, logs=JsonLines(self.stream, logging.INFO), **options)
+        self.app = guard(app, metrics=self.metrics, logs=JsonLogHandler(self.stream, logging.INFO), **options)
 
     def lines(self) -> list[tuple[str, str, int]]:
         found = [json.loads(line) for line in self.stream.getvalue().splitlines()]
@@ -479,7 +479,7 @@ class Watched:
 @pytest.fixture(name="errors")
 def records_in_memory() -> Iterator[io.BytesIO]:
     stream = io.BytesIO()
-    handler = JsonLines(stream, logging.INFO)
+    handler = JsonLogHandler(stream, logging.INFO)
     logging.getLogger().addHandler(handler)
     yield stream
     logging.getLogger().removeHandler(handler)

@@ -24,8 +24,8 @@ from schemathesis.specs.openapi.checks import (
 )
 from small_service import assert_problem, guarded, on_a_socket, post_events, small_service, tiny_recommender
 
-from segue.serving.http.bodies import MOST_BYTES
-from segue.serving.http.guard import MOST_PATH
+from segue.serving.http.bodies import MAX_BODY_BYTES
+from segue.serving.http.guard import MAX_PATH_BYTES
 
 HOSTILE = [
     "a,b",
@@ -189,8 +189,8 @@ def test_any_text_is_an_id(client: httpx.Client, address: str, user: str, item: 
     ("method", "target", "status"),
     [
         ("GET", f"/users/{'u' * 1_000_000}/history", (400, 414)),
-        ("GET", f"/users/{'u' * (MOST_PATH + 1)}/history", (414,)),
-        ("GET", f"/users/{'u' * (MOST_PATH - 100)}/history", (200,)),
+        ("GET", f"/users/{'u' * (MAX_PATH_BYTES + 1)}/history", (414,)),
+        ("GET", f"/users/{'u' * (MAX_PATH_BYTES - 100)}/history", (200,)),
         ("GET", f"/items?search={'x' * 70_000}", (400, 414)),
         ("GET", "/users/u/recommendations?" + "exclude=x&" * 20_000, (400, 414)),
         ("GET", "/users/%ff/history", (400,)),
@@ -237,8 +237,8 @@ def test_hostile_targets(address: str, method: str, target: str, status: tuple[i
         (b'{"history": NaN}', 400),
         (b'{"history": [], "user": 1, "item": "\\ud83d", "k": 1}', 400),
         (b'{"' + b"x" * 900_000 + b'": 1}', 400),
-        (b" " * (MOST_BYTES + 1), 413),
-        (b'{"history": ["' + b"x" * MOST_BYTES + b'"]}', 413),
+        (b" " * (MAX_BODY_BYTES + 1), 413),
+        (b'{"history": ["' + b"x" * MAX_BODY_BYTES + b'"]}', 413),
     ],
 )
 def test_hostile_bodies(client: httpx.Client, path: str, body: bytes, status: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segue.errors import InputError
-from segue.serving.http.limits import MOST_CLIENTS, RateLimit
+from segue.serving.http.limits import MAX_CLIENTS, RateLimit
 
 
 class Clock:
@@ -53,7 +53,7 @@ def test_clients_do_not_share(clock: Clock) -> None:
 
 
 def test_memory_is_bounded_and_the_oldest_go(clock: Clock) -> None:
-    limit = RateLimit(1, most_clients=3, clock=clock)
+    limit = RateLimit(1, max_clients=3, clock=clock)
     for client in ("a", "b", "c", "a", "d"):  # d drives out b, the one heard of longest ago
         limit.wait(client)
     assert [client for client in ("a", "c", "d") if limit.wait(client) == 0] == []
@@ -63,9 +63,9 @@ def test_memory_is_bounded_and_the_oldest_go(clock: Clock) -> None:
 
 def test_ten_thousand_clients_by_default(clock: Clock) -> None:
     limit = RateLimit(1, clock=clock)
-    for client in range(MOST_CLIENTS + 50):
+    for client in range(MAX_CLIENTS + 50):
         limit.wait(client)
-    assert len(limit._buckets) == MOST_CLIENTS == 10_000
+    assert len(limit._buckets) == MAX_CLIENTS == 10_000
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])

@@ -31,7 +31,7 @@ from segue.errors import StoreError
 from segue.recommend.recommender import Recommender
 from segue.serving.engine import answering
 from segue.serving.engine.channel import Here
-from segue.serving.http.bodies import LONGEST_ID, MOST_EVENTS
+from segue.serving.http.bodies import MAX_EVENTS, MAX_ID
 from segue.serving.http.keys import Keys
 from segue.serving.service import Service
 
@@ -227,11 +227,11 @@ GOOD = {"user": "nobody", "item": "i01"}
         ({"user": "", "item": "i01"}, r"length >= 1 - at `\$.user`"),
         ({"user": "nobody", "item": ""}, r"length >= 1 - at `\$.item`"),
         ({**GOOD, "id": ""}, r"length >= 1 - at `\$.id`"),
-        ({"user": "u" * (LONGEST_ID + 1), "item": "i01"}, r"length <= 1024 - at `\$.user`"),
-        ({"user": "nobody", "item": "i" * (LONGEST_ID + 1)}, r"length <= 1024 - at `\$.item`"),
-        ({**GOOD, "id": "e" * (LONGEST_ID + 1)}, r"length <= 1024 - at `\$.id`"),
-        ({**GOOD, "kind": "k" * (LONGEST_ID + 1)}, r"length <= 1024 - at `\$.kind`"),
-        ({"user": 10**LONGEST_ID, "item": "i01"}, "1024"),
+        ({"user": "u" * (MAX_ID + 1), "item": "i01"}, r"length <= 1024 - at `\$.user`"),
+        ({"user": "nobody", "item": "i" * (MAX_ID + 1)}, r"length <= 1024 - at `\$.item`"),
+        ({**GOOD, "id": "e" * (MAX_ID + 1)}, r"length <= 1024 - at `\$.id`"),
+        ({**GOOD, "kind": "k" * (MAX_ID + 1)}, r"length <= 1024 - at `\$.kind`"),
+        ({"user": 10**MAX_ID, "item": "i01"}, "1024"),
         ({"user": 1.5, "item": "i01"}, r"got `float` - at `\$.user`"),
         ({"user": True, "item": "i01"}, r"got `bool` - at `\$.user`"),
         ({"user": ["nobody"], "item": "i01"}, r"got `array` - at `\$.user`"),
@@ -242,7 +242,7 @@ GOOD = {"user": "nobody", "item": "i01"}
         ({**GOOD, "time": 1_700_000_000_000}, "divide milliseconds by 1000"),
         ({**GOOD, "time": -99_999_999_999}, "not within the years 1 to 9999"),
         ({**GOOD, "time": "0001-01-01T00:00:00+14:00"}, "not within the years 1 to 9999"),
-        ({"events": [GOOD] * (MOST_EVENTS + 1)}, "length <= 1000"),
+        ({"events": [GOOD] * (MAX_EVENTS + 1)}, "length <= 1000"),
         ({"events": [GOOD, {"user": "nobody"}]}, r"missing required field `item` - at `\$.events\[1\]`"),
         ({"events": [GOOD, {**GOOD, "time": 1e13}]}, "divide milliseconds by 1000"),
         ({"events": GOOD}, "Expected `array | null`, got `object`"),
@@ -256,11 +256,11 @@ def test_a_bad_event_is_refused_and_none_of_its_batch_is_kept(
 
 
 def test_the_largest_batch_and_the_longest_ids_are_kept(client: Client) -> None:
-    user = "u" * LONGEST_ID
-    event = {"user": user, "item": "i" * LONGEST_ID, "kind": "k" * LONGEST_ID, "id": "e" * LONGEST_ID}
+    user = "u" * MAX_ID
+    event = {"user": user, "item": "i" * MAX_ID, "kind": "k" * MAX_ID, "id": "e" * MAX_ID}
     assert post_events(client, event)["accepted"] == 1
-    assert client.get(f"/users/{user}/history").json()["events"][0]["kind"] == "k" * LONGEST_ID
-    assert post_events(client, *({"user": next(users), "item": "i01"} for _ in range(MOST_EVENTS)))["accepted"] == 1000
+    assert client.get(f"/users/{user}/history").json()["events"][0]["kind"] == "k" * MAX_ID
+    assert post_events(client, *({"user": next(users), "item": "i01"} for _ in range(MAX_EVENTS)))["accepted"] == 1000
     assert post_events(client) == {"accepted": 0, "duplicates": 0, "unknown": []}
 
 

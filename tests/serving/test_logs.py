@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 import pytest
 
 from segue.errors import InputError
-from segue.serving.http.logs import REQUEST_ID, JsonLines, configure_logs, without_texts
+from segue.serving.http.logs import REQUEST_ID, JsonLogHandler, configure_logs, redacted_traceback
 
 USER = "alice@example.com"
 
@@ -28,7 +28,7 @@ def memory() -> io.BytesIO:
 @pytest.fixture(name="logger")
 def logger_to_stream(stream: io.BytesIO) -> Iterator[logging.Logger]:
     logger = logging.getLogger("segue.tests.logs")
-    handler = JsonLines(stream, logging.DEBUG)
+    handler = JsonLogHandler(stream, logging.DEBUG)
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     yield logger
@@ -51,7 +51,7 @@ def lines(written: bytes | str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in written.splitlines()]
 
 
-def request(log: JsonLines, status: int = 200) -> None:
+def request(log: JsonLogHandler, status: int = 200) -> None:
     log.request(request_id="r-1", method="GET", route="/users/{id}/history", status=status, seconds=0.0123456)
 
 
@@ -65,7 +65,7 @@ def test_a_record(logger: logging.Logger, stream: io.BytesIO) -> None:
 
 
 def test_a_request(stream: io.BytesIO) -> None:
-    request(JsonLines(stream))
+    request(JsonLogHandler(stream))
     (line,) = lines(stream.getvalue())
     assert datetime.fromisoformat(line.pop("time")).utcoffset() == timedelta(0)
     assert line == {
@@ -90,7 +90,7 @@ def test_a_request(stream: io.BytesIO) -> None:
     ],
 )
 def test_requests_by_level(stream: io.BytesIO, level: int, statuses: list[int]) -> None:
-    log = JsonLines(stream, level)
+    log = JsonLogHandler(stream, level)
     for status in (200, 404, 500, 503):
         request(log, status)
     assert [line["status"] for line in lines(stream.getvalue())] == statuses
@@ -147,18 +147,18 @@ def test_a_traceback_says_where_and_what_but_no_texts(logger: logging.Logger, st
 def test_texts_that_name_nobody_stay(error: Exception, last: str) -> None:
     with pytest.raises(type(error)) as caught:
         fail(error)
-    assert without_texts(caught.value).endswith(last)
-    assert USER not in without_texts(caught.value)
+    assert redacted_traceback(caught.value).endswith(last)
+    assert USER not in redacted_traceback(caught.value)
 
 
 def test_a_chain_that_bites_its_tail_ends() -> None:
     first, second = ValueError(), KeyError()
     first.__cause__, second.__cause__ = second, first
-    assert without_texts(first).splitlines() == ["builtins.KeyError", "builtins.ValueError"]
+    assert redacted_traceback(first).splitlines() == ["builtins.KeyError", "builtins.ValueError"]
 
 
 def test_a_message_whose_arguments_do_not_fit(stream: io.BytesIO) -> None:
-    JsonLines(stream).handle(logging.makeLogRecord({"msg": "%d events", "args": (USER,)}))
+    JsonLogHandler(stream).handle(logging.makeLogRecord({"msg": "%d events", "args": (USER,)}))
     assert lines(stream.getvalue())[0]["message"] == "%d events"
 
 
@@ -173,7 +173,7 @@ def test_the_log_may_go_away() -> None:
     closed = io.BytesIO()
     closed.close()
     for stream in (cast(BinaryIO, Gone()), closed):
-        request(JsonLines(stream))
+        request(JsonLogHandler(stream))
 
 
 @pytest.mark.usefixtures("_loggers_as_before")

@@ -81,9 +81,9 @@ def store_fixture(tmp_path: Path) -> Iterator[HistoryStore]:
     store.close()
 
 
-def models(store: HistoryStore, runs: Path, *names: str, fixed: bool = False, begun: bool = False) -> Models:
+def models(store: HistoryStore, runs: Path, *names: str, fixed: bool = False, joining: bool = False) -> Models:
     served = [ServedModel.open(runs / name) for name in names]
-    return Models(served, runs=None if fixed else runs, store=store, begun=begun)
+    return Models(served, runs=None if fixed else runs, store=store, joining=joining)
 
 
 def copied(runs: Path, folder: Path) -> Path:
@@ -278,7 +278,7 @@ def test_a_process_that_is_started_again_switches_nobody_back(runs: Path, store:
     """Of two replicas the second was started with another run, which the first follows; then its engine dies."""
     models(store, runs, "one")
     second = models(store, runs, "two")
-    again = models(store, runs, "one", begun=True)
+    again = models(store, runs, "one", joining=True)
     assert again.active.name == second.active.name == "two"
     assert not second.follow()
     assert second.served().previous == "one"

@@ -28,7 +28,7 @@ from segue.serving.engine.catalogue import new_rows
 from segue.serving.engine.channel import Here
 from segue.serving.engine.engine import Engine
 from segue.serving.engine.models import Models, ServedModel
-from segue.serving.http.bodies import MOST_ITEMS, NewItemsBody
+from segue.serving.http.bodies import MAX_NEW_ITEMS, NewItemsBody
 from segue.serving.http.metrics import Metrics
 from segue.serving.questions import Question
 from segue.serving.service import Service
@@ -107,7 +107,7 @@ def test_details_are_read_by_what_the_column_holds() -> None:
     table = pl.DataFrame(schema=[("id", pl.String), ("count", pl.Int64), ("tags", pl.List(pl.String)), ("v", vector)])
     said: list[dict[str, Any]] = [{"tags": ["a", "b"], "v": [1, 2]}, {"tags": "a"}, {"v": ["a", 2.0]}, {}]
     body = msgspec.json.encode({"items": [{"id": str(place), "details": one} for place, one in enumerate(said)]})
-    items = [AddedItem(str(item.id), item.details) for item in msgspec.json.decode(body, type=NewItemsBody).listed()]
+    items = [AddedItem(str(item.id), item.details) for item in msgspec.json.decode(body, type=NewItemsBody).as_list()]
     rows, wrong = fitted(new_rows(items, Vocabulary(table)), table)
     assert rows["tags"].to_list() == [["a", "b"], ["a"], None, None]
     assert rows["v"].to_list() == [[1.0, 2.0], None, None, None]
@@ -189,7 +189,7 @@ def test_what_cannot_be_taken_is_refused_and_nothing_of_the_request_kept(runs: P
             body = json.dumps({"items": [good, bad]}).encode()  # also of what is no Unicode
             assert_problem(client.post("/items", content=body, headers=JSON), 400, sentence)
         assert_problem(client.post("/items", json={"title": "nothing"}), 400, "needs an id")
-        assert_problem(client.post("/items", json={"items": [good] * (MOST_ITEMS + 1)}), 400, str(MOST_ITEMS))
+        assert_problem(client.post("/items", json={"items": [good] * (MAX_NEW_ITEMS + 1)}), 400, str(MAX_NEW_ITEMS))
         assert client.post("/items", json={"items": []}).json() == {"accepted": 0, "served": 0, "reason": None}
         assert card(client)["added"] == 0
     with service(tmp_path / "s", runs, "titles") as client:

@@ -11,7 +11,7 @@ from small_service import Client, asked_in_process, assert_problem, ids, post_ev
 
 from segue.recommend.recommender import Recommender
 from segue.serving.http.app import create_app
-from segue.serving.http.bodies import MOST_BEAM, MOST_PLANNED
+from segue.serving.http.bodies import MAX_BEAM, MAX_PLAN
 
 ITEMS = ["007", "7", "a,b", "x/y/../z", "☕🫖", "é+&="]
 
@@ -70,9 +70,9 @@ def test_a_users_plan_is_that_of_the_events_kept(client: Client, recommender: Re
         ({}, 400, "either a history or a user"),
         ({"history": ["7"], "user": "u"}, 400, "either a history or a user"),
         ({"history": ["7"], "n": 0}, 400, ">= 1"),
-        ({"history": ["7"], "n": MOST_PLANNED + 1}, 400, f"<= {MOST_PLANNED}"),
+        ({"history": ["7"], "n": MAX_PLAN + 1}, 400, f"<= {MAX_PLAN}"),
         ({"history": ["7"], "beam": 0}, 400, ">= 1"),
-        ({"history": ["7"], "beam": MOST_BEAM + 1}, 400, f"<= {MOST_BEAM}"),
+        ({"history": ["7"], "beam": MAX_BEAM + 1}, 400, f"<= {MAX_BEAM}"),
         ({"history": ["7"], "k": 3}, 400, "k"),
         ({"history": ["7"], "where": {"colour": ["red"]}}, 400, "no column 'colour'"),
         ({"history": ["7"], "now": 1e300}, 400, "no date"),

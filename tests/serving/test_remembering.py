@@ -63,7 +63,7 @@ def counted(client: Client) -> dict[str, float]:
     """The metrics of encodings."""
     families = text_string_to_metric_families(client.get("/metrics").text)
     samples = [sample for family in families for sample in family.samples]
-    named = {"segue_encodings_total", "segue_memory_bytes"}
+    named = {"segue_encodings_total", "segue_cache_bytes"}
     return {sample.labels.get("extent", "bytes"): sample.value for sample in samples if sample.name in named}
 
 
@@ -188,12 +188,12 @@ def test_the_bound_is_shared_by_the_runs_of_a_service(cycle_run: Path, tmp_path:
     other, store = tmp_path / "other", str(tmp_path / "store.sqlite")
     shutil.copytree(cycle_run, other)
     for runs, megabytes, each in (((cycle_run, other), 256, 128_000_000), ((cycle_run,), 0, 0)):
-        engine = Engine.open(ServiceSettings(runs=runs, runs_folder=tmp_path, store=store, memory_mb=megabytes))
+        engine = Engine.open(ServiceSettings(runs=runs, runs_folder=tmp_path, store=store, cache_mb=megabytes))
         try:
             assert {model.memories.most_bytes for model in engine.models.all} == {each}
             assert engine.switch("other").active == "other"
             assert engine.models.active.memories.most_bytes == each
         finally:
             engine.close()
-    with pytest.raises(InputError, match="--memory-mb must be at least 0, which remembers nothing, got -1"):
-        ServiceSettings(runs=(cycle_run,), memory_mb=-1)
+    with pytest.raises(InputError, match="--cache-mb must be at least 0, which remembers nothing, got -1"):
+        ServiceSettings(runs=(cycle_run,), cache_mb=-1)

@@ -79,7 +79,7 @@ def test_everything_else() -> None:
         "segue_store_errors_total": 1,
         "segue_encodings_total['new']": 42,
         "segue_encodings_total['whole']": 3,
-        "segue_memory_bytes": 800,
+        "segue_cache_bytes": 800,
         "segue_model_switches_total": 0,
     }
     assert {name: found[name] for name in expected} == expected

@@ -17,7 +17,7 @@ from segue.serving.engine.channel import Here
 from segue.serving.engine.engine import Engine
 from segue.serving.engine.models import Models, ServedModel
 from segue.serving.http.app import create_app
-from segue.serving.http.bodies import MOST_BYTES
+from segue.serving.http.bodies import MAX_BODY_BYTES
 from segue.serving.http.guard import Guard
 from segue.serving.http.keys import Keys, check_binding
 from segue.serving.http.metrics import Metrics
@@ -45,7 +45,7 @@ def application(
         raise
     metrics = Metrics()
     app = create_app(Service(Here(engine), opened, metrics), examples=() if known else engine.popular(2))
-    return Guard(app, keys=known, metrics=metrics, most_bytes=MOST_BYTES, host=host)
+    return Guard(app, keys=known, metrics=metrics, max_body_bytes=MAX_BODY_BYTES, host=host)
 
 
 def _name(model: Recommender) -> str:

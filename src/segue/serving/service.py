@@ -17,19 +17,19 @@ from segue.recommend.history import identifier, microseconds
 from segue.serving.engine.batching import Batching, Together
 from segue.serving.engine.channel import Lanes
 from segue.serving.http.bodies import (
-    LONGEST_ID,
+    MAX_ID,
+    ActiveRun,
     Answer,
     CatalogueItem,
     EventBody,
-    EventsKept,
+    EventsReceipt,
     ExplanationRequest,
-    ItemsKept,
-    KeptHistory,
-    ModelsServed,
+    ItemsReceipt,
+    ModelsStatus,
     NewItem,
     PlanAnswer,
     PlanRequest,
-    Switched,
+    UserHistory,
 )
 from segue.serving.http.metrics import Metrics, Queue
 from segue.serving.questions import Encoded, Question
@@ -82,7 +82,7 @@ class Service:
         self._looking = Batching[Call, Any](Together(self._look_one), most_waiting=MOST_LOOKUPS)
         self._explaining = Batching[Call, Any](Together(self._explain_one), most_waiting=MOST_EXPLANATIONS)
         self._planning = Batching[Call, Any](Together(self._plan_one), most_waiting=MOST_PLANS)
-        self._adding = Batching[Sequence[AddedItem], ItemsKept](Together(self._add_one), most_waiting=MOST_ADDED)
+        self._adding = Batching[Sequence[AddedItem], ItemsReceipt](Together(self._add_one), most_waiting=MOST_ADDED)
         self._forgetting = Batching[str, int](
             Together(self._forget_together, most=MOST_FORGOTTEN), most_waiting=MOST_FORGOTTEN
         )
@@ -120,7 +120,7 @@ class Service:
         self.metrics.answer(fallback)
         return answer
 
-    async def keep(self, bodies: Sequence[EventBody]) -> EventsKept:
+    async def keep(self, bodies: Sequence[EventBody]) -> EventsReceipt:
         """Events, on disk when this returns; all of them or none."""
         now = time.time_ns() // 1000
         events = [_event(body, now) for body in bodies]
@@ -128,9 +128,9 @@ class Service:
         accepted = sum(kept)
         self.metrics.events(accepted=accepted, duplicates=len(kept) - accepted)
         items = dict.fromkeys(event.item for event in events if event.item in unknown)
-        return EventsKept(accepted=accepted, duplicates=len(kept) - accepted, unknown=list(items))
+        return EventsReceipt(accepted=accepted, duplicates=len(kept) - accepted, unknown=list(items))
 
-    async def add_items(self, bodies: Sequence[NewItem]) -> ItemsKept:
+    async def add_items(self, bodies: Sequence[NewItem]) -> ItemsReceipt:
         """Items that the active model was not trained on, on disk when this returns; all of them or none."""
         items = [AddedItem(_kept_id(body.id), _row(body)) for body in bodies]
         return await self._adding.ask(items, deadline=WRITE_DEADLINE)
@@ -145,9 +145,9 @@ class Service:
         found: list[CatalogueItem] = await self._look("search", text, limit)
         return found
 
-    async def history(self, user: str, limit: int) -> KeptHistory:
+    async def history(self, user: str, limit: int) -> UserHistory:
         """A user's newest events."""
-        found: KeptHistory = await self._look("history", user, limit)
+        found: UserHistory = await self._look("history", user, limit)
         return found
 
     async def forget(self, user: str) -> int:
@@ -164,16 +164,16 @@ class Service:
         planned: PlanAnswer = await self._planning.ask(("plan", asked), deadline=5 * DEADLINE)
         return planned
 
-    async def served(self) -> ModelsServed:
+    async def served(self) -> ModelsStatus:
         """What is being served, with its report."""
-        found: ModelsServed = await self._look("served")
+        found: ModelsStatus = await self._look("served")
         return found
 
-    async def switch(self, name: str | None) -> Switched:
+    async def switch(self, name: str | None) -> ActiveRun:
         """Serve another run; None is the previous one. Loading it takes its time and stops nobody."""
         asked = ("rollback",) if name is None else ("switch", name)
         async with self._control:
-            switched: Switched = await self._lanes.call("control", *asked)
+            switched: ActiveRun = await self._lanes.call("control", *asked)
             await self._tell_model()
         return switched
 
@@ -208,7 +208,7 @@ class Service:
                 await self._lanes.call("deletions", "forget", user)
         return removed
 
-    async def _add_one(self, requests: Sequence[Sequence[AddedItem]]) -> list[ItemsKept]:
+    async def _add_one(self, requests: Sequence[Sequence[AddedItem]]) -> list[ItemsReceipt]:
         async with self._control:
             return [await self._lanes.call("control", "add_items", requests[0])]
 
@@ -290,6 +290,6 @@ def _row(body: NewItem) -> dict[str, Any]:
 def _kept_id(id: str | int) -> str:
     """An id as a text; that of a whole number was not measured when the body was read."""
     name = identifier(id)
-    if len(name) > LONGEST_ID:
-        raise InputError(f"An id has at most {LONGEST_ID} characters, got a number of {len(name)} digits.")
+    if len(name) > MAX_ID:
+        raise InputError(f"An id has at most {MAX_ID} characters, got a number of {len(name)} digits.")
     return name

@@ -24,7 +24,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     store: str = STORE
     host: str = "127.0.0.1"
     workers: int = 1
-    memory_mb: int = 256
+    cache_mb: int = 256
     """Megabytes in which each worker may remember encoded histories, so that a new event costs one token."""
     keys: Path | None = None
     rate_limit: float | None = None
@@ -32,7 +32,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     origins: tuple[str, ...] = ()
     """Other sites whose pages may ask."""
     log_level: Level = "info"
-    begun: bool = False
+    joining: bool = False
     """Whether the service is running already, and a process of it is started, or started again: what it was told to
     begin with is then no wish any more."""
 
@@ -41,11 +41,11 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"Serve one run, or two to set them side by side; got {len(self.runs)}.")
         if self.workers < 1:
             raise InputError(f"--workers must be at least 1, got {self.workers}.")
-        if self.memory_mb < 0:
-            raise InputError(f"--memory-mb must be at least 0, which remembers nothing, got {self.memory_mb}.")
+        if self.cache_mb < 0:
+            raise InputError(f"--cache-mb must be at least 0, which remembers nothing, got {self.cache_mb}.")
         if self.runs_folder is not None and not self.runs_folder.is_dir():
             raise InputError(f"--runs must name a folder that holds run folders; {self.runs_folder} is none.")
-        # Said here, before anything is begun, and not by every process later.
+        # Said here, before anything is started, and not by every process later.
         check_level(self.log_level)
         if self.rate_limit is not None:
             RateLimit(self.rate_limit)

@@ -118,7 +118,7 @@ class EngineProcess:
         self._tried = 0  # times that it was started again, or could not be
         self._answering = _Answering(self)
         self._process, self._ends = _spawned(settings)
-        self._settings = msgspec.structs.replace(settings, begun=True)  # for those that come after it
+        self._settings = msgspec.structs.replace(settings, joining=True)  # for those that come after it
         # Before multiprocessing waits for its children, at exit: this one leaves when its lanes are closed.
         atexit.register(self._close_ends)
 

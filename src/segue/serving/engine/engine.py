@@ -16,17 +16,17 @@ from segue.recommend.memories import MEGABYTE
 from segue.serving.engine.answering import answer_questions, read_rows, whole_histories
 from segue.serving.engine.models import Models, ServedModel
 from segue.serving.http.bodies import (
-    MOST_ENTRIES,
+    MAX_ENTRIES,
+    ActiveRun,
     Answer,
     CatalogueItem,
     ExplanationRequest,
-    ItemsKept,
-    KeptEvent,
-    KeptHistory,
-    ModelsServed,
+    HistoryEvent,
+    ItemsReceipt,
+    ModelsStatus,
     PlanAnswer,
     PlanRequest,
-    Switched,
+    UserHistory,
 )
 from segue.serving.questions import Encoded, Encodings, Question
 from segue.serving.settings import ServiceSettings
@@ -50,12 +50,12 @@ class Engine:
     @staticmethod
     def open(settings: ServiceSettings) -> Engine:
         """Load what `segue serve` was told to serve."""
-        memory_bytes = settings.memory_mb * MEGABYTE // len(settings.runs)
+        memory_bytes = settings.cache_mb * MEGABYTE // len(settings.runs)
         served = [ServedModel.open(run, memory_bytes=memory_bytes) for run in settings.runs]
         store = open_store(settings.store)
         try:
             models = Models(
-                served, runs=settings.runs_folder, store=store, memory_bytes=memory_bytes, begun=settings.begun
+                served, runs=settings.runs_folder, store=store, memory_bytes=memory_bytes, joining=settings.joining
             )
             return Engine(models, store)
         except BaseException:
@@ -86,10 +86,10 @@ class Engine:
         """The ids that the active model was trained on most."""
         return self.models.active.recommender.recommend([], k=k).ids
 
-    def history(self, user: str, limit: int) -> KeptHistory:
+    def history(self, user: str, limit: int) -> UserHistory:
         """A user's newest events."""
         rows = self._store.last([user], limit + 1)[0]
-        return KeptHistory(user=user, events=_shown(rows[-limit:], self.models.active), more=len(rows) > limit)
+        return UserHistory(user=user, events=_shown(rows[-limit:], self.models.active), more=len(rows) > limit)
 
     def unknown(self, items: Iterable[str]) -> set[str]:
         """Those that the active model does not know."""
@@ -134,7 +134,7 @@ class Engine:
         """The history that was given, or that is kept of the user who was named."""
         if asked.user is None:
             return read_history(asked.history or [])
-        return read_rows(whole_histories(self._store, [identifier(asked.user)])[0][-MOST_ENTRIES:])
+        return read_rows(whole_histories(self._store, [identifier(asked.user)])[0][-MAX_ENTRIES:])
 
     def forget(self, user: str) -> None:
         """Remember nothing of a user, whom the store does not have any more."""
@@ -161,19 +161,19 @@ class Engine:
         extended, whole = map(sum, zip(*counted, strict=True))
         return Encodings(extended=extended, whole=whole, bytes=sum(kept.bytes for kept in memories))
 
-    def served(self) -> ModelsServed:
+    def served(self) -> ModelsStatus:
         """What is being served, with its report."""
         return self.models.served()
 
-    def switch(self, name: str) -> Switched:
+    def switch(self, name: str) -> ActiveRun:
         """Serve another run."""
         return self.models.switch(name)
 
-    def rollback(self) -> Switched:
+    def rollback(self) -> ActiveRun:
         """Serve the previous run."""
         return self.models.rollback()
 
-    def add_items(self, items: Sequence[AddedItem]) -> ItemsKept:
+    def add_items(self, items: Sequence[AddedItem]) -> ItemsReceipt:
         """Keep new items and serve them."""
         return self.models.add_items(items)
 
@@ -195,11 +195,11 @@ def _only(asked: ExplanationRequest | PlanRequest, served: ServedModel) -> Seque
     return fitting if asked.only is None else list({*map(str, asked.only)} & {*fitting})
 
 
-def _shown(rows: Sequence[Row], model: ServedModel) -> list[KeptEvent]:
+def _shown(rows: Sequence[Row], model: ServedModel) -> list[HistoryEvent]:
     vocabulary = model.recommender.vocabulary
     titles = vocabulary.titles(vocabulary.numbers([row[0] for row in rows], unknown="zero"))
     return [
-        KeptEvent(
+        HistoryEvent(
             item=item,
             title=title,
             time=EPOCH + timedelta(microseconds=time),

@@ -21,7 +21,7 @@ from segue.recommend.new_items import NewItems, new_items, refusal
 from segue.recommend.plan import Planner
 from segue.recommend.recommender import Recommender
 from segue.serving.engine.catalogue import Catalogue, new_rows
-from segue.serving.http.bodies import ItemsKept, ModelCard, ModelsServed, Switched
+from segue.serving.http.bodies import ActiveRun, ItemsReceipt, ModelCard, ModelsStatus
 from segue.serving.refusals import CannotSwitchError, UnknownModelError
 from segue.serving.store.store import Active, AddedItem, HistoryStore
 
@@ -159,10 +159,10 @@ class Models:
         runs: Path | None,
         store: HistoryStore,
         memory_bytes: int = MEMORY_BYTES,
-        begun: bool = False,
+        joining: bool = False,
     ) -> None:
         """`served`: the first is the one to begin with. `runs`: the folder of runs that may be switched to, with so
-        many bytes to remember encoded histories in. `begun`: the service is running, and this process only joins."""
+        many bytes to remember encoded histories in. `joining`: the service is running, and this process only joins."""
         assert served
         names = [model.name for model in served]
         if len(set(names)) < len(names):
@@ -177,7 +177,7 @@ class Models:
         self._items_version = 0  # of the store: the added items up to here are known to the models being served
         self._unfit: tuple[int, float] | None = None  # a version that could not be followed, and when to try again
         self._take_items()
-        self._begin(begun=begun)
+        self._begin(joining=joining)
 
     @property
     def active(self) -> ServedModel:
@@ -198,17 +198,17 @@ class Models:
         names = ", ".join(model.name for model in served)
         raise UnknownModelError(f"No model called {name!r} is being served; there is: {names}.")
 
-    def served(self) -> ModelsServed:
+    def served(self) -> ModelsStatus:
         """All that is being served."""
         served, state = self._served, self._state
-        return ModelsServed(
+        return ModelsStatus(
             active=served[0].name,
             previous=state.previous,
             switchable=self._switchable(),
             models=[model.card for model in served],
         )
 
-    def switch(self, name: str) -> Switched:
+    def switch(self, name: str) -> ActiveRun:
         """Serve another run from the next request on. It is loaded and checked first; a bad one changes nothing."""
         with self._switching:
             self._refuse_where_fixed()
@@ -216,10 +216,10 @@ class Models:
             loaded = self._loaded(name)
             if name == state.run:  # perhaps it could not be loaded before
                 self._serve(loaded, state)
-                return Switched(active=name, previous=state.previous)
+                return ActiveRun(active=name, previous=state.previous)
             return self._switch(loaded, msgspec.structs.replace(state, run=name, previous=state.run))
 
-    def rollback(self) -> Switched:
+    def rollback(self) -> ActiveRun:
         """Serve the previous run again."""
         with self._switching:
             state = self._agreed_state()
@@ -228,7 +228,7 @@ class Models:
             loaded = self._loaded(state.previous)
             return self._switch(loaded, msgspec.structs.replace(state, run=state.previous, previous=state.run))
 
-    def add_items(self, items: Sequence[AddedItem]) -> ItemsKept:
+    def add_items(self, items: Sequence[AddedItem]) -> ItemsReceipt:
         """Keep items that no run was trained on, for every replica, and answer them from the next request on.
 
         Where the active run takes new items at all, those that it cannot take are refused, and none is kept.
@@ -241,7 +241,7 @@ class Models:
             active = self.active
         named = dict.fromkeys(item.id for item in items)
         left = [active.left_out[name] for name in named if name in active.left_out]
-        return ItemsKept(accepted=len(named), served=len(named) - len(left), reason=left[0] if left else None)
+        return ItemsReceipt(accepted=len(named), served=len(named) - len(left), reason=left[0] if left else None)
 
     def _take_items(self) -> bool:
         """Serve what was added to the store since it was looked at last; whether anything was."""
@@ -273,12 +273,12 @@ class Models:
         """What all replicas serve, or should: a run that cannot be loaded here is in the way of no switch."""
         return self._store.active() or self._state
 
-    def _switch(self, loaded: ServedModel, state: Active) -> Switched:
+    def _switch(self, loaded: ServedModel, state: Active) -> ActiveRun:
         state = msgspec.structs.replace(state, version=state.version + 1)
         if not self._store.activate(state, expected=state.version - 1):
             raise CannotSwitchError("Another switch came first; see GET /model, then ask again.")
         self._serve(loaded, state)
-        return Switched(active=state.run, previous=state.previous)
+        return ActiveRun(active=state.run, previous=state.previous)
 
     def _serve(self, loaded: ServedModel, state: Active) -> None:
         """From the next question on. Of two side by side, both stay: the other one stands beside now."""
@@ -286,12 +286,12 @@ class Models:
         self._served = (loaded, *(before if model is loaded else model for model in beside))
         self._state = state
 
-    def _begin(self, *, begun: bool) -> None:
+    def _begin(self, *, joining: bool) -> None:
         """Agree with the store on what is active: after a restart, the run that was switched to, where it can be."""
         own = self.active
         while True:
             state = self._store.active()
-            if state is not None and (begun or state.started_with == own.name):
+            if state is not None and (joining or state.started_with == own.name):
                 self._state = state
                 try:
                     self._serve(self._loaded(state.run), state)

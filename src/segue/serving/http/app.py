@@ -15,9 +15,9 @@ from litestar.openapi.spec import Example, Parameter, RequestBody
 from litestar.types import Receive, Scope, Send
 
 from segue.errors import FolderError, SegueError, StoreError
-from segue.serving.http.bodies import MOST_BYTES
+from segue.serving.http.bodies import MAX_BODY_BYTES
+from segue.serving.http.fast_path import fast_request
 from segue.serving.http.pages import PAGE_ROUTES, SchemaPage
-from segue.serving.http.plain import plain_request
 from segue.serving.http.problems import (
     JsonRequest,
     http_problem,
@@ -49,7 +49,7 @@ class Application(Litestar):
 
     async def __call__(self, scope: Any, receive: Receive | Any, send: Send | Any) -> None:
         if scope["type"] == "http":
-            plain = plain_request(self.service, scope, receive)
+            plain = fast_request(self.service, scope, receive)
             if plain is not None:
                 scope["path_template"], answer = plain
                 await self._answer(answer, scope, receive, send)
@@ -91,7 +91,7 @@ def create_app(service: Service, *, examples: Sequence[str] = ()) -> Litestar:
         [*ROUTES, *PAGE_ROUTES],
         lifespan=[running],
         exception_handlers=PROBLEMS,
-        request_max_body_size=MOST_BYTES,
+        request_max_body_size=MAX_BODY_BYTES,
         request_class=JsonRequest,
         logging_config=None,
         openapi_config=OpenAPIConfig(

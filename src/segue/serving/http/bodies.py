@@ -11,22 +11,22 @@ from segue.errors import InputError
 from segue.recommend.answers import BEAM, Plan, Recommendation
 from segue.recommend.history import Entry
 
-MOST_ANSWERS = 1000
-MOST_PLANNED = 50  # items of a plan
-MOST_BEAM = 32
-MOST_BYTES = 1_000_000  # of a request's body
-MOST_ENTRIES = 10_000
-MOST_EVENTS = 1000
-MOST_ITEMS = 1000  # added in one request
-MOST_COLUMNS = 64
-LONGEST_VECTOR = 4096
-LONGEST_TEXT = 10_000  # characters of what a catalogue says of an item
-LONGEST_ID = 1024  # characters of a user, item, event id or kind that is kept
+MAX_K = 1000
+MAX_PLAN = 50  # items of a plan
+MAX_BEAM = 32
+MAX_BODY_BYTES = 1_000_000  # of a request's body
+MAX_ENTRIES = 10_000
+MAX_EVENTS = 1000
+MAX_NEW_ITEMS = 1000  # added in one request
+MAX_COLUMNS = 64
+MAX_VECTOR = 4096
+MAX_TEXT = 10_000  # characters of what a catalogue says of an item
+MAX_ID = 1024  # characters of a user, item, event id or kind that is kept
 
-Ids = Annotated[list[str | int], msgspec.Meta(max_length=MOST_ENTRIES)]
-ShortText = Annotated[str, msgspec.Meta(max_length=LONGEST_ID)]
-Id = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_ID)] | int
-K = Annotated[int, msgspec.Meta(ge=1, le=MOST_ANSWERS, description="How many items to answer.")]
+Ids = Annotated[list[str | int], msgspec.Meta(max_length=MAX_ENTRIES)]
+ShortText = Annotated[str, msgspec.Meta(max_length=MAX_ID)]
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID)] | int
+K = Annotated[int, msgspec.Meta(ge=1, le=MAX_K, description="How many items to answer.")]
 
 
 def about(description: str) -> msgspec.Meta:
@@ -37,14 +37,14 @@ def about(description: str) -> msgspec.Meta:
 History = Annotated[
     list[str | int | Entry],
     msgspec.Meta(
-        max_length=MOST_ENTRIES,
+        max_length=MAX_ENTRIES,
         description="Item ids, oldest first, or entries with an item and perhaps a time, a kind and a value; "
         "they are sorted by time where every one has it.",
     ),
 ]
 KeepSeen = Annotated[bool | None, about("Whether items of the history may be answered; null is the run's own way.")]
 Where = Annotated[
-    dict[str, Annotated[list[str | int | float | bool], msgspec.Meta(max_length=MOST_ENTRIES)]],
+    dict[str, Annotated[list[str | int | float | bool], msgspec.Meta(max_length=MAX_ENTRIES)]],
     msgspec.Meta(max_length=16, description="Columns of the catalogue and the values that an answer may have in them."),
 ]
 Now = Annotated[
@@ -93,9 +93,9 @@ class EventsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Annotated[ShortText | None, about("What happened, such as click or buy.")] = None
     value: Annotated[float | None, about("How much of it, such as a rating.")] = None
     id: Annotated[Id | None, about("The event's own id, of all users: what is sent twice with it is kept once.")] = None
-    events: Annotated[list[EventBody], msgspec.Meta(max_length=MOST_EVENTS)] | None = None
+    events: Annotated[list[EventBody], msgspec.Meta(max_length=MAX_EVENTS)] | None = None
 
-    def listed(self) -> list[EventBody]:
+    def as_list(self) -> list[EventBody]:
         """The events."""
         single = [getattr(self, field) for field in EventBody.__struct_fields__]
         if self.events is not None and all(field is None for field in single):
@@ -105,7 +105,7 @@ class EventsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [EventBody(*single)]
 
 
-class EventsKept(msgspec.Struct, frozen=True):
+class EventsReceipt(msgspec.Struct, frozen=True):
     """What became of events: they are on disk."""
 
     accepted: int
@@ -133,22 +133,20 @@ class CatalogueItems(msgspec.Struct, frozen=True):
 
 
 Detail = (
-    Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
+    Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
     | int
     | float
     | bool
-    | Annotated[
-        list[float | Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]], msgspec.Meta(max_length=LONGEST_VECTOR)
-    ]
+    | Annotated[list[float | Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]], msgspec.Meta(max_length=MAX_VECTOR)]
     | None
 )
 Title = Annotated[
-    Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)] | None, about("Its title; a part of what it is known by.")
+    Annotated[str, msgspec.Meta(max_length=MAX_TEXT)] | None, about("Its title; a part of what it is known by.")
 ]
 Details = Annotated[
     dict[ShortText, Detail],
     msgspec.Meta(
-        max_length=MOST_COLUMNS,
+        max_length=MAX_COLUMNS,
         description="Further columns of the catalogue: its vector, its category, whatever there is to filter by. "
         "Columns that the run does not have are kept and left aside.",
     ),
@@ -169,9 +167,9 @@ class NewItemsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Id | None = None
     title: Title = None
     details: Details = {}
-    items: Annotated[list[NewItem], msgspec.Meta(max_length=MOST_ITEMS)] | None = None
+    items: Annotated[list[NewItem], msgspec.Meta(max_length=MAX_NEW_ITEMS)] | None = None
 
-    def listed(self) -> list[NewItem]:
+    def as_list(self) -> list[NewItem]:
         """The items."""
         if self.items is not None and self.id is None and self.title is None and not self.details:
             return self.items
@@ -180,7 +178,7 @@ class NewItemsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [NewItem(self.id, self.title, self.details)]
 
 
-class ItemsKept(msgspec.Struct, frozen=True):
+class ItemsReceipt(msgspec.Struct, frozen=True):
     """What became of new items: they are on disk, and every worker and replica follows within a second."""
 
     accepted: int
@@ -191,7 +189,7 @@ class ItemsKept(msgspec.Struct, frozen=True):
     """Why it does not answer the others."""
 
 
-class KeptEvent(msgspec.Struct, frozen=True):
+class HistoryEvent(msgspec.Struct, frozen=True):
     """An event of a user's history."""
 
     item: str
@@ -203,16 +201,16 @@ class KeptEvent(msgspec.Struct, frozen=True):
     """Whether the active model knows the item."""
 
 
-class KeptHistory(msgspec.Struct, frozen=True):
+class UserHistory(msgspec.Struct, frozen=True):
     """A user's newest events, oldest first."""
 
     user: str
-    events: list[KeptEvent]
+    events: list[HistoryEvent]
     more: bool
     """Whether there are older ones."""
 
 
-class Forgotten(msgspec.Struct, frozen=True):
+class Deletion(msgspec.Struct, frozen=True):
     """What was removed."""
 
     removed: int
@@ -239,8 +237,8 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     history: Annotated[History | None, about("A history; else name a user.")] = None
     user: Annotated[Id | None, about("A user whose history the service keeps.")] = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=MOST_PLANNED, description="How many items to plan.")] = 5
-    beam: Annotated[int, msgspec.Meta(ge=1, le=MOST_BEAM, description="How many plans are followed side by side.")] = (
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_PLAN, description="How many items to plan.")] = 5
+    beam: Annotated[int, msgspec.Meta(ge=1, le=MAX_BEAM, description="How many plans are followed side by side.")] = (
         BEAM
     )
     exclude: Annotated[Ids | None, about("Ids that are no part of a plan.")] = None
@@ -283,7 +281,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     """As `segue evaluate --json` prints it."""
 
 
-class ModelsServed(msgspec.Struct, frozen=True):
+class ModelsStatus(msgspec.Struct, frozen=True):
     """What is being served."""
 
     active: str
@@ -301,7 +299,7 @@ class SwitchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: Annotated[str, msgspec.Meta(max_length=255, description="The name of a folder under --runs, never a path.")]
 
 
-class Switched(msgspec.Struct, frozen=True):
+class ActiveRun(msgspec.Struct, frozen=True):
     """What is served now."""
 
     active: str

@@ -20,7 +20,7 @@ from segue.errors import InputError
 from segue.serving.http.bodies import PROBLEM_TYPE, Problem
 from segue.serving.http.keys import Holder, Keys, Role, is_loopback
 from segue.serving.http.limits import RateLimit
-from segue.serving.http.logs import REQUEST_ID, JsonLines
+from segue.serving.http.logs import REQUEST_ID, JsonLogHandler
 from segue.serving.http.metrics import Metrics
 
 Scope = MutableMapping[str, Any]
@@ -29,8 +29,8 @@ Headers = dict[bytes, bytes]
 Header = tuple[bytes, bytes]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-MOST_PATH = 8192  # bytes
-MOST_QUERY = 65_536
+MAX_PATH_BYTES = 8192  # bytes
+MAX_QUERY_BYTES = 65_536
 CLIENT_GONE = 499  # in logs and metrics: nobody was there to be answered
 UNMATCHED = "unmatched"  # the route of a request that the application has no route for
 GUARD = "guard"  # the route of a request that the guard answered itself
@@ -105,8 +105,8 @@ class Guard:
         *,
         keys: Keys,
         metrics: Metrics,
-        most_bytes: int,
-        logs: JsonLines | None = None,
+        max_body_bytes: int,
+        logs: JsonLogHandler | None = None,
         rate_limit: RateLimit | None = None,
         allowed_origins: Iterable[str] = (),
         host: str = "localhost",
@@ -115,7 +115,7 @@ class Guard:
         self._app = app
         self._keys = keys
         self._metrics = metrics
-        self._most_bytes = most_bytes
+        self._max_body_bytes = max_body_bytes
         self._logs = logs
         self._rate_limit = rate_limit
         self._origins = frozenset(read_origin(name) for name in allowed_origins)
@@ -233,10 +233,10 @@ class Guard:
                 "The request comes from a page of another site, which the service was not told to allow.",
             )
         length = int(headers.get(b"content-length", b"0"))
-        if length > self._most_bytes:
+        if length > self._max_body_bytes:
             return refusal(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"A body has at most {self._most_bytes} bytes, got {length}; send less at a time.",
+                f"A body has at most {self._max_body_bytes} bytes, got {length}; send less at a time.",
             )
         has_body = length > 0 or b"transfer-encoding" in headers
         if has_body and method in WITH_BODY and not _is_json(headers.get(b"content-type", b"")):
@@ -302,11 +302,11 @@ def needed_role(method: str, pieces: Sequence[bytes]) -> Role | None:
 
 def _too_long(scope: Scope) -> Reply | None:
     path, query = len(scope.get("raw_path") or scope["path"].encode()), len(scope["query_string"])
-    if path <= MOST_PATH and query <= MOST_QUERY:
+    if path <= MAX_PATH_BYTES and query <= MAX_QUERY_BYTES:
         return None
     return refusal(
         HTTPStatus.REQUEST_URI_TOO_LONG,
-        f"A path has at most {MOST_PATH} bytes and a query {MOST_QUERY}, got {path} and {query}.",
+        f"A path has at most {MAX_PATH_BYTES} bytes and a query {MAX_QUERY_BYTES}, got {path} and {query}.",
     )
 
 

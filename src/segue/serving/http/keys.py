@@ -21,8 +21,8 @@ from segue.errors import InputError
 Role = Literal["read", "write", "admin"]
 
 ROLES: tuple[Role, ...] = get_args(Role)
-SHORTEST_KEY = 16
-KEY = re.compile(rf"[!-~]{{{SHORTEST_KEY},}}")  # what an HTTP header carries unchanged
+MIN_KEY = 16
+KEY = re.compile(rf"[!-~]{{{MIN_KEY},}}")  # what an HTTP header carries unchanged
 VARIABLES: dict[Role, str] = {role: f"SEGUE_{role.upper()}_KEYS" for role in ROLES}
 HOW_TO_MAKE = (
     'write a file with lines such as read = ["KEY"], write = ["KEY"], admin = ["KEY"] and name it with --keys FILE, '
@@ -132,13 +132,13 @@ def _check(keys: Sequence[str], where: str) -> None:
     for number, key in enumerate(keys, 1):
         if not KEY.fullmatch(key):
             raise InputError(
-                f"A key has at least {SHORTEST_KEY} ASCII characters and no spaces; number {number} of {where} has not."
+                f"A key has at least {MIN_KEY} ASCII characters and no spaces; number {number} of {where} has not."
             )
 
 
 def _shown(sections: Mapping[str, object]) -> str:
     """Names of unknown sections, but not of one that may be a key in the wrong place."""
-    return ", ".join(repr(name) if len(name) < SHORTEST_KEY else "a long one" for name in sections)
+    return ", ".join(repr(name) if len(name) < MIN_KEY else "a long one" for name in sections)
 
 
 def is_loopback(name: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 
 from segue.errors import InputError
 
-MOST_CLIENTS = 10_000
+MAX_CLIENTS = 10_000
 
 
 class RateLimit:
@@ -21,7 +21,7 @@ class RateLimit:
         self,
         per_second: float,
         *,
-        most_clients: int = MOST_CLIENTS,
+        max_clients: int = MAX_CLIENTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0 < per_second < float("inf"):
@@ -30,7 +30,7 @@ class RateLimit:
             )
         self._rate = per_second
         self._full = max(per_second, 1)
-        self._most_clients = most_clients
+        self._most_clients = max_clients
         self._clock = clock
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # tokens left, and when
 

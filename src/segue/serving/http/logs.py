@@ -51,7 +51,7 @@ class RequestLine(msgspec.Struct, frozen=True):
     milliseconds: float
 
 
-class JsonLines(logging.Handler):
+class JsonLogHandler(logging.Handler):
     """Writes each record and each request as one line of JSON, and goes on when nobody can read it."""
 
     def __init__(self, stream: BinaryIO, level: int = logging.INFO) -> None:
@@ -69,7 +69,7 @@ class JsonLines(logging.Handler):
                 logger=record.name,
                 message=_message(record),
                 request_id=REQUEST_ID.get(),
-                traceback=None if error is None else without_texts(error),
+                traceback=None if error is None else redacted_traceback(error),
             )
         )
 
@@ -100,21 +100,21 @@ class JsonLines(logging.Handler):
             pass
 
 
-def configure_logs(level: Level = "info") -> JsonLines:
+def configure_logs(level: Level = "info") -> JsonLogHandler:
     """Send every logger of this process, uvicorn's too, to standard error as JSON lines; again replaces the first."""
     check_level(level)
     number = logging.getLevelNamesMapping()[level.upper()]
-    lines = JsonLines(sys.stderr.buffer, number)
+    lines = JsonLogHandler(sys.stderr.buffer, number)
     root = logging.getLogger()
     for handler in [*root.handlers]:
-        if isinstance(handler, JsonLines):
+        if isinstance(handler, JsonLogHandler):
             root.removeHandler(handler)
     root.addHandler(lines)
     root.setLevel(number)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.asgi"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
-    # It writes paths, without a handler too if it is loud enough; `JsonLines.request` is in its place.
+    # It writes paths, without a handler too if it is loud enough; `JsonLogHandler.request` is in its place.
     logging.getLogger("uvicorn.access").disabled = True
     return lines
 
@@ -134,7 +134,7 @@ def _message(record: logging.LogRecord) -> str:
     return message.partition("\n")[0] if record.name == "asyncio" else message
 
 
-def without_texts(error: BaseException) -> str:
+def redacted_traceback(error: BaseException) -> str:
     """A traceback that says where and what kind, without the texts of exceptions: they may quote a user's id."""
     parts = []
     for each in _chain(error, set()):

@@ -54,7 +54,7 @@ class Metrics:
             "segue_encodings", "Histories encoded, whole or what was new in them.", ["extent"], registry=registry
         )
         self._memory = Gauge(
-            "segue_memory_bytes",
+            "segue_cache_bytes",
             "Encoded histories that are remembered.",
             multiprocess_mode="livesum",
             registry=registry,

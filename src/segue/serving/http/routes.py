@@ -16,45 +16,45 @@ from segue.errors import InputError
 from segue.recommend.answers import Explanation
 from segue.recommend.history import microseconds, read_history
 from segue.serving.http.bodies import (
-    MOST_ANSWERS,
-    MOST_ENTRIES,
+    MAX_ENTRIES,
+    MAX_K,
+    ActiveRun,
     Answer,
     CatalogueItems,
+    Deletion,
     EventsBody,
-    EventsKept,
+    EventsReceipt,
     ExplanationRequest,
-    Forgotten,
     Health,
-    ItemsKept,
-    KeptHistory,
-    ModelsServed,
+    ItemsReceipt,
+    ModelsStatus,
     NewItemsBody,
     PlanAnswer,
     PlanRequest,
     RecommendationRequest,
-    Switched,
     SwitchRequest,
+    UserHistory,
 )
 from segue.serving.http.problems import JsonRequest, conflict, not_found, problem_spec
 from segue.serving.questions import Question
 from segue.serving.refusals import CannotSwitchError
 from segue.serving.service import Service
 
-MOST_LISTED = 200  # items of a search
+MAX_LISTED = 200  # items of a search
 
 User = Annotated[str, PathParameter(description="A user's id.")]
 Item = Annotated[str, PathParameter(description="An item's id.")]
-K = Annotated[int, QueryParameter(ge=1, le=MOST_ANSWERS, description="How many items to answer.")]
+K = Annotated[int, QueryParameter(ge=1, le=MAX_K, description="How many items to answer.")]
 Model = Annotated[str | None, QueryParameter(description="Which of the models served; without it, the active one.")]
 KeepSeen = Annotated[
     bool | None, QueryParameter(description="Whether seen items may be answered; without it, the run's own way.")
 ]
-IdList = Annotated[list[str] | None, QueryParameter(description="Ids; may be repeated.", max_items=MOST_ENTRIES)]
+IdList = Annotated[list[str] | None, QueryParameter(description="Ids; may be repeated.", max_items=MAX_ENTRIES)]
 WhereList = Annotated[
     list[str] | None,
     QueryParameter(
         description="column:value of the catalogue; of one column any value will do, of several all must fit.",
-        max_items=MOST_ENTRIES,
+        max_items=MAX_ENTRIES,
     ),
 ]
 
@@ -85,8 +85,8 @@ WITH_BODY = {**GUARDED, 413: LARGE, 415: NOT_JSON}
     description="One event, or several as {events: […]}. The answer comes when they are on disk.",
     responses={**WITH_BODY, 400: BAD, 503: BUSY},
 )
-async def events(data: JSONBody[EventsBody], request: JsonRequest) -> EventsKept:
-    return await request.service.keep(data.listed())
+async def events(data: JSONBody[EventsBody], request: JsonRequest) -> EventsReceipt:
+    return await request.service.keep(data.as_list())
 
 
 @get(
@@ -162,7 +162,7 @@ async def similar(request: JsonRequest, id: Item, k: K = 10, model: Model = None
 async def items(
     request: JsonRequest,
     search: Annotated[str, QueryParameter(description="A part of an id or a title.", max_length=1024)] = "",
-    limit: Annotated[int, QueryParameter(ge=1, le=MOST_LISTED, description="How many items to list.")] = 20,
+    limit: Annotated[int, QueryParameter(ge=1, le=MAX_LISTED, description="How many items to list.")] = 20,
 ) -> CatalogueItems:
     return CatalogueItems(items=await request.service.search(search, limit))
 
@@ -175,8 +175,8 @@ async def items(
     "on, here and within a second in every worker and replica; the answer comes when they are on disk.",
     responses={**WITH_BODY, 400: BAD, 503: BUSY},
 )
-async def new_items(data: JSONBody[NewItemsBody], request: JsonRequest) -> ItemsKept:
-    return await request.service.add_items(data.listed())
+async def new_items(data: JSONBody[NewItemsBody], request: JsonRequest) -> ItemsReceipt:
+    return await request.service.add_items(data.as_list())
 
 
 @get(
@@ -187,8 +187,8 @@ async def new_items(data: JSONBody[NewItemsBody], request: JsonRequest) -> Items
 async def history(
     request: JsonRequest,
     id: User,
-    limit: Annotated[int, QueryParameter(ge=1, le=MOST_ENTRIES, description="How many events to list.")] = 100,
-) -> KeptHistory:
+    limit: Annotated[int, QueryParameter(ge=1, le=MAX_ENTRIES, description="How many events to list.")] = 100,
+) -> UserHistory:
     return await request.service.history(decoded(id), limit)
 
 
@@ -199,12 +199,12 @@ async def history(
     description="Every event of the user is removed.",
     responses={**GUARDED, 400: BAD, 503: BUSY},
 )
-async def forget(request: JsonRequest, id: User) -> Forgotten:
+async def forget(request: JsonRequest, id: User) -> Deletion:
     removed = await request.service.forget(decoded(id))
     # The framework remembers paths that were asked for, and they hold the id.
     request.app.asgi_router.handle_routing.cache_clear()
     parse_path_params.cache_clear()
-    return Forgotten(removed=removed)
+    return Deletion(removed=removed)
 
 
 @post(
@@ -231,7 +231,7 @@ async def plans(data: JSONBody[PlanRequest], request: JsonRequest) -> PlanAnswer
 
 
 @get("/model", summary="What is being served", responses={**GUARDED, 503: BUSY})
-async def model_served(request: JsonRequest) -> ModelsServed:
+async def model_served(request: JsonRequest) -> ModelsStatus:
     return await request.service.served()
 
 
@@ -242,7 +242,7 @@ async def model_served(request: JsonRequest) -> ModelsServed:
     exception_handlers={CannotSwitchError: conflict},
     responses={**WITH_BODY, 400: BAD, 409: CONFLICT, 503: BUSY},
 )
-async def switch(data: JSONBody[SwitchRequest], request: JsonRequest) -> Switched:
+async def switch(data: JSONBody[SwitchRequest], request: JsonRequest) -> ActiveRun:
     return await request.service.switch(data.run)
 
 
@@ -253,7 +253,7 @@ async def switch(data: JSONBody[SwitchRequest], request: JsonRequest) -> Switche
     exception_handlers={CannotSwitchError: conflict},
     responses={**WITH_BODY, 409: CONFLICT, 503: BUSY},
 )
-async def rollback(request: JsonRequest) -> Switched:
+async def rollback(request: JsonRequest) -> ActiveRun:
     return await request.service.switch(None)
 
 

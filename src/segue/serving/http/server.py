@@ -20,7 +20,7 @@ from segue.data.dataset import Data
 from segue.errors import InputError
 from segue.folders import read_manifest
 from segue.serving.engine.channel import EngineProcess, settle
-from segue.serving.http.bodies import MOST_BYTES
+from segue.serving.http.bodies import MAX_BODY_BYTES
 from segue.serving.http.guard import Guard
 from segue.serving.http.keys import Keys, check_binding
 from segue.serving.http.limits import RateLimit
@@ -32,7 +32,7 @@ from segue.serving.store.fill import FillReport, fill_store
 from segue.serving.store.store import open_store
 
 STOPPING_SECONDS = 10  # requests in flight get this long at the end
-HANDED_OVER = "SEGUE_SERVICE"  # the environment variable in which workers find their settings
+SETTINGS_VARIABLE = "SEGUE_SERVICE"  # the environment variable in which workers find their settings
 
 
 def serve(
@@ -105,7 +105,7 @@ def make_app(settings: ServiceSettings) -> Guard:
         app,
         keys=keys,
         metrics=metrics,
-        most_bytes=MOST_BYTES,
+        max_body_bytes=MAX_BODY_BYTES,
         logs=logs,
         rate_limit=None if settings.rate_limit is None else RateLimit(settings.rate_limit / settings.workers),
         allowed_origins=settings.origins,
@@ -116,7 +116,7 @@ def make_app(settings: ServiceSettings) -> Guard:
 def worker_app() -> Guard:
     """The application of a worker process, which finds its settings in the environment."""
     return make_app(
-        msgspec.json.decode(os.environ[HANDED_OVER], type=ServiceSettings, dec_hook=lambda kind, text: kind(text))
+        msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=ServiceSettings, dec_hook=lambda kind, text: kind(text))
     )
 
 
@@ -126,15 +126,15 @@ def _serve_with_workers(settings: ServiceSettings, listening: socket.socket, sta
     trial = EngineProcess(settings)  # what is wrong with a run or a store is said once, here, not by every worker
     trial.wait_until_ready()
     trial.end()
-    begun = msgspec.structs.replace(settings, begun=True)
-    os.environ[HANDED_OVER] = msgspec.json.encode(begun, enc_hook=str).decode()
+    joining = msgspec.structs.replace(settings, joining=True)
+    os.environ[SETTINGS_VARIABLE] = msgspec.json.encode(joining, enc_hook=str).decode()
     configuration = _configuration("segue.serving.http.server:worker_app", factory=True, workers=settings.workers)
     try:
         with shared_between_workers():
             started()
             Multiprocess(configuration, sockets=[listening]).run()
     finally:
-        del os.environ[HANDED_OVER]
+        del os.environ[SETTINGS_VARIABLE]
 
 
 def _configuration(app: Guard | str, **more: Any) -> uvicorn.Config:

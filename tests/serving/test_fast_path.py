@@ -13,8 +13,8 @@ from small_service import Client, asked_in_process, small_service, tiny_recommen
 from segue.errors import InputError, StoreError
 from segue.serving.http import app as app_module
 from segue.serving.http.app import create_app
-from segue.serving.http.bodies import MOST_BYTES
-from segue.serving.http.plain import plain_request
+from segue.serving.http.bodies import MAX_BODY_BYTES
+from segue.serving.http.fast_path import fast_request
 from segue.serving.refusals import OverloadedError
 from segue.serving.service import Service
 
@@ -35,14 +35,14 @@ def client_fixture(service: Service) -> Iterator[Client]:
 
 def both(client: Client, monkeypatch: pytest.MonkeyPatch, method: str, path: str, **more: Any) -> list[httpx.Response]:
     """The response past the framework, then the framework's. In a path, {} is a user that nobody asked about."""
-    responses, plain, used = [], plain_request, []
+    responses, plain, used = [], fast_request, []
 
     def counted(*arguments: Any) -> Any:
         used.append(plain(*arguments))
         return used[-1]
 
     for request in (counted, lambda *_: None):
-        monkeypatch.setattr(app_module, "plain_request", request)
+        monkeypatch.setattr(app_module, "fast_request", request)
         responses.append(client.request(method, path.format(f"user-{next(USERS)}"), **more))
     assert used[0] is not None, "the request is not as plain as this test thinks"
     return responses
@@ -78,7 +78,7 @@ def test_an_unknown_user(client: Client, monkeypatch: pytest.MonkeyPatch) -> Non
         (b'{"user": "bob", "item": "1"', 400),
         (b"\xff", 400),
         (b"[" * 100_000, 400),
-        (b"x" * (MOST_BYTES + 1), 413),
+        (b"x" * (MAX_BODY_BYTES + 1), 413),
     ],
 )
 def test_events(client: Client, monkeypatch: pytest.MonkeyPatch, body: bytes, status: int) -> None:
@@ -133,7 +133,7 @@ def test_failures(
 def test_what_is_not_plain_goes_through_the_framework(
     client: Client, monkeypatch: pytest.MonkeyPatch, method: str, path: str
 ) -> None:
-    plain, found = plain_request, []
-    monkeypatch.setattr(app_module, "plain_request", lambda *asked: found.append(plain(*asked)))
+    plain, found = fast_request, []
+    monkeypatch.setattr(app_module, "fast_request", lambda *asked: found.append(plain(*asked)))
     client.request(method, path)
     assert found == [None]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from litestar.exceptions import HTTPException
 
-from segue.serving.http.bodies import MOST_ANSWERS, MOST_BYTES, EventsBody
+from segue.serving.http.bodies import MAX_BODY_BYTES, MAX_K, EventsBody
 from segue.serving.http.problems import read_json
 from segue.serving.questions import Question
 from segue.serving.service import Service
@@ -25,10 +25,10 @@ RECOMMENDATIONS, EVENTS = "/users/{id}/recommendations", "/events"
 Receive = Callable[[], Awaitable[Any]]
 
 
-def plain_request(service: Service, scope: Any, receive: Receive) -> tuple[str, Coroutine[Any, Any, bytes]] | None:
+def fast_request(service: Service, scope: Any, receive: Receive) -> tuple[str, Coroutine[Any, Any, bytes]] | None:
     """The route's template and the answer to come, as JSON, to a request that is plain and can be used."""
     if scope["method"] == "GET":
-        question = plain_question(scope)
+        question = fast_question(scope)
         return None if question is None else (RECOMMENDATIONS, service.answer(question))
     if scope["method"] == "POST" and scope.get("raw_path") == b"/events" and not scope["query_string"]:
         headers = dict(scope["headers"])
@@ -37,7 +37,7 @@ def plain_request(service: Service, scope: Any, receive: Receive) -> tuple[str, 
     return None
 
 
-def plain_question(scope: Any) -> Question | None:
+def fast_question(scope: Any) -> Question | None:
     """A question about a user, with nothing else or with how many items."""
     raw: bytes = scope.get("raw_path") or b""  # some servers leave the query in it
     path, query = PATH.fullmatch(raw.partition(b"?")[0]), QUERY.fullmatch(scope["query_string"])
@@ -47,7 +47,7 @@ def plain_question(scope: Any) -> Question | None:
     if query[1] is None:
         return Question(user=user)
     k = int(query[1])
-    return Question(user=user, k=k) if k <= MOST_ANSWERS else None
+    return Question(user=user, k=k) if k <= MAX_K else None
 
 
 async def _kept(service: Service, receive: Receive) -> bytes:
@@ -55,6 +55,6 @@ async def _kept(service: Service, receive: Receive) -> bytes:
     while more:
         message = await receive()
         body, more = body + message.get("body", b""), message.get("more_body", False)
-        if len(body) > MOST_BYTES:
+        if len(body) > MAX_BODY_BYTES:
             raise HTTPException(status_code=413)
-    return msgspec.json.encode(await service.keep(read_json(body, EventsBody).listed()))
+    return msgspec.json.encode(await service.keep(read_json(body, EventsBody).as_list()))
