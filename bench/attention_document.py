@@ -21,7 +21,7 @@ from segue.layers.attention.scores import Additive, Bilinear, Product
 from segue.layers.blocks.transformer import SASRecBlock
 from segue.layers.packed import PackedBatch
 from segue.layers.positions.positions import Rotary, distance_buckets, sinusoids
-from segue.recommend.attention_text import View, attention_lines
+from segue.recommend.explain.attention_text import View, attention_lines
 from segue.recommend.recommender import Recommender
 
 TEMPLATE = Path(__file__).with_suffix(".template.md")

@@ -24,7 +24,7 @@ from segue import api, folders
 from segue.data.dataset import Data
 from segue.data.write.writer import write_table
 from segue.errors import InputError
-from segue.recommend.embed import PART_USERS
+from segue.recommend.jobs.embed import PART_USERS
 
 SIZES = (100_000, 1_000_000)
 EVENTS = 50  # of each user

@@ -14,7 +14,7 @@ from segue.export import export_onnx
 from segue.index.build import build_index
 from segue.index.settings import IndexSettings
 from segue.models.sequence import SequenceModel
-from segue.recommend.answers import Recommendation
+from segue.recommend.answer import Recommendation
 from segue.recommend.recommender import Recommender
 from segue.slim import SlimRecommender
 

@@ -18,7 +18,7 @@ from segue.data.settings import EngineName, on_spark
 from segue.data.write.summary import summary_lines
 from segue.errors import FolderError, InputError, SettingsError
 from segue.folders import read_manifest, verify_contents
-from segue.recommend.answers import BEAM, UNTIMED
+from segue.recommend.answer import BEAM, UNTIMED
 
 if TYPE_CHECKING:
     from segue.config import About, Settings
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from segue.evaluation.window.report import WindowReport
     from segue.export import Export
     from segue.models.build import Builder
-    from segue.recommend.answers import Explanation
-    from segue.recommend.embed import EmbedReport
+    from segue.recommend.explain.explanation import Explanation
+    from segue.recommend.jobs.embed import EmbedReport
+    from segue.recommend.jobs.runner import JobRunner
     from segue.recommend.new_items import ItemsAdded
     from segue.recommend.recommender import Recommender
-    from segue.recommend.workers import Workers
     from segue.training.loop import Step
 
 __all__ = [
@@ -325,15 +325,15 @@ def explanation_lines(
     query: who looks, as an entry's number, `?` for the question or `?2` for a plan's second step; else the one that the
         answer is made from, or in a drawing everyone.
     """
-    from segue.recommend.attention_text import View
-    from segue.recommend.explain_text import lines
+    from segue.recommend.explain.attention_text import View
+    from segue.recommend.explain.text import lines
 
     return list(lines(explanation, View(layer=layer, head=head, query=query)))
 
 
 def write_explanation(explanation: Explanation, path: Path) -> None:
     """An explanation as a self-contained page with bars and heat maps."""
-    from segue.recommend.explain_page import html
+    from segue.recommend.explain.page import html
 
     _write_page(html(explanation), path)
 
@@ -419,7 +419,7 @@ def recipes() -> dict[str, About]:
 
 def history_of(recommender: Recommender, user: str, *, data: Data | Path | str | None = None) -> list[Any]:
     """A user's history in the log, as `recommend` takes it."""
-    from segue.recommend.batch import user_history
+    from segue.recommend.jobs.batch import user_history
 
     return list(user_history(_log_of(recommender, data), user))
 
@@ -442,7 +442,7 @@ def recommend_users(
 
     engine, spark_remote: as for `embed`.
     """
-    from segue.recommend.batch import recommend_users as answer_users
+    from segue.recommend.jobs.batch import recommend_users as answer_users
 
     log = _log_of(recommender, data)
     return answer_users(
@@ -455,7 +455,7 @@ def recommend_users(
         only=only,
         keep_seen=keep_seen,
         progress=progress,
-        workers=_workers(engine, spark_remote, recommender, log),
+        runner=_runner(engine, spark_remote, recommender, log),
     )
 
 
@@ -483,7 +483,7 @@ def embed(
         process; else what SPARK_REMOTE or spark-submit say; else a local session.
     progress: told how many users are done, and of how many.
     """
-    from segue.recommend.embed import embed_users
+    from segue.recommend.jobs.embed import embed_users
     from segue.recommend.recommender import Recommender
 
     if encoder is not None and engine == "spark":
@@ -492,17 +492,17 @@ def embed(
         )
     recommender = run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)
     log = data if isinstance(data, Data) else Data.open(data)
-    workers = _workers(engine, spark_remote, recommender, log)
-    return embed_users(recommender, log, out, since=since, items=items, progress=progress, workers=workers)
+    runner = _runner(engine, spark_remote, recommender, log)
+    return embed_users(recommender, log, out, since=since, items=items, progress=progress, runner=runner)
 
 
-def _workers(engine: EngineName, remote: str | None, recommender: Recommender, data: Data) -> Workers | None:
+def _runner(engine: EngineName, remote: str | None, recommender: Recommender, data: Data) -> JobRunner | None:
     """Who answers, None for this process."""
     if not on_spark(engine, remote):
         return None
-    from segue.recommend.spark import SparkWorkers
+    from segue.recommend.jobs.spark import SparkRunner
 
-    return SparkWorkers(recommender, data, remote=remote)
+    return SparkRunner(recommender, data, remote=remote)
 
 
 def _log_of(recommender: Recommender, data: Data | Path | str | None) -> Data:

@@ -50,7 +50,7 @@ from segue.models.sequence import SequenceModel
 from segue.models.text.encoder import TextEncoder
 from segue.objective.tasks.positive import PositiveEvents
 from segue.process_group import ALONE, Team
-from segue.recommend.embed import run_digest
+from segue.recommend.jobs.embed import run_digest
 from segue.recommend.recommender import Recommender
 from segue.training.distributed.processes import DeathsError, joined, launchers, on_processes
 from segue.training.item_codes import CODES, CODES_ALL, kept_codes

@@ -19,9 +19,9 @@ import numpy as np
 from segue.data.batch import MICROSECONDS, Batch, take
 from segue.data.vocabulary import PADDING
 from segue.errors import FolderError, SettingsError
-from segue.recommend.answers import Ranking, Recommendation
+from segue.recommend.answer import Ranking, Recommendation
 from segue.recommend.history import Moment, microseconds, read_histories
-from segue.recommend.known import KnownItems
+from segue.recommend.known_items import KnownItems
 from segue.recommend.rules import Rules, left_out
 
 __all__ = ["Facts", "SlimRecommender"]

@@ -15,7 +15,7 @@ from planted_logs import cycle_log
 
 import segue
 from segue.models.checkpoint import load_model
-from segue.recommend.embed import run_digest
+from segue.recommend.jobs.embed import run_digest
 from segue.training.loop import Step
 
 LONG = ("--set", "train.epochs=8", "--set", "train.patience=8")

@@ -21,11 +21,11 @@ from planted_logs import cycle_log
 import segue
 from segue.errors import FolderError
 from segue.folders import read_manifest
-from segue.recommend import embed as embed_module
+from segue.recommend.jobs import embed as embed_module
 
 USERS = 60
 KILLED_IN_THE_MIDDLE = (
-    "import segue.recommend.embed as embed; embed.PART_USERS = 1; from segue.cli import main; main()"  # many parts
+    "import segue.recommend.jobs.embed as embed; embed.PART_USERS = 1; from segue.cli import main; main()"  # many parts
 )
 
 

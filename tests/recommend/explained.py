@@ -5,7 +5,8 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any
 
-from segue.recommend.answers import Contribution, Explanation, ScoredItem
+from segue.recommend.answer import ScoredItem
+from segue.recommend.explain.explanation import Contribution, Explanation
 
 
 def made(contributions: list[Contribution], **further: Any) -> Explanation:

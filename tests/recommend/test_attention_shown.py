@@ -23,9 +23,9 @@ from segue.errors import InputError
 from segue.index.exact import ExactIndex
 from segue.layers.packed import PackedBatch
 from segue.models.attention_map import AttentionMap, attention_maps
-from segue.recommend.answers import Attention, Contribution, Explanation
-from segue.recommend.attention_text import View, attention_lines, labels
-from segue.recommend.explain_page import html
+from segue.recommend.explain.attention_text import View, attention_lines, labels
+from segue.recommend.explain.explanation import Attention, Contribution, Explanation
+from segue.recommend.explain.page import html
 from segue.recommend.recommender import Recommender
 from segue.serving.engine.models import ServedModel
 

@@ -19,9 +19,9 @@ from segue.folders import write_manifest
 from segue.index.exact import ExactIndex
 from segue.layers.packed import PackedBatch
 from segue.models.sequence import SequenceModel
-from segue.recommend import batch as batch_module
-from segue.recommend import users_file, workers
-from segue.recommend.batch import recommend_users, user_history
+from segue.recommend.jobs import batch as batch_module
+from segue.recommend.jobs import runner, users_file
+from segue.recommend.jobs.batch import recommend_users, user_history
 from segue.recommend.recommender import Recommender
 
 DAY = 86_400_000_000
@@ -157,7 +157,7 @@ def test_answers_do_not_depend_on_the_chunks(
     pl.DataFrame({"user": names}).write_parquet(users)
     whole = recommend_users(recommender, data, users, tmp_path / "whole", k=2)
     monkeypatch.setattr(users_file, "CHUNK_ROWS", 5)
-    monkeypatch.setattr(workers, "MOST_EVENTS", 4)
+    monkeypatch.setattr(runner, "MOST_EVENTS", 4)
     monkeypatch.setattr(batch_module, "PART_ROWS", 11)
     told: list[int] = []
     parts = recommend_users(recommender, data, users, tmp_path / "parts", k=2, progress=told.append)

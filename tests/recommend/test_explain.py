@@ -29,10 +29,11 @@ from segue.layers.positions.positions import LearnedPositions
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.recommend import explain as explain_module
-from segue.recommend.answers import Attention, Contribution, Explanation, ScoredItem
-from segue.recommend.explain_page import html
-from segue.recommend.explain_text import lines
+from segue.recommend.answer import ScoredItem
+from segue.recommend.explain import contributions as explain_module
+from segue.recommend.explain.explanation import Attention, Contribution, Explanation
+from segue.recommend.explain.page import html
+from segue.recommend.explain.text import lines
 from segue.recommend.recommender import Recommender
 
 LETTERS = list("abcdef")

@@ -22,8 +22,8 @@ from segue.data.kinds import Kinds
 from segue.models.build import build_model
 from segue.models.facts import Facts
 from segue.models.settings import ModelSettings
-from segue.recommend.batch import recommend_users, user_history
 from segue.recommend.history import Entry, pack_histories, read_history
+from segue.recommend.jobs.batch import recommend_users, user_history
 from segue.recommend.recommender import Recommender
 from segue.serving.engine.answering import read_rows
 from segue.serving.http.app import create_app

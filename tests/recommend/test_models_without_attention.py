@@ -9,7 +9,7 @@ import torch
 from segue.data.batch import Batch
 from segue.models.build import build_model
 from segue.models.settings import ModelSettings
-from segue.recommend.explain import looks
+from segue.recommend.explain.contributions import looks
 
 HISTORY = Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array([3]))
 

@@ -23,7 +23,7 @@ from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.recommend import plan as plan_module
-from segue.recommend.answers import BEAM
+from segue.recommend.answer import BEAM
 from segue.recommend.plan import Planner
 from segue.recommend.recommender import Recommender, Seen
 

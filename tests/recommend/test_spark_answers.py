@@ -20,11 +20,11 @@ import segue
 from segue.api import embed, recommend_users
 from segue.data.spark.session import explained
 from segue.errors import FolderError, InputError, SettingsError
-from segue.recommend import batch, users_file
-from segue.recommend import embed as embed_module
-from segue.recommend import spark as spark_module
-from segue.recommend.spark import SparkWorkers
-from segue.recommend.workers import Arrays, Worker
+from segue.recommend.jobs import batch, users_file
+from segue.recommend.jobs import embed as embed_module
+from segue.recommend.jobs import spark as spark_module
+from segue.recommend.jobs.runner import Arrays, JobContext
+from segue.recommend.jobs.spark import SparkRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,14 +98,14 @@ def test_every_row_is_answered_as_here(
 
 
 def test_a_process_opens_the_run_once(model: segue.Recommender, data: segue.Data) -> None:
-    def told(worker: Worker, question: Arrays) -> Arrays:
-        from segue.recommend import spark
+    def told(worker: JobContext, question: Arrays) -> Arrays:
+        from segue.recommend.jobs import spark
 
         facts = (os.getpid(), spark._worker.cache_info().misses, torch.get_num_threads(), len(worker.data.users))
         return {"facts": np.array([*question["number"], *facts])}
 
     asked = [(number, {"number": np.array([number])}) for number in range(6)]
-    answers = list(SparkWorkers(model, data).answers(told, asked))
+    answers = list(SparkRunner(model, data).answers(told, asked))
     facts = np.array([answer["facts"] for _, answer in answers])
     assert [number for number, _ in answers] == facts[:, 0].tolist() == list(range(6))
     opened = {(process, times) for process, times in facts[:, 1:3].tolist()}
@@ -129,7 +129,7 @@ def test_large_answers_do_not_fill_the_memory(
             asked.append(number)
             yield number, {}
 
-    answers = SparkWorkers(model, data).answers(lambda *_: {}, questions())
+    answers = SparkRunner(model, data).answers(lambda *_: {}, questions())
     ahead = [len(asked) - number - 1 for number, _ in answers]
     assert ahead == [4, 3, 2, 2, 2, 2, 2, 1, 0]
 
@@ -226,14 +226,14 @@ def test_executors_without_segue(model: segue.Recommender, data: segue.Data) -> 
     class Elsewhere:
         """What an executor meets that cannot import segue: the task does not even arrive."""
 
-        def __call__(self, worker: Worker, question: Arrays) -> Arrays:
+        def __call__(self, worker: JobContext, question: Arrays) -> Arrays:
             raise NotImplementedError
 
         def __reduce__(self) -> tuple[Any, ...]:
             return nowhere, ()
 
     with pytest.raises(InputError, match=r"on the Spark executors has no segue; install segue \d"):
-        list(SparkWorkers(model, data).answers(Elsewhere(), [(0, {})]))
+        list(SparkRunner(model, data).answers(Elsewhere(), [(0, {})]))
 
 
 def test_what_spark_refuses_is_one_sentence(spark: SparkSession) -> None:

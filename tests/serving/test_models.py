@@ -19,7 +19,7 @@ from small_service import Client, asked_in_process, assert_problem, guarded, ids
 from segue.errors import FolderError, InputError
 from segue.folders import digest
 from segue.models.checkpoint import WEIGHTS
-from segue.recommend.answers import Recommendation, ScoredItem
+from segue.recommend.answer import Recommendation, ScoredItem
 from segue.serving.engine import models as models_module
 from segue.serving.engine.channel import Here
 from segue.serving.engine.engine import Engine

@@ -142,7 +142,7 @@ def test_a_run_by_ids_keeps_what_a_later_one_can_take(runs: Path, tmp_path: Path
 
 
 def test_what_is_remembered_of_a_user_stays_until_an_item_changes(runs: Path, tmp_path: Path) -> None:
-    """Memories are of items as they were read: new ones change nothing of them, other content does."""
+    """KV caches are of items as they were read: new ones change nothing of them, other content does."""
     store = open_store(str(tmp_path / "s"))
     with contextlib.closing(
         Engine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)

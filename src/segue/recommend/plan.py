@@ -14,7 +14,7 @@ from segue.data.batch import Batch, take
 from segue.errors import FolderError, InputError
 from segue.index.exact import best_columns
 from segue.layers.packed import PackedBatch, tensors
-from segue.recommend.answers import BEAM, Plan, PlannedItem
+from segue.recommend.answer import BEAM, Plan, PlannedItem
 from segue.recommend.history import ReadHistory, pack_histories
 from segue.recommend.rules import Rules, left_out
 

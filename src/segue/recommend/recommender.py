@@ -27,8 +27,9 @@ from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, read_descr
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import MixtureOfLogits
-from segue.recommend.answers import BEAM, Explanation, Plan, Ranking, Recommendation
-from segue.recommend.explain import explain_history, looks, steps_of, with_steps
+from segue.recommend.answer import BEAM, Plan, Ranking, Recommendation
+from segue.recommend.explain.contributions import explain_history, looks, steps_of, with_steps
+from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import (
     Moment,
     ReadHistory,
@@ -38,7 +39,7 @@ from segue.recommend.history import (
     read_histories,
     read_history,
 )
-from segue.recommend.known import KnownItems, similar_lengths
+from segue.recommend.known_items import KnownItems, similar_lengths
 from segue.recommend.new_items import directions, extended, new_items
 from segue.recommend.plan import Search, plan_histories
 from segue.recommend.rules import Rules, left_out
@@ -223,7 +224,7 @@ class Recommender:
     ) -> list[Recommendation]:
         """The same for histories that were read, each with rules of its own; `query_times` [B]: the questions' seconds.
 
-        `encode`: another way to the same questions; see `Memories`.
+        `encode`: another way to the same questions; see `KVCaches`.
         """
         return self.known.answers(
             histories, lambda batch: self.rank(batch, rules, encode=encode), query_times=query_times

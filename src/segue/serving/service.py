@@ -12,7 +12,7 @@ from typing import Any
 
 from segue.data.batch import MICROSECONDS
 from segue.errors import InputError, SegueError
-from segue.recommend.answers import Explanation
+from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import identifier, microseconds
 from segue.serving.engine.batching import Batching, Together
 from segue.serving.engine.channel import Lanes

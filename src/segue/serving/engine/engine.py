@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from segue.errors import InputError
-from segue.recommend.answers import Explanation
+from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import ReadHistory, identifier, read_history
-from segue.recommend.memories import MEGABYTE
+from segue.recommend.kv_caches import MEGABYTE
 from segue.serving.engine.answering import answer_questions, read_rows, whole_histories
 from segue.serving.engine.models import Models, ServedModel
 from segue.serving.http.bodies import (

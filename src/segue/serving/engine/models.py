@@ -16,7 +16,7 @@ import numpy as np
 from segue.errors import FolderError, InputError, SegueError
 from segue.folders import MANIFEST, verify_contents
 from segue.models.checkpoint import WEIGHTS
-from segue.recommend.memories import Memories
+from segue.recommend.kv_caches import KVCaches
 from segue.recommend.new_items import NewItems, new_items, refusal
 from segue.recommend.plan import Planner
 from segue.recommend.recommender import Recommender
@@ -42,7 +42,7 @@ class ServedModel:
         """`memory_bytes`: the most that may be remembered of encoded histories."""
         self.name = name
         self.recommender = recommender
-        self.memories = Memories(recommender.model, most_bytes=memory_bytes)
+        self.memories = KVCaches(recommender.model, most_bytes=memory_bytes)
         self.catalogue = Catalogue(recommender.vocabulary)
         self.left_out: dict[str, str] = {}  # ids of items that were to be added, and why they are not
         self._answer_something()
@@ -65,7 +65,7 @@ class ServedModel:
             served.catalogue = Catalogue(recommender.vocabulary)
             served._answer_something()
             if found.changed:  # what was remembered was read with their old content
-                served.memories = Memories(recommender.model, most_bytes=self.memories.most_bytes)
+                served.memories = KVCaches(recommender.model, most_bytes=self.memories.most_bytes)
             else:
                 self.memories.follow(recommender.model)
         named = {item.id for item in items}

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from segue.errors import InputError
-from segue.recommend.answers import BEAM, Plan, Recommendation
+from segue.recommend.answer import BEAM, Plan, Recommendation
 from segue.recommend.history import Entry
 
 MAX_K = 1000

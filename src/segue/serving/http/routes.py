@@ -13,7 +13,7 @@ from litestar.params import JSONBody, PathParameter, QueryParameter
 
 from segue.data.batch import MICROSECONDS
 from segue.errors import InputError
-from segue.recommend.answers import Explanation
+from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import microseconds, read_history
 from segue.serving.http.bodies import (
     MAX_ENTRIES,

@@ -26,9 +26,9 @@ import torch
 from segue.data.dataset import Data
 from segue.data.spark.session import explained, open_session
 from segue.errors import FolderError, InputError, SegueError
-from segue.recommend.embed import run_digest
+from segue.recommend.jobs.embed import run_digest
+from segue.recommend.jobs.runner import Arrays, ChunkFunction, JobContext
 from segue.recommend.recommender import INDEX, Recommender
-from segue.recommend.workers import Arrays, Task, Worker
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -52,15 +52,17 @@ class _Place:
     data_digest: str
 
 
-class SparkWorkers:
+class SparkRunner:
     """The executors of a session: the one that runs, that of `remote` (sc://host:port), or a local one."""
 
     def __init__(self, recommender: Recommender, data: Data, *, remote: str | None = None) -> None:
         self._place = _place(recommender, data)
         self._remote = remote
 
-    def answers(self, task: Task, questions: Iterable[tuple[T, Arrays]]) -> Generator[tuple[T, Arrays], None, None]:
-        """As `Workers` says. Two questions for every core of the cluster are on their way at a time, or some more.
+    def answers(
+        self, task: ChunkFunction, questions: Iterable[tuple[T, Arrays]]
+    ) -> Generator[tuple[T, Arrays], None, None]:
+        """As `JobRunner` says. Two questions for every core of the cluster are on their way at a time, or some more.
 
         Fewer where so many answers would fill the memory: how large they are is known from the first on.
         """
@@ -147,7 +149,7 @@ def _unpacked(packed: bytes) -> Arrays:
 # --- on an executor ---------------------------------------------------------------------------------------------------
 
 
-def _answered(place: _Place, task: Task, question: bytes) -> tuple[bytes | None, str | None]:
+def _answered(place: _Place, task: ChunkFunction, question: bytes) -> tuple[bytes | None, str | None]:
     """The answer, or the sentence why there is none: as an error, Spark would try again, and bury it in a trace."""
     try:
         return _packed(task(_worker(place), _unpacked(question))), None
@@ -156,7 +158,7 @@ def _answered(place: _Place, task: Task, question: bytes) -> tuple[bytes | None,
 
 
 @lru_cache(maxsize=1)
-def _worker(place: _Place) -> Worker:
+def _worker(place: _Place) -> JobContext:
     """Opened once in a process; the one before it, of another place, is given up."""
     from pyspark import TaskContext
 
@@ -172,4 +174,4 @@ def _worker(place: _Place) -> Worker:
         raise FolderError(f"On {here}: {error} Every executor must see the run and the data at these paths.") from error
     if _place(recommender, data) != place:
         raise FolderError(f"On {here}, {place.run} or {place.data} has not what it has here; share the same folders.")
-    return Worker(recommender, data)
+    return JobContext(recommender, data)

@@ -20,7 +20,7 @@ LEAST_EVENTS = 16  # of a window: a shorter one, encoded among others, takes no 
 RECENT = 4096  # users asked about last: of whom is asked about once in a while, nothing is worth keeping
 
 
-class Memories:
+class KVCaches:
     """Of the users of one model, those used longest ago forgotten first. For one thread at a time.
 
     A model that cannot be continued encodes every window whole, and so does a bound of 0.

@@ -17,7 +17,8 @@ from segue.index.search import ItemIndex
 from segue.layers.packed import tensors
 from segue.models.attention_map import AttentionMap, Mapped, attention_maps
 from segue.models.sequence import SequenceModel
-from segue.recommend.answers import Attention, Contribution, Explanation, PlannedItem, ScoredItem
+from segue.recommend.answer import PlannedItem, ScoredItem
+from segue.recommend.explain.explanation import Attention, Contribution, Explanation
 from segue.recommend.history import ReadHistory, pack_histories
 from segue.recommend.plan import Planner, Search, plan_histories
 from segue.recommend.rules import Rules

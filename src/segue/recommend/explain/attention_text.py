@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from segue.errors import InputError
-from segue.recommend.answers import Attention, Explanation
+from segue.recommend.explain.explanation import Attention, Explanation
 
 NAMED = 3  # entries named for each head
 NAMED_BESIDE = 2  # entries named beside each row of a heat map

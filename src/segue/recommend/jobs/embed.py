@@ -34,8 +34,8 @@ from segue import folders
 from segue.data.dataset import Data
 from segue.errors import FolderError
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS
+from segue.recommend.jobs.runner import Arrays, JobContext, JobRunner, LocalRunner
 from segue.recommend.recommender import ITEMS, Recommender
-from segue.recommend.workers import Arrays, OneWorker, Worker, Workers
 
 PART_USERS = 32_768  # a part's users: a kill costs at most their work
 PART_ITEMS = 262_144
@@ -90,7 +90,7 @@ def embed_users(
     since: Path | str | None = None,
     items: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    workers: Workers | None = None,
+    runner: JobRunner | None = None,
 ) -> EmbedReport:
     """Write the embedding of every user of `data` who has a known item; `out` becomes a Parquet data set.
 
@@ -99,7 +99,7 @@ def embed_users(
     since: an earlier data set of the same run; users of whom it knew as many events and the same newest are left out.
     items: write the items' embeddings too; the inner product of a user's and an item's is the item's score.
     progress: told how many users are done, and of how many.
-    workers: who embeds, with the same run and data; without them, this process. Only this process writes.
+    runner: who embeds, with the same run and data; without them, this process. Only this process writes.
     """
     out, width = Path(out).absolute(), recommender.embedding_width
     earlier = None if since is None else _Earlier(Path(since), recommender)
@@ -115,7 +115,7 @@ def embed_users(
         return done
     data.verify()  # everything is read anyway
     with _taken_up(out, job) as partial, folders.explained_writing(out):
-        counts = _Writer(partial, data, earlier, workers or OneWorker(recommender, data)).users(progress)
+        counts = _Writer(partial, data, earlier, runner or LocalRunner(recommender, data)).users(progress)
         written = _write_items(recommender, partial / CATALOGUE) if items else 0
         report = EmbedReport(
             users=data.sequences.n_users,
@@ -242,16 +242,16 @@ class _Part:
 class _Writer:
     """Writes the parts that are missing."""
 
-    def __init__(self, folder: Path, data: Data, earlier: _Earlier | None, workers: Workers) -> None:
+    def __init__(self, folder: Path, data: Data, earlier: _Earlier | None, runner: JobRunner) -> None:
         self.folder = folder
         self.data = data
         self.earlier = earlier
-        self.workers = workers
+        self.runner = runner
 
     def users(self, progress: Callable[[int, int], None] | None) -> list[_Counts]:
         """One part after another."""
         total = self.data.sequences.n_users
-        with closing(self.workers.answers(embed_part, self._missing(total))) as answers:
+        with closing(self.runner.answers(embed_part, self._missing(total))) as answers:
             for part, answer in answers:
                 self._write(part, answer["known"], answer["vectors"])
                 if progress is not None:
@@ -293,7 +293,7 @@ def _part_name(number: int) -> str:
     return f"part-{number:05}.parquet"
 
 
-def embed_part(worker: Worker, part: Arrays) -> Arrays:
+def embed_part(worker: JobContext, part: Arrays) -> Arrays:
     """The users span[0] … span[1] - 1 of the data, and which of them are asked about → those of these who have a known
     item, as places in the span, and their embeddings."""
     recommender, asked = worker.recommender, part["asked"]

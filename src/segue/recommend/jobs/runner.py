@@ -77,7 +77,7 @@ class LogHistories:
         return kinds
 
 
-class Worker:
+class JobContext:
     """What every process that answers has: a run, and the histories of a data folder in its numbers."""
 
     def __init__(self, recommender: Recommender, data: Data) -> None:
@@ -86,26 +86,30 @@ class Worker:
         self.histories = LogHistories(data, recommender)
 
 
-Task = Callable[[Worker, Arrays], Arrays]
+ChunkFunction = Callable[[JobContext, Arrays], Arrays]
 """Gives the same answer wherever the worker is."""
 
 
-class Workers(Protocol):
+class JobRunner(Protocol):
     """Those who do a task."""
 
-    def answers(self, task: Task, questions: Iterable[tuple[T, Arrays]]) -> Generator[tuple[T, Arrays], None, None]:
+    def answers(
+        self, task: ChunkFunction, questions: Iterable[tuple[T, Arrays]]
+    ) -> Generator[tuple[T, Arrays], None, None]:
         """The answer to each question, in their order; what stands beside the question stands beside the answer.
 
         Questions are read as they are needed, a few ahead at most. Close the generator where not all is read.
         """
 
 
-class OneWorker:
+class LocalRunner:
     """This process, which answers one question after another; torch uses all cores for each."""
 
     def __init__(self, recommender: Recommender, data: Data) -> None:
-        self._worker = Worker(recommender, data)
+        self._worker = JobContext(recommender, data)
 
-    def answers(self, task: Task, questions: Iterable[tuple[T, Arrays]]) -> Generator[tuple[T, Arrays], None, None]:
+    def answers(
+        self, task: ChunkFunction, questions: Iterable[tuple[T, Arrays]]
+    ) -> Generator[tuple[T, Arrays], None, None]:
         for beside, question in questions:
             yield beside, task(self._worker, question)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from segue.recommend.answers import UNTIMED, Contribution, Explanation
-from segue.recommend.attention_text import View, attention_lines
+from segue.recommend.answer import UNTIMED
+from segue.recommend.explain.attention_text import View, attention_lines
+from segue.recommend.explain.explanation import Contribution, Explanation
 
 HALF = 12  # characters of the longest bar
 

@@ -16,9 +16,9 @@ from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.recommend import memories as memories_module
+from segue.recommend import kv_caches as kv_caches_module
 from segue.recommend.history import ReadHistory
-from segue.recommend.memories import LEAST_EVENTS, Memories
+from segue.recommend.kv_caches import LEAST_EVENTS, KVCaches
 from segue.recommend.recommender import Recommender
 from segue.recommend.rules import Rules
 
@@ -47,7 +47,7 @@ def joined(*users: Batch) -> Batch:
     )
 
 
-def asked_about(memories: Memories, *users: tuple[str | None, int]) -> None:
+def asked_about(memories: KVCaches, *users: tuple[str | None, int]) -> None:
     """Ask about users by name, each with so many events of its own, and see that the questions are right."""
     model = memories._model
     windows = newest(joined(*(history(len(name or ""), events) for name, events in users)), 32, model.window_step)
@@ -58,7 +58,7 @@ def asked_about(memories: Memories, *users: tuple[str | None, int]) -> None:
 
 
 def test_from_the_second_question_on_only_what_is_new_is_encoded() -> None:
-    memories = Memories(model_of(), most_bytes=PLENTY)
+    memories = KVCaches(model_of(), most_bytes=PLENTY)
     for events, counts in ((20, (0, 1)), (20, (0, 1)), (21, (1, 0)), (21, (1, 0)), (23, (1, 0)), (32, (0, 1))):
         asked_about(memories, ("anna", events))
         assert memories.counted() == counts, events
@@ -71,7 +71,7 @@ def test_from_the_second_question_on_only_what_is_new_is_encoded() -> None:
 
 
 def test_users_with_and_without_a_memory_are_asked_about_together() -> None:
-    memories = Memories(model_of(), most_bytes=PLENTY)
+    memories = KVCaches(model_of(), most_bytes=PLENTY)
     for events in range(18, 40):
         asked_about(memories, ("bo", events), (None, 9), ("cleo", 30), ("x" * events, 20), ("bo", events))
     assert memories.users == ["cleo", "bo"]
@@ -80,8 +80,8 @@ def test_users_with_and_without_a_memory_are_asked_about_together() -> None:
 
 
 def test_who_is_asked_about_once_in_a_while_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories_module, "RECENT", 3)
-    memories = Memories(model_of(), most_bytes=PLENTY)
+    monkeypatch.setattr(kv_caches_module, "RECENT", 3)
+    memories = KVCaches(model_of(), most_bytes=PLENTY)
     for name in ("a", "bb", "ccc", "dddd") * 3:
         asked_about(memories, (name, 20))
     assert memories.users == [] and memories.bytes == 0
@@ -90,7 +90,7 @@ def test_who_is_asked_about_once_in_a_while_is_not_remembered(monkeypatch: pytes
 
 
 def test_short_histories_are_not_worth_it() -> None:
-    memories = Memories(model_of(), most_bytes=PLENTY)
+    memories = KVCaches(model_of(), most_bytes=PLENTY)
     for events in (LEAST_EVENTS - 2, LEAST_EVENTS - 1, LEAST_EVENTS - 1):
         asked_about(memories, ("anna", events))
     assert memories.users == []
@@ -100,12 +100,12 @@ def test_short_histories_are_not_worth_it() -> None:
 
 
 def test_memory_is_bounded_and_those_used_longest_ago_go_first() -> None:
-    memories = Memories(model_of(), most_bytes=PLENTY)
+    memories = KVCaches(model_of(), most_bytes=PLENTY)
     for _ in range(2):
         asked_about(memories, ("anna", 20))
     one = memories.bytes
     assert one > 2 * 2 * 8 * 32 * 4, "blocks, keys and values, width, room"
-    memories = Memories(model_of(), most_bytes=int(2.9 * one))
+    memories = KVCaches(model_of(), most_bytes=int(2.9 * one))
     for name in ("a", "bb", "ccc"):
         for _ in range(2):
             asked_about(memories, (name, 20))
@@ -121,7 +121,7 @@ def test_memory_is_bounded_and_those_used_longest_ago_go_first() -> None:
 
 
 def test_a_memory_too_large_for_the_bound_is_not_kept() -> None:
-    memories = Memories(model_of(), most_bytes=100)
+    memories = KVCaches(model_of(), most_bytes=100)
     for events in (20, 21, 22):
         asked_about(memories, ("anna", events))
     assert (memories.users, memories.bytes, memories.counted()) == ([], 0, (0, 3))
@@ -133,14 +133,14 @@ def test_a_memory_too_large_for_the_bound_is_not_kept() -> None:
     ids=["no memory", "counted from the newest", "looking both ways"],
 )
 def test_what_cannot_or_must_not_be_remembered_is_encoded_whole(most_bytes: int, changed: dict[str, Any]) -> None:
-    memories = Memories(model_of(**changed), most_bytes=most_bytes)
+    memories = KVCaches(model_of(**changed), most_bytes=most_bytes)
     for events in (20, 21, 22):
         asked_about(memories, ("anna", events))
     assert (memories.users, memories.bytes, memories.counted()) == ([], 0, (0, 3))
 
 
 def test_of_who_is_forgotten_nothing_is_left() -> None:
-    memories = Memories(model_of(), most_bytes=PLENTY)
+    memories = KVCaches(model_of(), most_bytes=PLENTY)
     for name in ("anna", "anna", "bo", "bo"):
         asked_about(memories, (name, 20))
     memories.forget("anna")
@@ -156,7 +156,7 @@ def test_answers_are_those_of_a_recommender_that_remembers_nothing() -> None:
     ids = [f"i{number}" for number in range(N_ITEMS)]
     index = ExactIndex.build(model.item_vectors())
     recommender = Recommender(model, index, Vocabulary(pl.DataFrame({"id": ids, "count": [1] * N_ITEMS})))
-    memories = Memories(model, most_bytes=PLENTY)
+    memories = KVCaches(model, most_bytes=PLENTY)
     rng = np.random.default_rng(3)
     items = [*rng.choice([*ids, "unknown"], 90)]
     rules = [Rules(k=3, keep_seen=True), Rules(k=5), Rules(k=2, only=np.array([3, 4, 5]), keep_seen=True)]

@@ -15,7 +15,7 @@ import numpy as np
 from segue.data.batch import Batch, cut_by_budget
 from segue.data.kinds import Kinds
 from segue.data.vocabulary import Names
-from segue.recommend.answers import Ranking, Recommendation, ScoredItem
+from segue.recommend.answer import Ranking, Recommendation, ScoredItem
 from segue.recommend.history import ReadHistory, identifiers, pack_histories
 from segue.recommend.rules import Rules
 

@@ -16,12 +16,12 @@ import polars as pl
 from segue import folders
 from segue.data.dataset import Data
 from segue.errors import FolderError, InputError
-from segue.recommend.answers import Ranking
+from segue.recommend.answer import Ranking
 from segue.recommend.history import Entry
+from segue.recommend.jobs.runner import Arrays, JobContext, JobRunner, LocalRunner
+from segue.recommend.jobs.users_file import Asked, read_users
 from segue.recommend.recommender import Recommender
 from segue.recommend.rules import Rules
-from segue.recommend.users_file import Asked, read_users
-from segue.recommend.workers import Arrays, OneWorker, Worker, Workers
 
 PART_ROWS = 1_000_000  # a file's rows
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -51,22 +51,22 @@ def recommend_users(
     only: Iterable[Any] | None = None,
     keep_seen: bool | None = None,
     progress: Callable[[int], None] | None = None,
-    workers: Workers | None = None,
+    runner: JobRunner | None = None,
 ) -> BatchReport:
     """Answer every row of a users file; `out` becomes a Parquet data set, complete or not at all.
 
     A row has a user and perhaps a time: only events before it are used then, else all of them. Columns written:
     user, time (where asked), rank (1 is the best), item, title, score, fallback. `progress` is told the rows done.
-    `workers`: who answers, with the same run and data; without them, this process.
+    `runner`: who answers, with the same run and data; without them, this process.
     """
     rules = recommender.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
     data.verify()  # everything is read anyway
-    workers = OneWorker(recommender, data) if workers is None else workers
+    runner = LocalRunner(recommender, data) if runner is None else runner
     asked, unknown, fallback = 0, 0, 0
     with folders.complete_folder(Path(out)) as staging:
         writer = _Parts(staging)
         questions = ((chunk, _question(chunk)) for chunk in read_users(Path(users), data))
-        with closing(workers.answers(partial(rank_users, rules=rules), questions)) as answers:
+        with closing(runner.answers(partial(rank_users, rules=rules), questions)) as answers:
             for chunk, answer in answers:
                 writer.add(_answers(recommender, chunk, Ranking(**answer)))
                 fallback += int(answer["fallback"].sum())
@@ -83,7 +83,7 @@ def _question(asked: Asked) -> Arrays:
     return {"users": asked.numbers} | ({} if asked.moments is None else {"moments": asked.moments})
 
 
-def rank_users(worker: Worker, asked: Arrays, *, rules: Rules) -> Arrays:
+def rank_users(worker: JobContext, asked: Arrays, *, rules: Rules) -> Arrays:
     """A question → the ranking of its users [n], field by field."""
     rankings = [
         worker.recommender.rank(histories, [rules] * len(rows))
