@@ -300,7 +300,7 @@ def stored(url: str, users: Sequence[str]) -> list[Posted]:
     """Every user's history as it is in the store."""
     store = open_store(url)
     try:
-        return [Posted(user, row) for user, rows in zip(users, store.last(users, None), strict=True) for row in rows]
+        return [Posted(user, row) for user, rows in zip(users, store.newest(users, None), strict=True) for row in rows]
     finally:
         store.close()
 

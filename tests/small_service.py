@@ -21,8 +21,8 @@ from segue.index.exact import ExactIndex
 from segue.models.build import build_model
 from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender, Seen
-from segue.serving.engine.channel import Here
-from segue.serving.engine.engine import Engine
+from segue.serving.engine.channel import LocalEngine
+from segue.serving.engine.engine import ServingEngine
 from segue.serving.engine.models import Models, ServedModel
 from segue.serving.http.app import create_app
 from segue.serving.http.bodies import MAX_BODY_BYTES
@@ -59,13 +59,13 @@ def small_service(store: Path, *recommenders: Recommender) -> Service:
     """Recommenders called "first" and "second", over a SQLite file. What it is handed to must run it."""
     served = [ServedModel(name, model) for name, model in zip(("first", "second"), recommenders, strict=False)]
     opened = open_store(str(store))
-    return Service(Here(Engine(Models(served, runs=None, store=opened), opened)), opened, Metrics())
+    return Service(LocalEngine(ServingEngine(Models(served, runs=None, store=opened), opened)), opened, Metrics())
 
 
 def models_of(service: Service) -> Models:
     """The models behind a small service."""
-    lanes = service._lanes
-    assert isinstance(lanes, Here)
+    lanes = service._engine
+    assert isinstance(lanes, LocalEngine)
     models: Models = lanes.engine.models
     return models
 

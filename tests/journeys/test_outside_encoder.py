@@ -22,7 +22,7 @@ from segue.models.items.tables import ItemTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.serving.embedded import application
-from segue.serving.engine.engine import Engine
+from segue.serving.engine.engine import ServingEngine
 from segue.serving.settings import ServiceSettings
 from segue.training.loop import Step
 
@@ -126,7 +126,7 @@ def test_the_command_line_refuses_it_with_one_sentence(outside_run: Path, line: 
 def test_the_engine_of_the_service_refuses_it_with_one_sentence(outside_run: Path, tmp_path: Path) -> None:
     """What it raises is what `segue serve` says."""
     with pytest.raises(SettingsError, match=f"{NAME}.*give its builder in Python"):
-        Engine.open(ServiceSettings(runs=(outside_run,), store=str(tmp_path / "store.sqlite")))
+        ServingEngine.open(ServiceSettings(runs=(outside_run,), store=str(tmp_path / "store.sqlite")))
 
 
 def test_a_recipe_cannot_name_a_builder_alone(

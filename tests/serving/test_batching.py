@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from segue.serving.engine.batching import Batching, Together, Work
-from segue.serving.refusals import OverloadedError
+from segue.serving.engine.batching import Batcher, BatchFunction, BatchProcessor
+from segue.serving.requests import OverloadedError
 
 
-def doubling(sizes: list[int], gate: asyncio.Event | None = None) -> Work[int, int]:
-    """Work that doubles numbers, refuses 13, notes how many it got at a time, and may be held at a gate."""
+def doubling(sizes: list[int], gate: asyncio.Event | None = None) -> BatchFunction[int, int]:
+    """BatchFunction that doubles numbers, refuses 13, notes how many it got at a time, and may be held at a gate."""
 
     async def work(jobs: Sequence[int]) -> list[int | Exception]:
         if gate is not None:
@@ -25,7 +25,7 @@ def doubling(sizes: list[int], gate: asyncio.Event | None = None) -> Work[int, i
 
 
 async def all_asked(
-    batching: Batching[int, int], jobs: Sequence[int], gate: asyncio.Event, *, deadline: float = 5
+    batching: Batcher[int, int], jobs: Sequence[int], gate: asyncio.Event, *, deadline: float = 5
 ) -> list[int | BaseException]:
     """Ask for all, open the gate when they wait, and gather."""
     asked = [asyncio.ensure_future(batching.ask(job, deadline=deadline)) for job in jobs]
@@ -39,7 +39,7 @@ def test_jobs_that_wait_are_done_together_and_in_order() -> None:
 
     async def main() -> list[int | BaseException]:
         gate = asyncio.Event()
-        batching = Batching(Together(doubling(sizes, gate), most=8), most_waiting=100)
+        batching = Batcher(BatchProcessor(doubling(sizes, gate), most=8), most_waiting=100)
         results = await all_asked(batching, range(21), gate)
         assert batching.waiting == 0
         return results
@@ -55,7 +55,7 @@ def test_work_that_fails_fails_for_everyone_who_asked() -> None:
         raise KeyError(str(len(jobs)))
 
     async def main() -> list[int | BaseException]:
-        batching = Batching(Together(broken, most=9), most_waiting=9)
+        batching = Batcher(BatchProcessor(broken, most=9), most_waiting=9)
         return await asyncio.gather(*(batching.ask(n, deadline=5) for n in range(3)), return_exceptions=True)
 
     assert [repr(result) for result in asyncio.run(main())] == ["KeyError('3')"] * 3
@@ -64,7 +64,7 @@ def test_work_that_fails_fails_for_everyone_who_asked() -> None:
 def test_past_the_bound_a_job_is_refused_at_once() -> None:
     async def main() -> list[int | BaseException]:
         gate = asyncio.Event()
-        batching = Batching(Together(doubling([], gate), most=1), most_waiting=3)
+        batching = Batcher(BatchProcessor(doubling([], gate), most=1), most_waiting=3)
         return await all_asked(batching, range(5), gate)
 
     results = asyncio.run(main())
@@ -77,7 +77,7 @@ def test_a_deadline_frees_the_asker_and_the_job_is_not_done() -> None:
 
     async def main() -> tuple[float, list[str]]:
         gate = asyncio.Event()
-        batching = Batching(Together(doubling(sizes, gate), most=1), most_waiting=10)
+        batching = Batcher(BatchProcessor(doubling(sizes, gate), most=1), most_waiting=10)
         began = time.monotonic()
         asked = [batching.ask(number, deadline=0.05) for number in range(3)]
         results = await asyncio.gather(*asked, return_exceptions=True)
@@ -97,7 +97,7 @@ def test_the_first_job_after_a_pause_waits_for_others() -> None:
     sizes: list[int] = []
 
     async def main() -> None:
-        batching = Batching(Together(doubling(sizes), most=10), most_waiting=10, wait=0.05)
+        batching = Batcher(BatchProcessor(doubling(sizes), most=10), most_waiting=10, wait=0.05)
         first = asyncio.ensure_future(batching.ask(1, deadline=5))
         await asyncio.sleep(0.01)
         assert await batching.ask(2, deadline=5) == 4
@@ -109,7 +109,7 @@ def test_the_first_job_after_a_pause_waits_for_others() -> None:
 
 def test_closing_finishes_what_was_asked_and_refuses_more() -> None:
     async def main() -> list[int]:
-        batching = Batching(Together(doubling([]), most=4), most_waiting=100)
+        batching = Batcher(BatchProcessor(doubling([]), most=4), most_waiting=100)
         asked = [asyncio.ensure_future(batching.ask(number, deadline=5)) for number in range(20, 50)]
         await asyncio.sleep(0)
         await batching.close()
@@ -148,7 +148,7 @@ def test_a_worker_that_can_is_given_jobs_while_it_is_at_work() -> None:
 
     async def main() -> None:
         belt = Belt()
-        batching = Batching(belt, most_waiting=100, finished=lambda *told: finished.append(told))
+        batching = Batcher(belt, most_waiting=100, finished=lambda *told: finished.append(told))
         asked = [asyncio.ensure_future(batching.ask(0, deadline=5))]
         await asyncio.sleep(0.01)
         asked += [asyncio.ensure_future(batching.ask(job, deadline=5)) for job in range(1, 8)]
@@ -170,7 +170,7 @@ def test_a_worker_that_can_is_given_jobs_while_it_is_at_work() -> None:
 def test_a_worker_that_breaks_fails_what_it_took_on_and_goes_on_with_the_rest() -> None:
     async def main() -> None:
         belt = Belt()
-        batching = Batching(belt, most_waiting=100)
+        batching = Batcher(belt, most_waiting=100)
         asked = [asyncio.ensure_future(batching.ask(job, deadline=5)) for job in range(7)]
         await asyncio.sleep(0.01)
         belt.broken = True

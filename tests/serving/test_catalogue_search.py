@@ -7,7 +7,8 @@ import pytest
 
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
-from segue.serving.engine.catalogue import Catalogue
+from segue.serving.engine.catalogue_search import CatalogueSearch
+from segue.serving.requests import FilterValue
 
 TABLE = pl.DataFrame(
     {
@@ -23,8 +24,8 @@ TABLE = pl.DataFrame(
 
 
 @pytest.fixture(name="catalogue")
-def of_six() -> Catalogue:
-    return Catalogue(Vocabulary(TABLE))
+def of_six() -> CatalogueSearch:
+    return CatalogueSearch(Vocabulary(TABLE))
 
 
 @pytest.mark.parametrize(
@@ -41,12 +42,12 @@ def of_six() -> Catalogue:
         ("(", []),
     ],
 )
-def test_search(catalogue: Catalogue, text: str, ids: list[str]) -> None:
+def test_search(catalogue: CatalogueSearch, text: str, ids: list[str]) -> None:
     assert [item.id for item in catalogue.search(text, 20)] == ids
     assert [item.id for item in catalogue.search(text, 2)] == ids[:2]
 
 
-def test_an_item_comes_with_its_columns(catalogue: Catalogue) -> None:
+def test_an_item_comes_with_its_columns(catalogue: CatalogueSearch) -> None:
     (item,) = catalogue.search("saucer", 5)
     assert (item.id, item.title, item.count) == ("cup", "Saucer", 1)
     assert item.details == {"category": "plates", "in_stock": True, "price": 3.0, "tags": ["y"]}
@@ -69,12 +70,12 @@ def test_an_item_comes_with_its_columns(catalogue: Catalogue) -> None:
         ({}, [1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_filters(catalogue: Catalogue, where: dict[str, list[str | int | float | bool]], numbers: list[int]) -> None:
+def test_filters(catalogue: CatalogueSearch, where: dict[str, list[FilterValue]], numbers: list[int]) -> None:
     assert catalogue.allowed(where).tolist() == numbers
     assert catalogue.allowed(where) is catalogue.allowed(where), "asked again, it is looked up"
 
 
-def test_a_column_that_is_not_there_is_named(catalogue: Catalogue) -> None:
+def test_a_column_that_is_not_there_is_named(catalogue: CatalogueSearch) -> None:
     with pytest.raises(InputError, match=r"no column 'colour'.*category, in_stock, price"):
         catalogue.allowed({"colour": ["red"]})
     with pytest.raises(InputError, match="no column 'id'"):
@@ -84,7 +85,7 @@ def test_a_column_that_is_not_there_is_named(catalogue: Catalogue) -> None:
 
 
 def test_a_catalogue_of_ids_alone() -> None:
-    bare = Catalogue(Vocabulary(pl.DataFrame({"id": ["b", "a"], "count": [1, 2]})))
+    bare = CatalogueSearch(Vocabulary(pl.DataFrame({"id": ["b", "a"], "count": [1, 2]})))
     assert [item.id for item in bare.search("", 5)] == ["a", "b"]
     assert bare.columns == []
 
@@ -101,5 +102,5 @@ def test_a_catalogue_of_ids_alone() -> None:
 def test_numbers_are_compared_exactly(
     dtype: type[pl.DataType], column: list[float | None], asked: list[str | int | float | bool], numbers: list[int]
 ) -> None:
-    catalogue = Catalogue(Vocabulary(TABLE.with_columns(pl.Series("price", column, dtype=dtype))))
+    catalogue = CatalogueSearch(Vocabulary(TABLE.with_columns(pl.Series("price", column, dtype=dtype))))
     assert catalogue.allowed({"price": asked}).tolist() == numbers

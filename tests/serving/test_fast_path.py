@@ -15,7 +15,7 @@ from segue.serving.http import app as app_module
 from segue.serving.http.app import create_app
 from segue.serving.http.bodies import MAX_BODY_BYTES
 from segue.serving.http.fast_path import fast_request
-from segue.serving.refusals import OverloadedError
+from segue.serving.requests import OverloadedError
 from segue.serving.service import Service
 
 ITEMS = ["1", "2", "3", "4", "5"]

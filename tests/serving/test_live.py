@@ -30,7 +30,7 @@ from small_service import (
 from segue.errors import StoreError
 from segue.recommend.recommender import Recommender
 from segue.serving.engine import answering
-from segue.serving.engine.channel import Here
+from segue.serving.engine.channel import LocalEngine
 from segue.serving.http.bodies import MAX_EVENTS, MAX_ID
 from segue.serving.http.keys import Keys
 from segue.serving.service import Service
@@ -510,7 +510,7 @@ def test_a_store_that_fails_is_503_and_says_nothing_of_itself(
     def broken(*_: Any, **__: Any) -> Any:
         raise StoreError("The store /secret/place cannot be used.") from sqlite3.OperationalError("secret")
 
-    for name in ("append", "last", "forget", "check"):
+    for name in ("append", "newest", "delete_users", "check"):
         monkeypatch.setattr(service.store, name, broken)
     for response in (
         client.post("/events", json={"user": "u", "item": "i01"}),
@@ -629,16 +629,16 @@ def test_events_do_not_wait_for_an_engine_that_starts_again(
     """They are on disk, and others wait behind them."""
     user = next(users)
 
-    class Restarting(Here):
+    class Restarting(LocalEngine):
         async def call(self, lane: Any, method: str, *arguments: Any) -> Any:
             if method == "unknown":
                 await asyncio.sleep(60)
             return await super().call(lane, method, *arguments)
 
-    lanes = service._lanes
-    assert isinstance(lanes, Here)
+    lanes = service._engine
+    assert isinstance(lanes, LocalEngine)
     monkeypatch.setattr("segue.serving.service.UNKNOWN_DEADLINE", 0.05)
     with monkeypatch.context() as patched:
-        patched.setattr(service, "_lanes", Restarting(lanes.engine))
+        patched.setattr(service, "_engine", Restarting(lanes.engine))
         assert post_events(client, {"user": user, "item": "not met before"})["accepted"] == 1
     assert [event["item"] for event in client.get(f"/users/{user}/history").json()["events"]] == ["not met before"]

@@ -21,12 +21,11 @@ from segue.folders import digest
 from segue.models.checkpoint import WEIGHTS
 from segue.recommend.answer import Recommendation, ScoredItem
 from segue.serving.engine import models as models_module
-from segue.serving.engine.channel import Here
-from segue.serving.engine.engine import Engine
+from segue.serving.engine.channel import LocalEngine
+from segue.serving.engine.engine import ServingEngine
 from segue.serving.engine.models import Models, ServedModel
 from segue.serving.http.metrics import Metrics
-from segue.serving.questions import Question
-from segue.serving.refusals import CannotSwitchError, UnknownModelError
+from segue.serving.requests import CannotSwitchError, RecommendationQuery, UnknownModelError
 from segue.serving.service import Service
 from segue.serving.store.store import AddedItem, Event, HistoryStore, open_store
 
@@ -97,7 +96,7 @@ def copied(runs: Path, folder: Path) -> Path:
 def service(file: Path, runs: Path, *names: str) -> Iterator[Client]:
     """A replica; several may share a store."""
     store = open_store(str(file))
-    live = Service(Here(Engine(models(store, runs, *names), store)), store, Metrics())
+    live = Service(LocalEngine(ServingEngine(models(store, runs, *names), store)), store, Metrics())
     with asked_in_process(guarded(live)) as client:
         yield client
 
@@ -364,15 +363,15 @@ def test_a_run_that_cannot_be_followed_holds_up_no_switch(runs: Path, store: His
 
 def test_a_run_that_cannot_be_followed_keeps_nobodys_history(runs: Path, store: HistoryStore, tmp_path: Path) -> None:
     shutil.copytree(runs / "one", tmp_path / "runs" / "one")
-    engine = Engine(models(store, tmp_path / "runs", "one"), store)
+    engine = ServingEngine(models(store, tmp_path / "runs", "one"), store)
     models(store, runs, "one").switch("two")
     store.append([Event(user="anna", item=item, time=place) for place, item in enumerate(HISTORY * 8)])
     for _ in range(2):
-        engine.answer([Question(user="anna")])
+        engine.answer([RecommendationQuery(user="anna")])
     memories = engine.models.active.memories
     assert memories.users == ["anna"]
-    store.forget(["anna"])
-    with asked_in_process(guarded(Service(Here(engine), store, Metrics()))):
+    store.delete_users(["anna"])
+    with asked_in_process(guarded(Service(LocalEngine(engine), store, Metrics()))):
         limit = time.monotonic() + 5
         while memories.users:
             assert time.monotonic() < limit

@@ -24,13 +24,13 @@ from small_service import Client, asked_in_process, assert_problem, guarded, ids
 
 from segue.data.read.new_items import fitted
 from segue.data.vocabulary import Vocabulary
-from segue.serving.engine.catalogue import new_rows
-from segue.serving.engine.channel import Here
-from segue.serving.engine.engine import Engine
+from segue.serving.engine.catalogue_search import new_rows
+from segue.serving.engine.channel import LocalEngine
+from segue.serving.engine.engine import ServingEngine
 from segue.serving.engine.models import Models, ServedModel
 from segue.serving.http.bodies import MAX_NEW_ITEMS, NewItemsBody
 from segue.serving.http.metrics import Metrics
-from segue.serving.questions import Question
+from segue.serving.requests import RecommendationQuery
 from segue.serving.service import Service
 from segue.serving.store.store import AddedItem, Event, open_store
 
@@ -54,7 +54,7 @@ def service(file: Path, runs: Path, *names: str) -> Iterator[Client]:
     """A replica; several may share a store."""
     store = open_store(str(file))
     models = Models([ServedModel.open(runs / name) for name in names], runs=runs, store=store)
-    with asked_in_process(guarded(Service(Here(Engine(models, store)), store, Metrics()))) as client:
+    with asked_in_process(guarded(Service(LocalEngine(ServingEngine(models, store)), store, Metrics()))) as client:
         yield client
 
 
@@ -145,7 +145,7 @@ def test_what_is_remembered_of_a_user_stays_until_an_item_changes(runs: Path, tm
     """KV caches are of items as they were read: new ones change nothing of them, other content does."""
     store = open_store(str(tmp_path / "s"))
     with contextlib.closing(
-        Engine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)
+        ServingEngine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)
     ) as engine:
         engine.add_items([AddedItem("new", {"title": title(1)})])
         walk = [*(f"i{number % 12:02}" for number in range(15)), "new", "i05"]
@@ -161,14 +161,14 @@ def test_what_is_remembered_of_a_user_stays_until_an_item_changes(runs: Path, tm
         assert engine.tidy()[:2] == (0, 1)
     store = open_store(str(tmp_path / "s"))
     with contextlib.closing(
-        Engine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)
+        ServingEngine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)
     ) as engine:
         assert old_scores(engine) == changed
 
 
-def old_scores(engine: Engine) -> dict[str, float]:
+def old_scores(engine: ServingEngine) -> dict[str, float]:
     """Of the items trained on, for a user, to a few decimals: a token alone is not rounded as one among others."""
-    [answer] = engine.answer([Question(user="ann", k=99)])
+    [answer] = engine.answer([RecommendationQuery(user="ann", k=99)])
     assert not isinstance(answer, Exception)
     items = json.loads(answer[0])["items"]
     return {item["id"]: round(item["score"], 3) for item in items if not item["id"].startswith("new")}

@@ -24,11 +24,10 @@ from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender
 from segue.serving.engine import answering
 from segue.serving.engine import engine as engine_module
-from segue.serving.engine.channel import Here
-from segue.serving.engine.engine import Engine
+from segue.serving.engine.channel import LocalEngine
+from segue.serving.engine.engine import ServingEngine
 from segue.serving.engine.models import Models, ServedModel
-from segue.serving.questions import Question
-from segue.serving.refusals import OverloadedError
+from segue.serving.requests import OverloadedError, RecommendationQuery
 from segue.serving.service import Service
 from segue.serving.settings import ServiceSettings
 from segue.serving.store.store import Event, HistoryStore, open_store
@@ -111,11 +110,11 @@ def store_fixture(tmp_path: Path) -> Iterator[HistoryStore]:
     store.close()
 
 
-def engine_asked_about(store: HistoryStore, *users: str, times: int) -> Engine:
-    engine = Engine(Models([ServedModel("first", recommender_of())], runs=None, store=store), store)
+def engine_asked_about(store: HistoryStore, *users: str, times: int) -> ServingEngine:
+    engine = ServingEngine(Models([ServedModel("first", recommender_of())], runs=None, store=store), store)
     store.append([Event(user=user, item=item, time=place) for user in users for place, item in enumerate(ITEMS[:20])])
     for _ in range(times):
-        engine.answer([Question(user=user) for user in users])
+        engine.answer([RecommendationQuery(user=user) for user in users])
     return engine
 
 
@@ -126,7 +125,7 @@ def test_whom_another_process_removed_is_noticed(store: HistoryStore, monkeypatc
     engine = engine_asked_about(store, *users, times=2)
     assert engine.models.active.memories.users == users
     for user in ("user-1", "user-4"):
-        store.forget([user])
+        store.delete_users([user])
     left = []
     for _ in range(3):
         told = engine.tidy()
@@ -153,11 +152,11 @@ def test_who_is_forgotten_during_an_answer_is_not_remembered_by_it(
         return encode(*arguments)
 
     monkeypatch.setattr(model, "query_keeping", slow)
-    asking = threading.Thread(target=engine.answer, args=([Question(user="anna")],))
+    asking = threading.Thread(target=engine.answer, args=([RecommendationQuery(user="anna")],))
     asking.start()
     assert encoding.wait(10)
-    store.forget(["anna"])
-    forgetting = threading.Thread(target=engine.forget, args=("anna",))
+    store.delete_users(["anna"])
+    forgetting = threading.Thread(target=engine.drop_user, args=("anna",))
     forgetting.start()
     forgetting.join(0.2)
     removed.set()
@@ -172,15 +171,15 @@ def test_an_engine_that_starts_again_is_no_reason_to_keep_a_user(
 ) -> None:
     post_events(client, {"user": "anna", "item": "i01"})
 
-    class Restarting(Here):
+    class Restarting(LocalEngine):
         async def call(self, lane: Any, method: str, *arguments: Any) -> Any:
-            if method == "forget":
+            if method == "drop_user":
                 raise OverloadedError("restarting", "The engine of the service is starting again.")
             return await super().call(lane, method, *arguments)
 
-    lanes = service._lanes
-    assert isinstance(lanes, Here)
-    monkeypatch.setattr(service, "_lanes", Restarting(lanes.engine))
+    lanes = service._engine
+    assert isinstance(lanes, LocalEngine)
+    monkeypatch.setattr(service, "_engine", Restarting(lanes.engine))
     assert client.delete("/users/anna").json() == {"removed": 1}
 
 
@@ -188,7 +187,7 @@ def test_the_bound_is_shared_by_the_runs_of_a_service(cycle_run: Path, tmp_path:
     other, store = tmp_path / "other", str(tmp_path / "store.sqlite")
     shutil.copytree(cycle_run, other)
     for runs, megabytes, each in (((cycle_run, other), 256, 128_000_000), ((cycle_run,), 0, 0)):
-        engine = Engine.open(ServiceSettings(runs=runs, runs_folder=tmp_path, store=store, cache_mb=megabytes))
+        engine = ServingEngine.open(ServiceSettings(runs=runs, runs_folder=tmp_path, store=store, cache_mb=megabytes))
         try:
             assert {model.memories.most_bytes for model in engine.models.all} == {each}
             assert engine.switch("other").active == "other"

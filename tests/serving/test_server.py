@@ -21,7 +21,7 @@ from small_service import assert_problem, ids
 
 from segue.errors import StoreError
 from segue.recommend.recommender import Recommender
-from segue.serving.engine.channel import End, _serve_lane
+from segue.serving.engine.channel import Endpoint, _serve_channel
 from segue.serving.http import server
 from segue.serving.settings import ServiceSettings
 
@@ -244,7 +244,7 @@ def test_an_engine_answers_also_what_it_cannot_send(method: str) -> None:
     heard, rung = multiprocessing.Pipe(duplex=False)
     near, far = multiprocessing.Pipe()
     engine: Any = OddEngine()
-    lane = threading.Thread(target=_serve_lane, args=(engine, End(far, rung)), daemon=True)
+    lane = threading.Thread(target=_serve_channel, args=(engine, Endpoint(far, rung)), daemon=True)
     lane.start()
     try:
         near.send((method, ()))

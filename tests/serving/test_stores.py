@@ -29,7 +29,7 @@ from segue.folders import write_manifest
 from segue.serving.store import postgres as postgres_store
 from segue.serving.store.fill import fill_store
 from segue.serving.store.sqlite import SqliteStore
-from segue.serving.store.store import Active, AddedItem, Event, FillState, HistoryStore, Row, digest, open_store
+from segue.serving.store.store import AddedItem, Event, FillState, HistoryStore, Row, RunSelection, digest, open_store
 
 HOSTILE = [
     "",
@@ -66,7 +66,7 @@ def opened_store(url: str) -> Iterator[HistoryStore]:
 
 
 def items(store: HistoryStore, user: str, limit: int | None = None) -> list[str]:
-    return [row[0] for row in store.last([user], limit)[0]]
+    return [row[0] for row in store.newest([user], limit)[0]]
 
 
 # Histories
@@ -88,19 +88,19 @@ def test_a_limit_keeps_the_newest(store: HistoryStore) -> None:
 def test_all_fields_come_back_exactly(store: HistoryStore) -> None:
     values = [0.1 + 0.2, 1e308, 5e-324, -2.5, 0.0, 3.0]
     store.append([Event("u", f"i{n}", n, kind="view", value=value) for n, value in enumerate(values)])
-    assert store.last(["u"], None) == [[(f"i{n}", n, "view", value) for n, value in enumerate(values)]]
+    assert store.newest(["u"], None) == [[(f"i{n}", n, "view", value) for n, value in enumerate(values)]]
     store.append([Event("v", "i", 1_767_225_600_123_456)])
-    assert store.last(["v"], 1) == [[("i", 1_767_225_600_123_456, None, None)]]
+    assert store.newest(["v"], 1) == [[("i", 1_767_225_600_123_456, None, None)]]
 
 
 def test_what_is_no_number_is_no_value(store: HistoryStore) -> None:
     store.append([Event("u", "i", n, value=float(text)) for n, text in enumerate(["nan", "inf", "-inf"])])
-    assert [row[3] for row in store.last(["u"], None)[0]] == [None, None, None]
+    assert [row[3] for row in store.newest(["u"], None)[0]] == [None, None, None]
 
 
 def test_times_may_be_any_of_64_bits_and_no_more(store: HistoryStore) -> None:
     store.append([Event("u", "last", 2**63 - 1), Event("u", "first", -(2**63))])
-    assert store.last(["u"], None)[0] == [("first", -(2**63), None, None), ("last", 2**63 - 1, None, None)]
+    assert store.newest(["u"], None)[0] == [("first", -(2**63), None, None), ("last", 2**63 - 1, None, None)]
     for moment in (2**63, -(2**63) - 1):
         with pytest.raises(InputError, match="time of an event"):
             store.append([Event("u", "i", moment)])
@@ -112,9 +112,9 @@ def test_hostile_texts_stay_apart_and_come_back_as_they_were(store: HistoryStore
     assert store.append(told) == [True] * len(HOSTILE)
     assert store.append(told) == [False] * len(HOSTILE)
     expected: list[list[Row]] = [[(text, n, text, None)] for n, text in enumerate(HOSTILE)]
-    assert store.last(HOSTILE, 5) == expected
-    assert store.forget(HOSTILE[::2]) == [1] * len(HOSTILE[::2])
-    assert store.last(HOSTILE, 5) == [[] if n % 2 == 0 else rows for n, rows in enumerate(expected)]
+    assert store.newest(HOSTILE, 5) == expected
+    assert store.delete_users(HOSTILE[::2]) == [1] * len(HOSTILE[::2])
+    assert store.newest(HOSTILE, 5) == [[] if n % 2 == 0 else rows for n, rows in enumerate(expected)]
 
 
 @pytest.mark.parametrize("event", [Event("\ud800", "i", 1), Event("u", "\udfff", 1), Event("u", "i", 1, id="\ud800")])
@@ -122,7 +122,7 @@ def test_half_a_character_is_refused_and_nothing_of_the_call_kept(store: History
     with pytest.raises(InputError, match="half a character"):
         store.append([Event("good", "i", 1), event])
     assert store.is_empty()
-    for ask in (lambda: store.last(["\ud800"], 1), lambda: store.forget(["\ud800"])):
+    for ask in (lambda: store.newest(["\ud800"], 1), lambda: store.delete_users(["\ud800"])):
         with pytest.raises(InputError, match="half a character"):
             ask()
 
@@ -130,12 +130,12 @@ def test_half_a_character_is_refused_and_nothing_of_the_call_kept(store: History
 def test_many_users_at_once_unknown_and_repeated_ones_too(store: HistoryStore) -> None:
     store.append([Event(f"u{n}", f"i{n}.{place}", place) for n in range(150) for place in range(n % 3 + 1)])
     asked = [f"u{n}" for n in range(200)] + ["u7", "nobody", "u7"]
-    found = store.last(asked, 2)
+    found = store.newest(asked, 2)
     assert [[row[0] for row in rows] for rows in found[:200]] == [
         [f"i{n}.{place}" for place in range(n % 3 + 1)][-2:] if n < 150 else [] for n in range(200)
     ]
     assert found[200:] == [found[7], [], found[7]]
-    assert store.last([], 10) == []
+    assert store.newest([], 10) == []
     assert store.append([]) == []
 
 
@@ -143,11 +143,11 @@ def test_a_store_reopened_holds_everything(url: str) -> None:
     store = open_store(url)
     assert store.is_empty()
     store.append([Event("u", "a", 1, id="one"), Event("u", "b", 2)])
-    chosen = Active("spring", None, "winter", 1)
+    chosen = RunSelection("spring", None, "winter", 1)
     store.activate(chosen, expected=None)
     store.close()
     with pytest.raises(StoreError):
-        store.last(["u"], 1)
+        store.newest(["u"], 1)
     again = open_store(url)
     assert not again.is_empty()
     assert items(again, "u") == ["a", "b"]
@@ -179,7 +179,7 @@ def test_an_event_id_counts_once(store: HistoryStore) -> None:
 def test_events_without_an_id_are_each_one_event(store: HistoryStore) -> None:
     assert store.append([Event("u", "a", 1)] * 3) == [True] * 3
     assert store.append([Event("u", "a", 1)]) == [True]
-    assert store.last(["u"], None) == [[("a", 1, None, None)] * 4]
+    assert store.newest(["u"], None) == [[("a", 1, None, None)] * 4]
 
 
 # Forgetting
@@ -187,9 +187,9 @@ def test_events_without_an_id_are_each_one_event(store: HistoryStore) -> None:
 
 def test_a_forgotten_user_is_unknown_and_may_come_back(store: HistoryStore) -> None:
     store.append([Event("u", "a", 1, id="x"), Event("u", "b", 2), Event("v", "c", 3, id="y")])
-    assert store.forget(["nobody", "u", "u"]) == [0, 2, 0]
-    assert store.last(["u", "v"], None) == [[], [("c", 3, None, None)]]
-    assert store.forget(["u", "nobody"]) == [0, 0]
+    assert store.delete_users(["nobody", "u", "u"]) == [0, 2, 0]
+    assert store.newest(["u", "v"], None) == [[], [("c", 3, None, None)]]
+    assert store.delete_users(["u", "nobody"]) == [0, 0]
     assert store.append([Event("u", "new", 9, id="x"), Event("v", "d", 4, id="y")]) == [True, False]
     assert items(store, "u") == ["new"]
 
@@ -227,7 +227,7 @@ def test_nothing_of_a_forgotten_user_stays_in_the_file(tmp_path: Path) -> None:
     digests = event_digests(path)
     assert len(traces(path, range(200), digests)) == 200 * 2 + sum(map(len, digests.values()))
     for user in range(20):
-        assert store.forget([f"USER{user:03}."]) == [len(digests[user])] != [0]
+        assert store.delete_users([f"USER{user:03}."]) == [len(digests[user])] != [0]
     assert traces(path, range(20), digests) == []
     assert (tmp_path / "store.db-wal").stat().st_size == 0
     assert len(traces(path, range(20, 200), digests)) == 180 * 2 + sum(len(digests[user]) for user in range(20, 200))
@@ -242,7 +242,7 @@ def test_a_reader_in_the_way_delays_only_the_wiping(tmp_path: Path, monkeypatch:
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM events").fetchone()
-    assert store.forget(["USER003."]) == [len(digests[3])]
+    assert store.delete_users(["USER003."]) == [len(digests[3])]
     assert items(store, "USER003.") == []
     reader.close()
     assert traces(path, range(3, 4), digests) != []
@@ -254,8 +254,8 @@ def test_a_reader_in_the_way_delays_only_the_wiping(tmp_path: Path, monkeypatch:
 
 
 def test_active_changes_only_from_the_version_expected(store: HistoryStore) -> None:
-    first = Active("a", None, "a", 1)
-    second = Active("b", "a", "a", 2)
+    first = RunSelection("a", None, "a", 1)
+    second = RunSelection("b", "a", "a", 2)
     assert store.active() is None
     assert not store.activate(second, expected=1)
     assert store.activate(first, expected=None)
@@ -273,7 +273,7 @@ def test_of_several_who_activate_at_once_one_wins(store: HistoryStore) -> None:
             stored = store.active()
             version = 0 if stored is None else stored.version
             won += store.activate(
-                Active(f"run {name}", None, "run", version + 1), expected=None if stored is None else version
+                RunSelection(f"run {name}", None, "run", version + 1), expected=None if stored is None else version
             )
         return won
 
@@ -360,7 +360,7 @@ def test_a_call_is_seen_whole_or_not_at_all(store: HistoryStore) -> None:
     def read() -> set[int]:
         lengths: set[int] = set()
         while not done.is_set():
-            lengths.add(len(store.last(["u"], None)[0]))
+            lengths.add(len(store.newest(["u"], None)[0]))
         return lengths
 
     def write(name: str) -> None:
@@ -385,10 +385,10 @@ def test_who_is_forgotten_while_writing_loses_only_what_was_counted(store: Histo
 
     with ThreadPoolExecutor(3) as threads:
         writers = [threads.submit(write, name) for name in "ab"]
-        removed = sum(store.forget(["u"])[0] for _ in range(10))
+        removed = sum(store.delete_users(["u"])[0] for _ in range(10))
         assert [writer.result() for writer in writers] == [50, 50]
     assert removed + len(items(store, "u")) == 50
-    assert all(store.last([f"{name}{n}" for name in "ab" for n in range(25)], None))
+    assert all(store.newest([f"{name}{n}" for name in "ab" for n in range(25)], None))
 
 
 def test_several_may_make_a_store_at_once(url: str) -> None:
@@ -407,13 +407,8 @@ def test_several_may_make_a_store_at_once(url: str) -> None:
     store.close()
 
 
-# A process of its own; the package's window, which imports torch, is left out.
 WRITER = """
-import json, sys, types
-import segue
-window = types.ModuleType("segue.serving")
-window.__path__ = [segue.__path__[0] + "/serve"]
-sys.modules["segue.serving"] = window
+import json, sys
 from segue.serving.store.store import Event, open_store
 url, name = sys.argv[1:]
 store = open_store(url)
@@ -452,7 +447,7 @@ def test_two_processes_append_at_once_and_nothing_is_lost_or_twice(url: str) -> 
     store = open_store(url)
     expected = sorted([f"{name}{n}" for name in "ab" for n in range(40)] + ["shared"] * 40)
     assert sorted(items(store, "u")) == expected
-    assert [row[1] for row in store.last(["u"], None)[0]] == [n for n in range(40) for _ in range(3)]
+    assert [row[1] for row in store.newest(["u"], None)[0]] == [n for n in range(40) for _ in range(3)]
     assert items(store, "a alone") == [f"{n}" for n in range(40)]
     assert [sorted(items(store, f"new {n}")) for n in range(40)] == [["a", "b"]] * 40
     store.close()
@@ -507,7 +502,7 @@ def history_of_log() -> dict[str, list[Row]]:
 
 
 def held(store: HistoryStore) -> dict[str, list[Row]]:
-    return dict(zip(LOG, store.last(list(LOG), None), strict=True))
+    return dict(zip(LOG, store.newest(list(LOG), None), strict=True))
 
 
 @pytest.fixture
@@ -576,7 +571,7 @@ def test_events_that_arrive_while_it_is_filled_are_kept_beside_the_log(store: Hi
 def test_who_is_forgotten_while_it_is_filled_stays_forgotten(store: HistoryStore, data: Data) -> None:
     def forget(events: int) -> None:
         if events == 8:
-            assert store.forget(["007", "☕"]) == [6, 0]
+            assert store.delete_users(["007", "☕"]) == [6, 0]
             store.append([Event("☕", "new life", 1)])
 
     fill_store(store, data, forget)
@@ -612,7 +607,7 @@ def test_a_store_with_events_of_its_own_is_not_filled(store: HistoryStore, data:
     report = fill_store(store, data)
     assert (report.events, report.users) == (0, 0)
     assert "left as it is" in report.message
-    assert store.last(["7", "007"], None) == [[("own", 1, None, None)], []]
+    assert store.newest(["7", "007"], None) == [[("own", 1, None, None)], []]
     assert store.fill_state() is None
 
 
@@ -621,7 +616,7 @@ def test_a_store_filled_from_other_data_is_left_alone(store: HistoryStore, data:
     other = FillState("another digest", 3, finished=finished)
     assert store.fill([("7", [("other", 1, None, None)])], other, expected=None)
     assert "other data" in fill_store(store, data).message
-    assert store.last(["7", "007"], None) == [[("other", 1, None, None)], []]
+    assert store.newest(["7", "007"], None) == [[("other", 1, None, None)], []]
     assert store.fill_state() == other
 
 
@@ -775,7 +770,7 @@ def test_a_server_that_is_down_is_an_error_within_seconds_until_it_is_back(
     try:
         calls: list[Callable[[], Any]] = [
             store.check,
-            lambda: store.last(["u"], 1),
+            lambda: store.newest(["u"], 1),
             lambda: store.append([Event("u", "lost", 2)]),
         ]
         for call in calls:
@@ -865,6 +860,6 @@ def test_digests_are_of_one_size_and_apart() -> None:
 
 def test_states_are_kept_as_json(store: HistoryStore) -> None:
     """Names of runs are whatever a folder may be called."""
-    chosen = Active('a "b" ☕\\', "c'd", "é", 1)
+    chosen = RunSelection('a "b" ☕\\', "c'd", "é", 1)
     assert store.activate(chosen, expected=None)
-    assert msgspec.structs.asdict(store.active() or Active("", None, "", 0)) == msgspec.structs.asdict(chosen)
+    assert msgspec.structs.asdict(store.active() or RunSelection("", None, "", 0)) == msgspec.structs.asdict(chosen)

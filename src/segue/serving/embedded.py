@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 
 from segue.recommend.recommender import Recommender
-from segue.serving.engine.channel import Here
-from segue.serving.engine.engine import Engine
+from segue.serving.engine.channel import LocalEngine
+from segue.serving.engine.engine import ServingEngine
 from segue.serving.engine.models import Models, ServedModel
 from segue.serving.http.app import create_app
 from segue.serving.http.bodies import MAX_BODY_BYTES
@@ -39,12 +39,12 @@ def application(
     served = [ServedModel(_name(one), one) for one in (model, *beside)]
     opened = open_store(store)
     try:
-        engine = Engine(Models(served, runs=None, store=opened), opened)
+        engine = ServingEngine(Models(served, runs=None, store=opened), opened)
     except BaseException:
         opened.close()
         raise
     metrics = Metrics()
-    app = create_app(Service(Here(engine), opened, metrics), examples=() if known else engine.popular(2))
+    app = create_app(Service(LocalEngine(engine), opened, metrics), examples=() if known else engine.popular(2))
     return Guard(app, keys=known, metrics=metrics, max_body_bytes=MAX_BODY_BYTES, host=host)
 
 

@@ -14,8 +14,8 @@ from segue.data.batch import MICROSECONDS
 from segue.errors import InputError, SegueError
 from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import identifier, microseconds
-from segue.serving.engine.batching import Batching, Together
-from segue.serving.engine.channel import Lanes
+from segue.serving.engine.batching import Batcher, BatchProcessor
+from segue.serving.engine.channel import EngineClient
 from segue.serving.http.bodies import (
     MAX_ID,
     ActiveRun,
@@ -32,8 +32,7 @@ from segue.serving.http.bodies import (
     UserHistory,
 )
 from segue.serving.http.metrics import Metrics, Queue
-from segue.serving.questions import Encoded, Question
-from segue.serving.refusals import OverloadedError
+from segue.serving.requests import EncodedAnswer, OverloadedError, RecommendationQuery
 from segue.serving.store.store import AddedItem, Event, HistoryStore
 
 MOST_QUESTIONS = 512  # that may wait; at a thousand answers a second, half a second
@@ -56,35 +55,35 @@ FOLLOWED_EVERY = 0.5  # seconds between two looks at which run is active
 EARLIEST, LATEST = -62_135_596_800 * MICROSECONDS, 253_402_300_799 * MICROSECONDS  # the years 1 and 9999
 
 Kept = tuple[list[bool], set[str]]  # which events are new, and the items that are not known
-Call = tuple[Any, ...]  # a method of the engine and its arguments
+EngineCall = tuple[Any, ...]  # a method of the engine and its arguments
 logger = logging.getLogger(__name__)
 
 
 class Service:
     """One process's share of the service: what may wait for what, in which bounds. Nothing about users is kept."""
 
-    def __init__(self, lanes: Lanes, store: HistoryStore, metrics: Metrics) -> None:
+    def __init__(self, lanes: EngineClient, store: HistoryStore, metrics: Metrics) -> None:
         self.store = store
         self.metrics = metrics
-        self._lanes = lanes
-        self._answering = Batching[Question, Encoded](
+        self._engine = lanes
+        self._answering = Batcher[RecommendationQuery, EncodedAnswer](
             lanes.answering(),
             most_waiting=MOST_QUESTIONS,
             wait=QUESTION_WAIT,
             finished=partial(self._finished, "answers"),
         )
-        self._writing = Batching[Sequence[Event], Kept](
-            Together(self._write_together, most=WRITES_TOGETHER),
+        self._writing = Batcher[Sequence[Event], Kept](
+            BatchProcessor(self._write_together, most=WRITES_TOGETHER),
             most_waiting=MOST_WRITES,
             wait=WRITE_WAIT,
             finished=partial(self._finished, "events"),
         )
-        self._looking = Batching[Call, Any](Together(self._look_one), most_waiting=MOST_LOOKUPS)
-        self._explaining = Batching[Call, Any](Together(self._explain_one), most_waiting=MOST_EXPLANATIONS)
-        self._planning = Batching[Call, Any](Together(self._plan_one), most_waiting=MOST_PLANS)
-        self._adding = Batching[Sequence[AddedItem], ItemsReceipt](Together(self._add_one), most_waiting=MOST_ADDED)
-        self._forgetting = Batching[str, int](
-            Together(self._forget_together, most=MOST_FORGOTTEN), most_waiting=MOST_FORGOTTEN
+        self._looking = Batcher[EngineCall, Any](BatchProcessor(self._look_one), most_waiting=MOST_LOOKUPS)
+        self._explaining = Batcher[EngineCall, Any](BatchProcessor(self._explain_one), most_waiting=MOST_EXPLANATIONS)
+        self._planning = Batcher[EngineCall, Any](BatchProcessor(self._plan_one), most_waiting=MOST_PLANS)
+        self._adding = Batcher[list[AddedItem], ItemsReceipt](BatchProcessor(self._add_one), most_waiting=MOST_ADDED)
+        self._forgetting = Batcher[str, int](
+            BatchProcessor(self._forget_together, most=MOST_FORGOTTEN), most_waiting=MOST_FORGOTTEN
         )
         self._control = asyncio.Lock()
         self._known: set[str] = set()
@@ -110,17 +109,17 @@ class Service:
                 await asyncio.gather(following, *(part.close() for part in parts), return_exceptions=True)
             finally:
                 try:
-                    await self._lanes.close()
+                    await self._engine.close()
                 finally:
                     self.store.close()
 
-    async def answer(self, question: Question) -> bytes:
+    async def answer(self, question: RecommendationQuery) -> bytes:
         """The items that come next, as the JSON of an `Answer`."""
         answer, fallback = await self._answering.ask(question, deadline=DEADLINE)
         self.metrics.answer(fallback)
         return answer
 
-    async def keep(self, bodies: Sequence[EventBody]) -> EventsReceipt:
+    async def add_events(self, bodies: Sequence[EventBody]) -> EventsReceipt:
         """Events, on disk when this returns; all of them or none."""
         now = time.time_ns() // 1000
         events = [_event(body, now) for body in bodies]
@@ -150,7 +149,7 @@ class Service:
         found: UserHistory = await self._look("history", user, limit)
         return found
 
-    async def forget(self, user: str) -> int:
+    async def delete_user(self, user: str) -> int:
         """Remove a user; how many events there were."""
         return await self._forgetting.ask(user, deadline=FORGET_DEADLINE)
 
@@ -164,7 +163,7 @@ class Service:
         planned: PlanAnswer = await self._planning.ask(("plan", asked), deadline=5 * DEADLINE)
         return planned
 
-    async def served(self) -> ModelsStatus:
+    async def models(self) -> ModelsStatus:
         """What is being served, with its report."""
         found: ModelsStatus = await self._look("served")
         return found
@@ -173,11 +172,11 @@ class Service:
         """Serve another run; None is the previous one. Loading it takes its time and stops nobody."""
         asked = ("rollback",) if name is None else ("switch", name)
         async with self._control:
-            switched: ActiveRun = await self._lanes.call("control", *asked)
+            switched: ActiveRun = await self._engine.call("control", *asked)
             await self._tell_model()
         return switched
 
-    async def measured(self) -> tuple[bytes, str]:
+    async def render_metrics(self) -> tuple[bytes, str]:
         """The metrics in Prometheus' text format, with what waits at this moment, and their content type."""
         self.metrics.queue("answers", self._answering.waiting)
         self.metrics.queue("events", self._writing.waiting)
@@ -190,27 +189,27 @@ class Service:
     async def _look(self, method: str, *arguments: Any) -> Any:
         return await self._looking.ask((method, *arguments), deadline=DEADLINE)
 
-    async def _look_one(self, calls: Sequence[Call]) -> list[Any]:
-        return [await self._lanes.call("lookups", *calls[0])]
+    async def _look_one(self, calls: Sequence[EngineCall]) -> list[Any]:
+        return [await self._engine.call("lookups", *calls[0])]
 
-    async def _explain_one(self, calls: Sequence[Call]) -> list[Any]:
-        return [await self._lanes.call("explanations", *calls[0])]
+    async def _explain_one(self, calls: Sequence[EngineCall]) -> list[Any]:
+        return [await self._engine.call("explanations", *calls[0])]
 
-    async def _plan_one(self, calls: Sequence[Call]) -> list[Any]:
-        return [await self._lanes.call("plans", *calls[0])]
+    async def _plan_one(self, calls: Sequence[EngineCall]) -> list[Any]:
+        return [await self._engine.call("plans", *calls[0])]
 
     async def _forget_together(self, users: Sequence[str]) -> list[int]:
         """From the store first: what the engine reads there after it has forgotten is nothing. A file is rewritten once
         for them all."""
-        removed = await asyncio.to_thread(self.store.forget, users)
+        removed = await asyncio.to_thread(self.store.delete_users, users)
         with contextlib.suppress(OverloadedError):  # an engine that starts again remembers nobody
             for user in users:
-                await self._lanes.call("deletions", "forget", user)
+                await self._engine.call("deletions", "drop_user", user)
         return removed
 
-    async def _add_one(self, requests: Sequence[Sequence[AddedItem]]) -> list[ItemsReceipt]:
+    async def _add_one(self, requests: Sequence[list[AddedItem]]) -> list[ItemsReceipt]:
         async with self._control:
-            return [await self._lanes.call("control", "add_items", requests[0])]
+            return [await self._engine.call("control", "add_items", requests[0])]
 
     def _finished(self, queue: Queue, together: int, waiting: int) -> None:
         self.metrics.batch(queue, together)
@@ -231,7 +230,7 @@ class Service:
             return new
         try:
             async with asyncio.timeout(UNKNOWN_DEADLINE):
-                unknown: set[str] = await self._lanes.call("events", "unknown", new)
+                unknown: set[str] = await self._engine.call("events", "unknown", new)
         except (SegueError, TimeoutError):
             # An engine that starts again: the events are on disk all the same, and the answer must say so, before
             # those that come after them have waited in vain.
@@ -243,7 +242,7 @@ class Service:
 
     async def _tell_model(self) -> None:
         """Serve what is active, and count it."""
-        if self.metrics.model(*await self._lanes.call("control", "follow")):
+        if self.metrics.model(*await self._engine.call("control", "follow")):
             self._known = set()
 
     async def _follow(self) -> None:
@@ -262,7 +261,7 @@ class Service:
 
     async def _tidy(self) -> None:
         """Forget whom the store does not have any more, and count what was encoded."""
-        self.metrics.encodings(*await self._lanes.call("control", "tidy"))
+        self.metrics.encodings(*await self._engine.call("control", "tidy"))
 
 
 def _event(body: EventBody, now: int) -> Event:

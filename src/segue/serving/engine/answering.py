@@ -12,14 +12,18 @@ from segue.recommend.history import ReadHistory
 from segue.recommend.rules import Rules
 from segue.serving.engine.models import Models, ServedModel
 from segue.serving.http.bodies import Answer
-from segue.serving.questions import Question
+from segue.serving.requests import RecommendationQuery
 from segue.serving.store.store import HistoryStore, Row
 
 READ_AT_ONCE = 1000  # events of a user; who has more is read again
 LONGEST_HISTORY = 100_000  # a user's newest events that count; a question must not wait for a robot's million
 
+Queries = Sequence[RecommendationQuery]
 
-def answer_questions(models: Models, store: HistoryStore, questions: Sequence[Question]) -> list[Answer | Exception]:
+
+def answer_queries(
+    models: Models, store: HistoryStore, questions: Sequence[RecommendationQuery]
+) -> list[Answer | Exception]:
     """All answers; what is wrong with one question is the answer to it alone."""
     results: dict[int, Answer | Exception] = {}
     groups: dict[ServedModel, list[int]] = {}
@@ -34,7 +38,9 @@ def answer_questions(models: Models, store: HistoryStore, questions: Sequence[Qu
     return [results[place] for place in range(len(questions))]
 
 
-def _answers(model: ServedModel, store: HistoryStore, questions: Sequence[Question]) -> list[Answer | Exception]:
+def _answers(
+    model: ServedModel, store: HistoryStore, questions: Sequence[RecommendationQuery]
+) -> list[Answer | Exception]:
     rules = [_rules(model, question) for question in questions]
     sound = [question for question, rule in zip(questions, rules, strict=True) if isinstance(rule, Rules)]
     now = int(time.time())
@@ -51,7 +57,7 @@ def _answers(model: ServedModel, store: HistoryStore, questions: Sequence[Questi
     return [rule if isinstance(rule, Exception) else next(named) for rule in rules]
 
 
-def _rules(model: ServedModel, question: Question) -> Rules | Exception:
+def _rules(model: ServedModel, question: RecommendationQuery) -> Rules | Exception:
     """A question's rules in the model's numbers, or what is wrong with them."""
     if question.exclude is None and question.only is None and question.where is None:
         return Rules(k=question.k, keep_seen=question.keep_seen)
@@ -68,7 +74,7 @@ def _rules(model: ServedModel, question: Question) -> Rules | Exception:
         return error
 
 
-def _histories(store: HistoryStore, questions: Sequence[Question]) -> list[ReadHistory]:
+def _histories(store: HistoryStore, questions: Sequence[RecommendationQuery]) -> list[ReadHistory]:
     """Each question's whole history, those of users read from the store together."""
     users = [question.user for question in questions if question.user is not None]
     rows = iter(whole_histories(store, users) if users else ())
@@ -77,9 +83,9 @@ def _histories(store: HistoryStore, questions: Sequence[Question]) -> list[ReadH
 
 def whole_histories(store: HistoryStore, users: Sequence[str]) -> list[list[Row]]:
     """The events of some users: few have so many that a second look is needed."""
-    found = store.last(users, READ_AT_ONCE)
+    found = store.newest(users, READ_AT_ONCE)
     return [
-        store.last([user], LONGEST_HISTORY)[0] if len(rows) == READ_AT_ONCE else rows
+        store.newest([user], LONGEST_HISTORY)[0] if len(rows) == READ_AT_ONCE else rows
         for user, rows in zip(users, found, strict=True)
     ]
 

@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from segue.serving.refusals import OverloadedError
+from segue.serving.requests import OverloadedError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 Taken = TypeVar("Taken", contravariant=True)
 Made = TypeVar("Made", covariant=True)
 
-Work = Callable[[Sequence[Job]], Awaitable[Sequence[Result | Exception]]]
+BatchFunction = Callable[[Sequence[Job]], Awaitable[Sequence[Result | Exception]]]
 
 
-class Worker(Protocol[Taken, Made]):
+class JobProcessor(Protocol[Taken, Made]):
     """Whoever does the jobs."""
 
     def take(self, job: Taken) -> bool:
@@ -31,10 +31,10 @@ class Worker(Protocol[Taken, Made]):
         ...
 
 
-class Together(Generic[Job, Result]):
+class BatchProcessor(Generic[Job, Result]):
     """A worker that does all it was given at once, and takes on nothing else before that is done."""
 
-    def __init__(self, work: Work[Job, Result], *, most: int = 1) -> None:
+    def __init__(self, work: BatchFunction[Job, Result], *, most: int = 1) -> None:
         self._work = work
         self._most = most
         self._taken: list[Job] = []
@@ -54,7 +54,7 @@ class Together(Generic[Job, Result]):
             self._working = False
 
 
-class Batching(Generic[Job, Result]):
+class Batcher(Generic[Job, Result]):
     """Hands jobs to a worker as it takes them on, and results to those who asked. For one event loop.
 
     A job whose asker has left before it was taken on is not done.
@@ -62,7 +62,7 @@ class Batching(Generic[Job, Result]):
 
     def __init__(
         self,
-        worker: Worker[Job, Result],
+        worker: JobProcessor[Job, Result],
         *,
         most_waiting: int,
         wait: float = 0.0,

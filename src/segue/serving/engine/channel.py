@@ -26,21 +26,20 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import msgspec
 
 from segue.errors import SegueError
-from segue.serving.engine.batching import Together, Worker
+from segue.serving.engine.batching import BatchProcessor, JobProcessor
 from segue.serving.http.logs import configure_logs
-from segue.serving.questions import Encoded, Question
-from segue.serving.refusals import OverloadedError
+from segue.serving.requests import EncodedAnswer, OverloadedError, RecommendationQuery
 from segue.serving.settings import ServiceSettings
 
 if TYPE_CHECKING:
-    from segue.serving.engine.engine import Engine
+    from segue.serving.engine.engine import ServingEngine
 
-Lane = Literal["events", "lookups", "explanations", "plans", "deletions", "control"]
+Channel = Literal["events", "lookups", "explanations", "plans", "deletions", "control"]
 
-LANES: tuple[Lane, ...] = get_args(Lane)
-QUESTIONS: Literal["questions"] = "questions"  # the lane of those
-QUESTIONS_TOGETHER = 64  # that one engine in this process answers at once
-MOST_AHEAD = 128  # questions that a lane holds, those being answered among them
+CHANNELS: tuple[Channel, ...] = get_args(Channel)
+QUERIES: Literal["questions"] = "questions"  # the lane of those
+MAX_BATCH = 64  # that one engine in this process answers at once
+MAX_IN_FLIGHT = 128  # questions that a lane holds, those being answered among them
 SMALL = 256  # bytes of names in a question: so many of those fit into a pipe that nobody reads
 STOPPING_SECONDS = 10.0
 RETRIED_AFTER = 1.0  # seconds after an engine that could not be started
@@ -51,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class Endpoint:
     """One end of a lane: a pipe for what is said, and one on which the engine rings when it says something.
 
     The event loop waits for the bell: it makes what it waits for non-blocking, which a `Connection` cannot take.
@@ -65,17 +64,17 @@ class End:
         self.bell.close()
 
 
-Ends = dict[Lane | Literal["questions"], End]
+Endpoints = dict[Channel | Literal["questions"], Endpoint]
 
 
-class Lanes(Protocol):
+class EngineClient(Protocol):
     """A way to call an engine from an event loop."""
 
-    async def call(self, lane: Lane, method: str, *arguments: Any) -> Any:
+    async def call(self, lane: Channel, method: str, *arguments: Any) -> Any:
         """What a method of the engine gives or raises. On one lane, one call at a time."""
         ...
 
-    def answering(self) -> Worker[Question, Encoded]:
+    def answering(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
         """Whoever answers questions. There is one."""
         ...
 
@@ -84,20 +83,20 @@ class Lanes(Protocol):
         ...
 
 
-class Here:
+class LocalEngine:
     """An engine in this process, for tests and for those who embed the service."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ServingEngine) -> None:
         self.engine = engine
 
-    async def call(self, lane: Lane, method: str, *arguments: Any) -> Any:  # noqa: ARG002  # a thread a call
+    async def call(self, lane: Channel, method: str, *arguments: Any) -> Any:  # noqa: ARG002  # a thread a call
         return await asyncio.to_thread(getattr(self.engine, method), *arguments)
 
-    def answering(self) -> Worker[Question, Encoded]:
-        async def answer(questions: Sequence[Question]) -> Sequence[Encoded | Exception]:
+    def answering(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
+        async def answer(questions: Sequence[RecommendationQuery]) -> Sequence[EncodedAnswer | Exception]:
             return await asyncio.to_thread(self.engine.answer, questions)
 
-        return Together(answer, most=QUESTIONS_TOGETHER)
+        return BatchProcessor(answer, most=MAX_BATCH)
 
     async def close(self) -> None:
         self.engine.close()
@@ -111,12 +110,12 @@ class EngineProcess:
 
     def __init__(self, settings: ServiceSettings) -> None:
         """Returns at once, while the engine loads: `wait_until_ready` comes before any call."""
-        self._asked: dict[Lane, asyncio.Future[Any]] = {}  # what is being answered on each lane
+        self._asked: dict[Channel, asyncio.Future[Any]] = {}  # what is being answered on each lane
         self._starting = asyncio.Lock()
         self._listening = 0  # lanes on which something is waited for
         self._closed = False
         self._tried = 0  # times that it was started again, or could not be
-        self._answering = _Answering(self)
+        self._answering = _QueryProcessor(self)
         self._process, self._ends = _spawned(settings)
         self._settings = msgspec.structs.replace(settings, joining=True)  # for those that come after it
         # Before multiprocessing waits for its children, at exit: this one leaves when its lanes are closed.
@@ -126,7 +125,7 @@ class EngineProcess:
         """Raises what the engine refuses to start for."""
         self.popular = _ready(self._process, self._ends)
 
-    async def call(self, lane: Lane, method: str, *arguments: Any) -> Any:
+    async def call(self, lane: Channel, method: str, *arguments: Any) -> Any:
         while (before := self._asked.get(lane)) is not None and not before.done():
             await asyncio.wait([before])  # its caller has left; the next on this lane must not get its answer
         ends = self._ends
@@ -142,7 +141,7 @@ class EngineProcess:
             raise result.error
         return result
 
-    def answering(self) -> Worker[Question, Encoded]:
+    def answering(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
         return self._answering
 
     async def close(self) -> None:
@@ -152,7 +151,7 @@ class EngineProcess:
             await asyncio.to_thread(self.end)
 
     def end(self) -> None:
-        """End the process: without its lanes it has nothing more to do. Blocks until it is gone."""
+        """Endpoint the process: without its lanes it has nothing more to do. Blocks until it is gone."""
         self._close_ends()
         atexit.unregister(self._close_ends)
         self._process.join(STOPPING_SECONDS)
@@ -160,7 +159,7 @@ class EngineProcess:
             self._process.kill()
             self._process.join()
 
-    async def _heard(self, end: End) -> Any:
+    async def _heard(self, end: Endpoint) -> Any:
         """What the engine says next on a lane; `EOFError` where it is gone."""
         loop, ready, bell = asyncio.get_running_loop(), asyncio.Event(), end.bell.fileno()
         self._listening += 1
@@ -178,7 +177,7 @@ class EngineProcess:
         finally:
             self._listening -= 1
 
-    async def _start_again(self, broken: Ends) -> OverloadedError:
+    async def _start_again(self, broken: Endpoints) -> OverloadedError:
         """Whichever lane notices first tries to start a new process; the others find that it was tried. Gives what to
         tell those who asked."""
         tried, sentence = self._tried, "The engine of the service is starting again; ask again in a moment."
@@ -208,29 +207,29 @@ class EngineProcess:
             end.close()
 
 
-class _Answering:
+class _QueryProcessor:
     """Questions on their way to an engine process and answers on their way back, in the same order."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
-        self._ends: Ends = {}  # where those under way were sent
-        self._new: list[Question] = []  # taken on and about to be sent
+        self._ends: Endpoints = {}  # where those under way were sent
+        self._new: list[RecommendationQuery] = []  # taken on and about to be sent
         self._under_way = 0
 
-    def take(self, question: Question) -> bool:
+    def take(self, question: RecommendationQuery) -> bool:
         # An engine at work does not read, and sending must not wait for it, least of all while it waits for us to read
         # its answers. One that has nothing to do reads whatever is sent.
-        if self._under_way + len(self._new) == MOST_AHEAD or (self._under_way and not _small(question)):
+        if self._under_way + len(self._new) == MAX_IN_FLIGHT or (self._under_way and not _small(question)):
             return False
         if not self._new:
             asyncio.get_running_loop().call_soon(self._send)
         self._new.append(question)
         return True
 
-    async def done(self) -> list[Encoded | Exception]:
+    async def done(self) -> list[EncodedAnswer | Exception]:
         try:
             self._send()
-            answers: list[Encoded | Exception] = await self._engine._heard(self._ends[QUESTIONS])
+            answers: list[EncodedAnswer | Exception] = await self._engine._heard(self._ends[QUERIES])
             self._under_way -= len(answers)
         except Exception as error:
             if not isinstance(error, EOFError | OSError):
@@ -250,25 +249,25 @@ class _Answering:
         self._under_way += len(self._new)
         self._new = []
         with contextlib.suppress(OSError):  # it is gone, as `done` will hear
-            self._ends[QUESTIONS].pipe.send_bytes(told)
+            self._ends[QUERIES].pipe.send_bytes(told)
 
 
-def _small(question: Question) -> bool:
+def _small(question: RecommendationQuery) -> bool:
     """Whether it holds no list and no long name."""
     lists = (question.history, question.exclude, question.only, question.where)
     names = ((name or "").encode(errors="surrogatepass") for name in (question.user, question.model))
     return all(held is None for held in lists) and sum(map(len, names)) <= SMALL
 
 
-def _spawned(settings: ServiceSettings) -> tuple[Any, Ends]:
+def _spawned(settings: ServiceSettings) -> tuple[Any, Endpoints]:
     """A new engine that is loading: the process, and our ends of the lanes."""
     context = multiprocessing.get_context("spawn")
-    near: Ends = {}
-    far: Ends = {}
-    for lane in (QUESTIONS, *LANES):
+    near: Endpoints = {}
+    far: Endpoints = {}
+    for lane in (QUERIES, *CHANNELS):
         heard, rung = context.Pipe(duplex=False)
         ours, theirs = context.Pipe()
-        near[lane], far[lane] = End(ours, heard), End(theirs, rung)
+        near[lane], far[lane] = Endpoint(ours, heard), Endpoint(theirs, rung)
     process = context.Process(target=run_engine, args=(settings, far), name="segue-engine")
     process.start()
     for end in far.values():
@@ -276,7 +275,7 @@ def _spawned(settings: ServiceSettings) -> tuple[Any, Ends]:
     return process, near
 
 
-def _ready(process: Any, near: Ends) -> list[str]:
+def _ready(process: Any, near: Endpoints) -> list[str]:
     """Wait for the most frequent items, by which an engine says that it is ready."""
     try:
         begun = near["control"].pipe.recv()
@@ -291,7 +290,7 @@ def _ready(process: Any, near: Ends) -> list[str]:
     return popular
 
 
-def settle() -> None:
+def freeze_loaded_objects() -> None:
     """What is loaded stays, so the collector of garbage need not look at it again, in the middle of a request; and it
     need not come as often as where nothing is known about what is made: requests leave nothing behind in circles."""
     gc.collect()
@@ -306,7 +305,7 @@ class _Raised:
         self.error = error
 
 
-def run_engine(settings: ServiceSettings, ends: Ends) -> None:
+def run_engine(settings: ServiceSettings, ends: Endpoints) -> None:
     """The child: load everything, say so, then serve every lane until its pipe is closed."""
     # The parent decides when this ends; a Ctrl-C in the terminal reaches both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -315,24 +314,24 @@ def run_engine(settings: ServiceSettings, ends: Ends) -> None:
     # A question is a small matter and requests come side by side: more threads would only get in each other's way. Set
     # before torch is imported, for `torch.set_num_threads` holds for the thread that calls it.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-    from segue.serving.engine.engine import Engine
+    from segue.serving.engine.engine import ServingEngine
 
     try:
-        engine = Engine.open(settings)
+        engine = ServingEngine.open(settings)
         begun: Any = engine.popular(2)
     except Exception as error:  # noqa: BLE001  # the parent raises it
         begun = _Raised(error)
     try:
-        ends["control"].pipe.send_bytes(_told(begun))
+        ends["control"].pipe.send_bytes(_serialised(begun))
     except OSError:  # the parent is gone
         return
     if isinstance(begun, _Raised):
         return
-    settle()
-    lanes = [(_serve_lane, ends[lane]) for lane in LANES]
+    freeze_loaded_objects()
+    lanes = [(_serve_channel, ends[lane]) for lane in CHANNELS]
     threads = [
         threading.Thread(target=serve, args=(engine, end), daemon=True)
-        for serve, end in ((_serve_questions, ends[QUESTIONS]), *lanes)
+        for serve, end in ((_serve_queries, ends[QUERIES]), *lanes)
     ]
     for thread in threads:
         thread.start()
@@ -341,7 +340,7 @@ def run_engine(settings: ServiceSettings, ends: Ends) -> None:
     engine.close()
 
 
-def _serve_lane(engine: Engine, end: End) -> None:
+def _serve_channel(engine: ServingEngine, end: Endpoint) -> None:
     while True:
         try:
             method, arguments = end.pipe.recv()
@@ -357,13 +356,13 @@ def _serve_lane(engine: Engine, end: End) -> None:
             return
 
 
-def _serve_questions(engine: Engine, end: End) -> None:
+def _serve_queries(engine: ServingEngine, end: Endpoint) -> None:
     coming = select.poll()
     coming.register(end.pipe.fileno(), select.POLLIN)
     while True:
         try:
-            questions: list[Question] = end.pipe.recv()
-            while coming.poll(0):  # at most `MOST_AHEAD`: no more are sent
+            questions: list[RecommendationQuery] = end.pipe.recv()
+            while coming.poll(0):  # at most `MAX_IN_FLIGHT`: no more are sent
                 questions += end.pipe.recv()
         except (EOFError, OSError):
             return
@@ -377,9 +376,9 @@ def _serve_questions(engine: Engine, end: End) -> None:
             return
 
 
-def _tell(end: End, result: Any, *, together: int | None = None) -> bool:
+def _tell(end: Endpoint, result: Any, *, together: int | None = None) -> bool:
     """Send a result and ring; False where nobody listens any more."""
-    told = _told(result, together)
+    told = _serialised(result, together)
     fits = len(told) <= FITTING
     try:
         if fits:
@@ -392,7 +391,7 @@ def _tell(end: End, result: Any, *, together: int | None = None) -> bool:
     return True
 
 
-def _told(result: Any, together: int | None = None) -> memoryview:
+def _serialised(result: Any, together: int | None = None) -> memoryview:
     """A result as it goes through the pipe, or so many. Where it cannot, that is the result: the bell must be followed
     by one, and questions by an answer each."""
     try:

@@ -13,7 +13,7 @@ from segue.errors import InputError
 from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import ReadHistory, identifier, read_history
 from segue.recommend.kv_caches import MEGABYTE
-from segue.serving.engine.answering import answer_questions, read_rows, whole_histories
+from segue.serving.engine.answering import answer_queries, read_rows, whole_histories
 from segue.serving.engine.models import Models, ServedModel
 from segue.serving.http.bodies import (
     MAX_ENTRIES,
@@ -28,7 +28,7 @@ from segue.serving.http.bodies import (
     PlanRequest,
     UserHistory,
 )
-from segue.serving.questions import Encoded, Encodings, Question
+from segue.serving.requests import EncodedAnswer, EncodingCounts, RecommendationQuery
 from segue.serving.settings import ServiceSettings
 from segue.serving.store.store import AddedItem, HistoryStore, Row, open_store
 
@@ -36,7 +36,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LOOKED_UP = 64  # users that are remembered and looked up in the store at a time
 
 
-class Engine:
+class ServingEngine:
     """The models being served and the histories that they are asked about. Safe to call from several threads."""
 
     def __init__(self, models: Models, store: HistoryStore) -> None:
@@ -48,7 +48,7 @@ class Engine:
         self._encode = msgspec.json.Encoder().encode
 
     @staticmethod
-    def open(settings: ServiceSettings) -> Engine:
+    def open(settings: ServiceSettings) -> ServingEngine:
         """Load what `segue serve` was told to serve."""
         memory_bytes = settings.cache_mb * MEGABYTE // len(settings.runs)
         served = [ServedModel.open(run, memory_bytes=memory_bytes) for run in settings.runs]
@@ -57,7 +57,7 @@ class Engine:
             models = Models(
                 served, runs=settings.runs_folder, store=store, memory_bytes=memory_bytes, joining=settings.joining
             )
-            return Engine(models, store)
+            return ServingEngine(models, store)
         except BaseException:
             store.close()
             raise
@@ -65,10 +65,10 @@ class Engine:
     def close(self) -> None:
         self._store.close()
 
-    def answer(self, questions: Sequence[Question]) -> list[Encoded | Exception]:
+    def answer(self, questions: Sequence[RecommendationQuery]) -> list[EncodedAnswer | Exception]:
         """The items that come next, for each question."""
         with self._answering:
-            results = answer_questions(self.models, self._store, questions)
+            results = answer_queries(self.models, self._store, questions)
         return [
             result if isinstance(result, Exception) else (self._encode(result), result.fallback) for result in results
         ]
@@ -88,7 +88,7 @@ class Engine:
 
     def history(self, user: str, limit: int) -> UserHistory:
         """A user's newest events."""
-        rows = self._store.last([user], limit + 1)[0]
+        rows = self._store.newest([user], limit + 1)[0]
         return UserHistory(user=user, events=_shown(rows[-limit:], self.models.active), more=len(rows) > limit)
 
     def unknown(self, items: Iterable[str]) -> set[str]:
@@ -136,14 +136,14 @@ class Engine:
             return read_history(asked.history or [])
         return read_rows(whole_histories(self._store, [identifier(asked.user)])[0][-MAX_ENTRIES:])
 
-    def forget(self, user: str) -> None:
+    def drop_user(self, user: str) -> None:
         """Remember nothing of a user, whom the store does not have any more."""
         with self._answering:
             self._unchecked = [other for other in self._unchecked if other != user]
             for model in self.models.all:
                 model.memories.forget(user)
 
-    def tidy(self) -> Encodings:
+    def tidy(self) -> EncodingCounts:
         """Forget whom the store does not have any more, as another process removed them; a few are looked up at a time.
 
         Gives what was encoded since it was asked last.
@@ -155,11 +155,11 @@ class Engine:
             users, self._unchecked = self._unchecked[:LOOKED_UP], self._unchecked[LOOKED_UP:]
             counted = [kept.counted() for kept in memories]
         if users:
-            for user, rows in zip(users, self._store.last(users, 1), strict=True):
+            for user, rows in zip(users, self._store.newest(users, 1), strict=True):
                 if not rows:
-                    self.forget(user)
+                    self.drop_user(user)
         extended, whole = map(sum, zip(*counted, strict=True))
-        return Encodings(extended=extended, whole=whole, bytes=sum(kept.bytes for kept in memories))
+        return EncodingCounts(extended=extended, whole=whole, bytes=sum(kept.bytes for kept in memories))
 
     def served(self) -> ModelsStatus:
         """What is being served, with its report."""

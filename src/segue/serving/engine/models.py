@@ -20,10 +20,10 @@ from segue.recommend.kv_caches import KVCaches
 from segue.recommend.new_items import NewItems, new_items, refusal
 from segue.recommend.plan import Planner
 from segue.recommend.recommender import Recommender
-from segue.serving.engine.catalogue import Catalogue, new_rows
+from segue.serving.engine.catalogue_search import CatalogueSearch, new_rows
 from segue.serving.http.bodies import ActiveRun, ItemsReceipt, ModelCard, ModelsStatus
-from segue.serving.refusals import CannotSwitchError, UnknownModelError
-from segue.serving.store.store import Active, AddedItem, HistoryStore
+from segue.serving.requests import CannotSwitchError, UnknownModelError
+from segue.serving.store.store import AddedItem, HistoryStore, RunSelection
 
 METRICS = "metrics.json"
 MEMORY_BYTES = 256_000_000
@@ -43,7 +43,7 @@ class ServedModel:
         self.name = name
         self.recommender = recommender
         self.memories = KVCaches(recommender.model, most_bytes=memory_bytes)
-        self.catalogue = Catalogue(recommender.vocabulary)
+        self.catalogue = CatalogueSearch(recommender.vocabulary)
         self.left_out: dict[str, str] = {}  # ids of items that were to be added, and why they are not
         self._answer_something()
         self.card = self._card()
@@ -62,7 +62,7 @@ class ServedModel:
         found, served = self.fitting(items), copy.copy(self)
         if found.rows.height:
             recommender = served.recommender = self.recommender.with_items(found.rows)
-            served.catalogue = Catalogue(recommender.vocabulary)
+            served.catalogue = CatalogueSearch(recommender.vocabulary)
             served._answer_something()
             if found.changed:  # what was remembered was read with their old content
                 served.memories = KVCaches(recommender.model, most_bytes=self.memories.most_bytes)
@@ -173,7 +173,7 @@ class Models:
         self._memory_bytes = memory_bytes
         self._store = store
         self._switching = threading.Lock()
-        self._state: Active
+        self._state: RunSelection
         self._items_version = 0  # of the store: the added items up to here are known to the models being served
         self._unfit: tuple[int, float] | None = None  # a version that could not be followed, and when to try again
         self._take_items()
@@ -269,18 +269,18 @@ class Models:
                 raise
             return True
 
-    def _agreed_state(self) -> Active:
+    def _agreed_state(self) -> RunSelection:
         """What all replicas serve, or should: a run that cannot be loaded here is in the way of no switch."""
         return self._store.active() or self._state
 
-    def _switch(self, loaded: ServedModel, state: Active) -> ActiveRun:
+    def _switch(self, loaded: ServedModel, state: RunSelection) -> ActiveRun:
         state = msgspec.structs.replace(state, version=state.version + 1)
         if not self._store.activate(state, expected=state.version - 1):
             raise CannotSwitchError("Another switch came first; see GET /model, then ask again.")
         self._serve(loaded, state)
         return ActiveRun(active=state.run, previous=state.previous)
 
-    def _serve(self, loaded: ServedModel, state: Active) -> None:
+    def _serve(self, loaded: ServedModel, state: RunSelection) -> None:
         """From the next question on. Of two side by side, both stay: the other one stands beside now."""
         before, *beside = self._served
         self._served = (loaded, *(before if model is loaded else model for model in beside))
@@ -299,10 +299,12 @@ class Models:
                     logger.error("The run %s was active and cannot be served: %s", state.run, error)
                 return
             if state is None:
-                self._state = Active(run=own.name, previous=None, started_with=own.name, version=1)
+                self._state = RunSelection(run=own.name, previous=None, started_with=own.name, version=1)
             else:
                 previous = state.previous if state.run == own.name else state.run
-                self._state = Active(run=own.name, previous=previous, started_with=own.name, version=state.version + 1)
+                self._state = RunSelection(
+                    run=own.name, previous=previous, started_with=own.name, version=state.version + 1
+                )
             if self._store.activate(self._state, expected=None if state is None else state.version):
                 return
 

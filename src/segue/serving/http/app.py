@@ -28,7 +28,7 @@ from segue.serving.http.problems import (
     unexpected,
 )
 from segue.serving.http.routes import ROUTES
-from segue.serving.refusals import OverloadedError, UnknownModelError
+from segue.serving.requests import OverloadedError, UnknownModelError
 from segue.serving.service import Service
 
 PROBLEMS: dict[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]] = {

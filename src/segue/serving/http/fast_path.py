@@ -15,7 +15,7 @@ from litestar.exceptions import HTTPException
 
 from segue.serving.http.bodies import MAX_BODY_BYTES, MAX_K, EventsBody
 from segue.serving.http.problems import read_json
-from segue.serving.questions import Question
+from segue.serving.requests import RecommendationQuery
 from segue.serving.service import Service
 
 PATH = re.compile(rb"/users/([A-Za-z0-9._~-]+)/recommendations")  # ids that are the same encoded and not
@@ -37,7 +37,7 @@ def fast_request(service: Service, scope: Any, receive: Receive) -> tuple[str, C
     return None
 
 
-def fast_question(scope: Any) -> Question | None:
+def fast_question(scope: Any) -> RecommendationQuery | None:
     """A question about a user, with nothing else or with how many items."""
     raw: bytes = scope.get("raw_path") or b""  # some servers leave the query in it
     path, query = PATH.fullmatch(raw.partition(b"?")[0]), QUERY.fullmatch(scope["query_string"])
@@ -45,9 +45,9 @@ def fast_question(scope: Any) -> Question | None:
         return None
     user = path[1].decode()
     if query[1] is None:
-        return Question(user=user)
+        return RecommendationQuery(user=user)
     k = int(query[1])
-    return Question(user=user, k=k) if k <= MAX_K else None
+    return RecommendationQuery(user=user, k=k) if k <= MAX_K else None
 
 
 async def _kept(service: Service, receive: Receive) -> bytes:
@@ -57,4 +57,4 @@ async def _kept(service: Service, receive: Receive) -> bytes:
         body, more = body + message.get("body", b""), message.get("more_body", False)
         if len(body) > MAX_BODY_BYTES:
             raise HTTPException(status_code=413)
-    return msgspec.json.encode(await service.keep(read_json(body, EventsBody).as_list()))
+    return msgspec.json.encode(await service.add_events(read_json(body, EventsBody).as_list()))

@@ -14,7 +14,7 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from segue.errors import SegueError, StoreError
 from segue.serving.http.bodies import PROBLEM_TYPE, Problem
-from segue.serving.refusals import OverloadedError
+from segue.serving.requests import OverloadedError
 
 if TYPE_CHECKING:
     from segue.serving.service import Service

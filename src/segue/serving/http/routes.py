@@ -36,8 +36,7 @@ from segue.serving.http.bodies import (
     UserHistory,
 )
 from segue.serving.http.problems import JsonRequest, conflict, not_found, problem_spec
-from segue.serving.questions import Question
-from segue.serving.refusals import CannotSwitchError
+from segue.serving.requests import CannotSwitchError, RecommendationQuery
 from segue.serving.service import Service
 
 MAX_LISTED = 200  # items of a search
@@ -86,7 +85,7 @@ WITH_BODY = {**GUARDED, 413: LARGE, 415: NOT_JSON}
     responses={**WITH_BODY, 400: BAD, 503: BUSY},
 )
 async def events(data: JSONBody[EventsBody], request: JsonRequest) -> EventsReceipt:
-    return await request.service.keep(data.as_list())
+    return await request.service.add_events(data.as_list())
 
 
 @get(
@@ -107,7 +106,7 @@ async def user_recommendations(
 ) -> Response[Answer]:
     return await _answered(
         request.service,
-        Question(
+        RecommendationQuery(
             user=decoded(id),
             k=k,
             model=model,
@@ -129,7 +128,7 @@ async def user_recommendations(
 async def recommendations(data: JSONBody[RecommendationRequest], request: JsonRequest) -> Response[Answer]:
     return await _answered(
         request.service,
-        Question(
+        RecommendationQuery(
             history=read_history(data.history),
             k=data.k,
             model=data.model,
@@ -200,7 +199,7 @@ async def history(
     responses={**GUARDED, 400: BAD, 503: BUSY},
 )
 async def forget(request: JsonRequest, id: User) -> Deletion:
-    removed = await request.service.forget(decoded(id))
+    removed = await request.service.delete_user(decoded(id))
     # The framework remembers paths that were asked for, and they hold the id.
     request.app.asgi_router.handle_routing.cache_clear()
     parse_path_params.cache_clear()
@@ -232,7 +231,7 @@ async def plans(data: JSONBody[PlanRequest], request: JsonRequest) -> PlanAnswer
 
 @get("/model", summary="What is being served", responses={**GUARDED, 503: BUSY})
 async def model_served(request: JsonRequest) -> ModelsStatus:
-    return await request.service.served()
+    return await request.service.models()
 
 
 @put(
@@ -274,7 +273,7 @@ async def ready(request: JsonRequest) -> Health:
 
 @get("/metrics", summary="Counts and times for Prometheus", media_type="text/plain", responses=GUARDED)
 async def metrics(request: JsonRequest) -> Response[bytes]:
-    body, media_type = await request.service.measured()
+    body, media_type = await request.service.render_metrics()
     return Response(body, media_type=media_type)
 
 
@@ -298,7 +297,7 @@ ROUTES: list[BaseRouteHandler] = [
 ]
 
 
-async def _answered(service: Service, question: Question) -> Response[Answer]:
+async def _answered(service: Service, question: RecommendationQuery) -> Response[Answer]:
     """An answer comes from the engine as JSON already."""
     encoded: Any = await service.answer(question)
     return Response(encoded, media_type=MediaType.JSON)

@@ -19,7 +19,7 @@ from uvicorn.supervisors import Multiprocess
 from segue.data.dataset import Data
 from segue.errors import InputError
 from segue.folders import read_manifest
-from segue.serving.engine.channel import EngineProcess, settle
+from segue.serving.engine.channel import EngineProcess, freeze_loaded_objects
 from segue.serving.http.bodies import MAX_BODY_BYTES
 from segue.serving.http.guard import Guard
 from segue.serving.http.keys import Keys, check_binding
@@ -100,7 +100,7 @@ def make_app(settings: ServiceSettings) -> Guard:
     engine.wait_until_ready()
     service = Service(engine, open_store(settings.store), metrics)
     app = create_app(service, examples=() if keys else engine.popular)
-    settle()
+    freeze_loaded_objects()
     return Guard(
         app,
         keys=keys,

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from segue.errors import StoreError
-from segue.serving.store.store import FORMAT, Active, AddedItem, Event, FillState, Row, digest, row, unicode_texts
+from segue.serving.store.store import FORMAT, AddedItem, Event, FillState, Row, RunSelection, digest, row, unicode_texts
 
 WAIT_SECONDS = 1.5  # for a connection; less than a request waits, so that it is told why
 MOST_CONNECTIONS = 4  # of a process
@@ -129,7 +129,7 @@ class PostgresStore:
 
         return self._transaction(add)
 
-    def last(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
+    def newest(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
         with unicode_texts():
             asked = [digest(user) for user in users]
         histories: list[list[Row]] = [[] for _ in users]
@@ -138,7 +138,7 @@ class PostgresStore:
             histories[place - 1].append((item.decode(), time, None if kind is None else kind.decode(), value))
         return histories
 
-    def forget(self, users: Sequence[str]) -> list[int]:
+    def delete_users(self, users: Sequence[str]) -> list[int]:
         """Remove users' events, their ids and the users' ids; gives each one's number of events.
 
         No query sees them any more. Their bytes are freed by the server's own VACUUM, as a rule within minutes
@@ -164,13 +164,13 @@ class PostgresStore:
     def is_empty(self) -> bool:
         return self._run(_is_empty)
 
-    def active(self) -> Active | None:
-        return self._run(lambda link: _said(link, "active", Active))
+    def active(self) -> RunSelection | None:
+        return self._run(lambda link: _said(link, "active", RunSelection))
 
-    def activate(self, active: Active, *, expected: int | None) -> bool:
+    def activate(self, active: RunSelection, *, expected: int | None) -> bool:
         def choose(link: Link) -> bool:
             _lock(link)
-            stored = _said(link, "active", Active)
+            stored = _said(link, "active", RunSelection)
             if (None if stored is None else stored.version) != expected:
                 return False
             _say(link, "active", active)
@@ -392,7 +392,7 @@ def _said(link: Link, name: str, kind: type[T]) -> T | None:
     return None if found is None else msgspec.json.decode(found[0], type=kind)
 
 
-def _say(link: Link, name: str, value: Active | FillState) -> None:
+def _say(link: Link, name: str, value: RunSelection | FillState) -> None:
     link.execute(
         "INSERT INTO segue_about VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
         (name, msgspec.json.encode(value).decode()),

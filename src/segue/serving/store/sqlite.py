@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from segue.errors import StoreError
-from segue.serving.store.store import FORMAT, Active, AddedItem, Event, FillState, Row, digest, row, unicode_texts
+from segue.serving.store.store import FORMAT, AddedItem, Event, FillState, Row, RunSelection, digest, row, unicode_texts
 
 APPLICATION = 0x73656775  # "segu", in the header of every such file
 BUSY_SECONDS = 5.0  # to wait while another process writes
@@ -87,12 +87,12 @@ class SqliteStore:
                     for event, one, key in zip(events, rows, keys, strict=True)
                 ]
 
-    def last(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
+    def newest(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
         most = -1 if limit is None else limit
         with unicode_texts(), self._reading() as connection:
             return [connection.execute(NEWEST, (user, most)).fetchall()[::-1] for user in users]
 
-    def forget(self, users: Sequence[str]) -> list[int]:
+    def delete_users(self, users: Sequence[str]) -> list[int]:
         """Remove users' events, their ids and the users' ids, from the file's bytes too.
 
         SQLite overwrites what is deleted, but leaves copies behind where it once moved rows between pages. So the
@@ -113,13 +113,13 @@ class SqliteStore:
         with self._reading() as connection:
             return _is_empty(connection)
 
-    def active(self) -> Active | None:
+    def active(self) -> RunSelection | None:
         with self._reading() as connection:
-            return _said(connection, "active", Active)
+            return _said(connection, "active", RunSelection)
 
-    def activate(self, active: Active, *, expected: int | None) -> bool:
+    def activate(self, active: RunSelection, *, expected: int | None) -> bool:
         with self._writing() as connection:
-            stored = _said(connection, "active", Active)
+            stored = _said(connection, "active", RunSelection)
             if (None if stored is None else stored.version) != expected:
                 return False
             _say(connection, "active", active)
@@ -374,5 +374,5 @@ def _said(connection: sqlite3.Connection, name: str, kind: type[T]) -> T | None:
     return None if found is None else msgspec.json.decode(found[0], type=kind)
 
 
-def _say(connection: sqlite3.Connection, name: str, value: Active | FillState) -> None:
+def _say(connection: sqlite3.Connection, name: str, value: RunSelection | FillState) -> None:
     connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, msgspec.json.encode(value).decode()))

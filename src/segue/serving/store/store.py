@@ -34,7 +34,7 @@ class Event(msgspec.Struct, frozen=True):
     """The same id twice is one event, whoever sent it."""
 
 
-class Active(msgspec.Struct, frozen=True):
+class RunSelection(msgspec.Struct, frozen=True):
     """Which run is served."""
 
     run: str
@@ -75,11 +75,11 @@ class HistoryStore(Protocol):
         """Keep events, all or none, for good once this returns. False where the event's id is there already."""
         ...
 
-    def last(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
+    def newest(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
         """The newest `limit` events of each user (None: all), oldest first; of one moment, in the order they came."""
         ...
 
-    def forget(self, users: Sequence[str]) -> list[int]:
+    def delete_users(self, users: Sequence[str]) -> list[int]:
         """Remove users' events, their ids and the users' ids, all or none; gives each one's number of events."""
         ...
 
@@ -87,11 +87,11 @@ class HistoryStore(Protocol):
         """Whether there is no event at all."""
         ...
 
-    def active(self) -> Active | None:
+    def active(self) -> RunSelection | None:
         """Which run is served, None where none was ever chosen."""
         ...
 
-    def activate(self, active: Active, *, expected: int | None) -> bool:
+    def activate(self, active: RunSelection, *, expected: int | None) -> bool:
         """Choose a run if the stored version is still `expected` (None: nothing stored); False: another was quicker."""
         ...
 

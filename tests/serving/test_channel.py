@@ -17,11 +17,13 @@ import pytest
 from segue.errors import FolderError, InputError
 from segue.recommend.history import read_history
 from segue.recommend.recommender import Recommender
-from segue.serving.engine.batching import Batching, Worker
-from segue.serving.engine.channel import LANES, MOST_AHEAD, EngineProcess, Lane, _Answering, _told
-from segue.serving.questions import Encoded, Question
-from segue.serving.refusals import OverloadedError, UnknownModelError
+from segue.serving.engine.batching import Batcher, JobProcessor
+from segue.serving.engine.channel import CHANNELS, MAX_IN_FLIGHT, Channel, EngineProcess, _QueryProcessor, _serialised
+from segue.serving.requests import EncodedAnswer, OverloadedError, UnknownModelError
+from segue.serving.requests import RecommendationQuery as Query
 from segue.serving.settings import ServiceSettings
+
+Answering = JobProcessor[Query, EncodedAnswer]
 
 
 def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
@@ -43,7 +45,7 @@ def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
             run.rename(tmp_path / "elsewhere")  # the first attempt to start it again fails
             await is_killed_at_work(engine, answering)
             (tmp_path / "elsewhere").rename(run)
-            for lane in LANES:
+            for lane in CHANNELS:
                 assert await until_answered(engine, lane) == known.recommend([], k=2).ids
             await answers_questions_in_their_order(answering, known)
         finally:
@@ -65,36 +67,40 @@ async def answers_as_it_would_here(engine: EngineProcess, known: Recommender) ->
     assert len(found) == 5 and unknown == {"x"}
 
 
-async def answers_questions_in_their_order(answering: Worker[Question, Encoded], known: Recommender) -> None:
+async def answers_questions_in_their_order(answering: Answering, known: Recommender) -> None:
     """As they come, as many as a lane holds; what may be large waits until nothing is under way."""
     ids = known.recommend([], k=5).ids
-    large = Question(history=read_history(ids[:1]), k=3)
-    asked = [large, large, *(Question(user="nobody", k=1 + number % 5) for number in range(MOST_AHEAD - 2))]
+    large = Query(history=read_history(ids[:1]), k=3)
+    asked = [
+        large,
+        large,
+        *(Query(user="nobody", k=1 + number % 5) for number in range(MAX_IN_FLIGHT - 2)),
+    ]
     for question in asked:
         assert answering.take(question)
         if question is not large:
             await asyncio.sleep(0)  # one by one on their way
             assert not answering.take(large)
-            assert not answering.take(Question(user="n" * 300)) and not answering.take(Question(model="n" * 300))
-            assert not answering.take(Question(user="字" * 100)), "bytes fill a pipe"
+            assert not answering.take(Query(user="n" * 300)) and not answering.take(Query(model="n" * 300))
+            assert not answering.take(Query(user="字" * 100)), "bytes fill a pipe"
     assert not answering.take(asked[-1])
-    answers: list[Encoded | Exception] = []
-    while len(answers) < MOST_AHEAD:
+    answers: list[EncodedAnswer | Exception] = []
+    while len(answers) < MAX_IN_FLIGHT:
         answers += await answering.done()
-    assert len(answers) == MOST_AHEAD
+    assert len(answers) == MAX_IN_FLIGHT
     for question, answer in zip(asked, answers, strict=True):
         assert not isinstance(answer, Exception)
         expected = known.recommend(ids[:1], k=3).ids if question is large else ids[: question.k]
         assert [item["id"] for item in msgspec.json.decode(answer[0])["items"]] == expected
 
 
-async def long_names_block_nobody(answering: Worker[Question, Encoded]) -> None:
+async def long_names_block_nobody(answering: Answering) -> None:
     """The refusal of a model that is not there repeats its name, so that answers are as large as questions."""
-    batching = Batching(answering, most_waiting=100)
-    asked = [batching.ask(Question(model=f"{number:06}" * 10_000), deadline=20) for number in range(20)]
+    batching = Batcher(answering, most_waiting=100)
+    asked = [batching.ask(Query(model=f"{number:06}" * 10_000), deadline=20) for number in range(20)]
     first = asyncio.gather(*asked, return_exceptions=True)
     await asyncio.sleep(0.001)  # those are under way
-    late = asyncio.gather(*(batching.ask(Question(model="late" * 15_000), deadline=20) for _ in range(5)))
+    late = asyncio.gather(*(batching.ask(Query(model="late" * 15_000), deadline=20) for _ in range(5)))
     refusals = await first
     for number, refused in enumerate(refusals):
         assert isinstance(refused, UnknownModelError) and f"{number:06}" in str(refused), "each got its own"
@@ -111,10 +117,10 @@ async def a_large_result_and_a_caller_who_leaves(engine: EngineProcess) -> None:
     assert await engine.call("events", "unknown", {"stayed"}) == {"stayed"}, "not the answer to another"
 
 
-async def is_killed_at_work(engine: EngineProcess, answering: Worker[Question, Encoded]) -> None:
+async def is_killed_at_work(engine: EngineProcess, answering: Answering) -> None:
     os.kill(engine._process.pid, signal.SIGSTOP)  # so that it cannot be quicker than its end
-    busy = [asyncio.ensure_future(engine.call(lane, "search", "", 20)) for lane in LANES]
-    assert answering.take(Question(user="nobody"))
+    busy = [asyncio.ensure_future(engine.call(lane, "search", "", 20)) for lane in CHANNELS]
+    assert answering.take(Query(user="nobody"))
     busy.append(asyncio.ensure_future(answering.done()))
     await asyncio.sleep(0)
     os.kill(engine._process.pid, signal.SIGKILL)
@@ -122,7 +128,7 @@ async def is_killed_at_work(engine: EngineProcess, answering: Worker[Question, E
     assert all("starting again" in str(refused) for refused in refusals), refusals
 
 
-async def until_answered(engine: EngineProcess, lane: Lane) -> list[str]:
+async def until_answered(engine: EngineProcess, lane: Channel) -> list[str]:
     async with asyncio.timeout(60):
         while True:
             try:
@@ -155,8 +161,8 @@ def test_answers_that_cannot_be_understood_end_the_lane() -> None:
             return OverloadedError("restarting", "starting again")
 
     async def main() -> None:
-        batching = Batching(_Answering(cast(EngineProcess, Odd())), most_waiting=100)
-        asked = (batching.ask(Question(user=name), deadline=5) for name in "abc")
+        batching = Batcher(_QueryProcessor(cast(EngineProcess, Odd())), most_waiting=100)
+        asked = (batching.ask(Query(user=name), deadline=5) for name in "abc")
         refusals = await asyncio.gather(*asked, return_exceptions=True)
         assert [str(refused) for refused in refusals] == ["starting again"] * 3
 
@@ -165,5 +171,5 @@ def test_answers_that_cannot_be_understood_end_the_lane() -> None:
 
 
 def test_what_cannot_be_sent_is_a_failure_for_each_who_asked() -> None:
-    failed = pickle.loads(_told([lambda: 0], together=3))
+    failed = pickle.loads(_serialised([lambda: 0], together=3))
     assert [str(error) for error in failed] == ["A result of the engine cannot be sent; its log says why."] * 3

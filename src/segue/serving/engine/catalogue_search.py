@@ -12,7 +12,7 @@ import polars as pl
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.serving.http.bodies import CatalogueItem
-from segue.serving.questions import Value
+from segue.serving.requests import FilterValue
 from segue.serving.store.store import AddedItem
 
 OWN = ("id", "title", "count")
@@ -20,7 +20,7 @@ MOST_EXACT = 2.0**53  # beyond it not every whole number is a float of its own
 KEPT_FILTERS = 32  # an answer costs one list of item numbers each
 
 
-class Catalogue:
+class CatalogueSearch:
     """What a run's items.parquet says of each item."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -57,7 +57,7 @@ class Catalogue:
         rows = found["row"].head(limit)
         return [_item(row, self.columns) for row in self._table[rows.to_numpy()].to_dicts()]
 
-    def allowed(self, where: Mapping[str, Sequence[Value]]) -> np.ndarray:
+    def allowed(self, where: Mapping[str, Sequence[FilterValue]]) -> np.ndarray:
         """Numbers of the items that fit every column's values; of a column, any of its values will do."""
         for column in where:
             if column not in self.columns:
@@ -102,7 +102,7 @@ def _item(row: Mapping[str, Any], columns: Sequence[str]) -> CatalogueItem:
     return CatalogueItem(id=row["id"], title=row.get("title"), count=row["count"], details=details)
 
 
-def _text(value: Value) -> str:
+def _text(value: FilterValue) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
