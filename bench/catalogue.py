@@ -28,7 +28,7 @@ from segue.models.build import build_model
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.training.loop import Step, fit, training_windows
+from segue.training.loop import TrainingProgress, fit, training_windows
 from segue.training.settings import TrainSettings
 from segue.training.sparse_rows import LEAST_ROWS
 
@@ -102,7 +102,7 @@ def step_seconds(loss: str, n_items: int, *, by_rows: bool, steps: int) -> list[
     model.items.sparse_gradients = by_rows
     moments: list[float] = []
 
-    def clock(_step: Step) -> None:
+    def clock(_step: TrainingProgress) -> None:
         moments.append(time.perf_counter())
         if len(moments) > WARM + steps:
             raise EnoughError
@@ -114,7 +114,7 @@ def step_seconds(loss: str, n_items: int, *, by_rows: bool, steps: int) -> list[
             training_windows(log, log.offsets[1:], length=LENGTH + objective.extra),
             settings=TrainSettings(tokens=USERS * (LENGTH + 1), device="cpu"),
             epochs=1,
-            judge=None,
+            validate=None,
             state_file=Path(folder) / "state.safetensors",
             progress=clock,
         )

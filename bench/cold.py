@@ -32,7 +32,7 @@ from segue.evaluation.metrics import Loss, added_up, coverage, hit, ndcg, p90_co
 from segue.evaluation.window.evaluate import WindowCases, find_targets, window_cases
 from segue.folders import read_manifest
 from segue.recommend.recommender import Recommender
-from segue.runs import ruler_of, settings_of
+from segue.runs import evaluator_of, settings_of
 from segue.terminal import TrainDisplay, complain, say
 
 LOG = replace(BEAUTY, cut="2014-03-07")
@@ -103,9 +103,9 @@ def ranked(recommenders: Sequence[Recommender], data: api.Data, cases: WindowCas
     """Ask the models of several seeds for the same targets."""
     found, counts, depths = [], np.zeros(0), (WARM_DEPTH, COLD_DEPTH)
     for one in recommenders:
-        ruler = ruler_of(one.model, data, settings_of(one))
-        counts = ruler.counts
-        found.append(find_targets(ruler, ModelScorer(one.model), cases, depths, moment=cases.moment))
+        evaluator = evaluator_of(one.model, data, settings_of(one))
+        counts = evaluator.counts
+        found.append(find_targets(evaluator, ModelScorer(one.model), cases, depths, moment=cases.moment))
     return Ranked(
         ranks=[one.ranks for one in found],
         shown=[one.shown[WARM_DEPTH] for one in found],

@@ -186,7 +186,7 @@ def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
             windows,
             settings=settings.train,
             epochs=chosen["epochs"],
-            judge=None,
+            validate=None,
             state_file=Path(folder) / "state.safetensors",
         )
     return {
@@ -195,12 +195,12 @@ def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         "threads": torch.get_num_threads(),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        "positions": state.progress.history[-1]["positions"],
+        "positions": state.record.history[-1]["positions"],
         "items": len(log.vocabulary),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tokens": settings.train.tokens,
-        "seconds": state.progress.seconds,
-        "losses": [epoch["loss"] for epoch in state.progress.history],
+        "seconds": state.record.seconds,
+        "losses": [epoch["loss"] for epoch in state.record.history],
     }
 
 

@@ -21,7 +21,7 @@ from segue.data.split import Split
 from segue.errors import InputError
 from segue.evaluation.baselines import BASELINES
 from segue.evaluation.evaluate import evaluate
-from segue.evaluation.evaluator import ModelScorer, Ruler, Scorer
+from segue.evaluation.evaluator import Evaluator, ModelScorer, Scorer
 from segue.evaluation.metrics import summary
 from segue.evaluation.settings import EvaluateSettings, seen_rule
 from segue.evaluation.training_counts import training_counts
@@ -69,12 +69,12 @@ def measure(model: SequenceModel, sequences: Sequences, split: Split, *, n_items
     """A row for the model, one for each baseline, and one for the whole report."""
     settings = EvaluateSettings()
     rule, _ = seen_rule(settings, sequences, split)
-    ruler = Ruler(sequences=sequences, counts=training_counts(sequences, split, n_items), seen=rule)
+    evaluator = Evaluator(sequences=sequences, counts=training_counts(sequences, split, n_items), seen=rule)
     cases = split.cases("test", settings.target)
 
     def row(who: str, scorer: Scorer, fit: float) -> dict[str, Any]:
-        measured, seconds = _timed(lambda: ruler.measure(scorer, cases, settings.at))
-        ranks, alone = _timed(lambda: ruler.ranks(scorer, cases))
+        measured, seconds = _timed(lambda: evaluator.measure(scorer, cases, settings.at))
+        ranks, alone = _timed(lambda: evaluator.ranks(scorer, cases))
         assert (ranks == measured.ranks).all()
         figures = summary(ranks, (10,))
         return {

@@ -53,7 +53,7 @@ from segue.folders import digest, partial_of, read_manifest
 from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, complain, say
 
 if TYPE_CHECKING:
-    from segue.training.loop import Step
+    from segue.training.loop import TrainingProgress
 
 ROOT = Path(__file__).parent.parent
 EVENTS = "events.tsv.gz"
@@ -133,7 +133,12 @@ def show_rows(rows: Rows, results: Results) -> None:
 
 
 def make_row(
-    one: Training, rows: Rows, folder: Path, places: Places, *, progress: Callable[[Step], None] | None = None
+    one: Training,
+    rows: Rows,
+    folder: Path,
+    places: Places,
+    *,
+    progress: Callable[[TrainingProgress], None] | None = None,
 ) -> Measured:
     """Measure a row, going on where an earlier attempt stopped, and enter it; a run that is entered stays as it is."""
     make_settings(read_recipe(one.row.recipe), one.overrides)  # refused now, not after the log has been read
@@ -200,7 +205,7 @@ def run_folder(one: Training, data: api.Data, cache: Path) -> Path:
     return cache / "runs" / f"{one.name}-{one.digest[:8]}-{data.digest[:8]}"
 
 
-def trained(one: Training, data: api.Data, cache: Path, progress: Callable[[Step], None] | None) -> Path:
+def trained(one: Training, data: api.Data, cache: Path, progress: Callable[[TrainingProgress], None] | None) -> Path:
     """The run of a training, made unless it is there; what was interrupted goes on."""
     run = run_folder(one, data, cache)
     if not run.exists():
@@ -226,7 +231,7 @@ def _short(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _train(one: Training, data: api.Data, run: Path, progress: Callable[[Step], None] | None) -> None:
+def _train(one: Training, data: api.Data, run: Path, progress: Callable[[TrainingProgress], None] | None) -> None:
     unfinished = partial_of(run).exists()
     if not unfinished:
         _commit_file(run).write_text(_commit() or "", encoding="utf-8")

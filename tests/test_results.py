@@ -27,7 +27,7 @@ from segue.data.sequences import Sequences
 from segue.errors import InputError
 from segue.evaluation.metrics import ndcg
 from segue.evaluation.report import Report
-from segue.training.loop import Step
+from segue.training.loop import TrainingProgress
 
 ROOT = Path(__file__).parent.parent
 OURS = Places(
@@ -205,7 +205,7 @@ def test_an_interrupted_row_goes_on(places: Places) -> None:
     rows, one = made("cycle/narrow", places)
     seen: list[int] = []
 
-    def interrupt(step: Step) -> None:
+    def interrupt(step: TrainingProgress) -> None:
         seen.append(step.epoch)
         if step.epoch == 2:
             raise KeyboardInterrupt

@@ -20,7 +20,7 @@ import segue.tuning.search as search_room
 from segue.config import Settings, make_settings, read_recipe, recipe_names
 from segue.errors import FolderError, SegueError, SettingsError, TrainingError
 from segue.training import item_codes as codes
-from segue.tuning import Step, TrialRecord, Tuning, tune, tuning_table
+from segue.tuning import TrainingProgress, TrialRecord, Tuning, tune, tuning_table
 from segue.tuning import study as study_room
 from segue.tuning.report import Outcome
 from segue.tuning.space import LOSS, SPACE, LogFacts, belonging, laid_over, own_values, rounded, space_for
@@ -208,10 +208,10 @@ def test_the_folder_can_be_read(whole: Tuning) -> None:
         assert [trial.value for trial in study.trials] == [one.score for one in whole.trials]
 
 
-def stopped(at: tuple[int, int], steps: list[tuple[int, int]]) -> Callable[[int, Step], None]:
+def stopped(at: tuple[int, int], steps: list[tuple[int, int]]) -> Callable[[int, TrainingProgress], None]:
     """Ctrl-C at the end of an epoch of a trial; `steps` is told what was trained."""
 
-    def progress(trial: int, step: Step) -> None:
+    def progress(trial: int, step: TrainingProgress) -> None:
         if step.scores is not None:
             steps.append((trial, step.epoch))
             if (trial, step.epoch) == at:
@@ -251,7 +251,7 @@ def test_codes_are_learned_once_for_all_trials_and_gone_on_with(
     def tuned(stop_at: int, *, resume: bool) -> list[tuple[int, str, int]]:
         steps: list[tuple[int, str, int]] = []
 
-        def progress(trial: int, step: Step) -> None:
+        def progress(trial: int, step: TrainingProgress) -> None:
             steps.append((trial, step.of, step.epoch))
             if step.of and step.epoch == stop_at:
                 raise KeyboardInterrupt

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from segue.recommend.jobs.runner import JobRunner
     from segue.recommend.new_items import ItemsAdded
     from segue.recommend.recommender import Recommender
-    from segue.training.loop import Step
+    from segue.training.loop import TrainingProgress
 
 __all__ = [
     "BEAM",
@@ -87,7 +87,7 @@ def train(
     resume: bool = False,
     all_events: bool = False,
     processes: int = 1,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[TrainingProgress], None] | None = None,
     measured: Measured | None = None,
 ) -> Recommender:
     """Train a model and measure it. Gives a Recommender; with `out`, its run folder stays there.

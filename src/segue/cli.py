@@ -15,7 +15,7 @@ from segue.errors import InputError, SegueError
 from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, complain, duration, epoch_of, say
 
 if TYPE_CHECKING:
-    from segue.tuning import Step, TrialRecord, Tuning
+    from segue.tuning import TrainingProgress, TrialRecord, Tuning
 
 app = typer.Typer(
     name="segue",
@@ -332,7 +332,7 @@ def tune(
     say(f"\nMade {best}. Next: segue train {data} --out RUN --recipe {best}")
 
 
-def _show_trial(display: Display, trial: int, step: Step) -> None:
+def _show_trial(display: Display, trial: int, step: TrainingProgress) -> None:
     facts = f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
     display.show(f"trial {trial}, {epoch_of(step)}", step.done, step.total, facts)
 

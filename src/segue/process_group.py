@@ -1,109 +1,75 @@
-"""Processes that work on one thing: who this one is among them, and what they tell each other.
+"""The processes that share one training or evaluation, as the rest of segue sees them.
 
-One process alone is a team too: every call gives back what it got, so that callers need not ask.
+`SINGLE_PROCESS` is a group of one. `segue.training.distributed` has the group that runs on torch.distributed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
-from segue.errors import SegueError
-
-Thing = TypeVar("Thing")
+Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Team:
-    """Some processes of torch.distributed, or one that knows of no others."""
+class ProcessGroup(Protocol):
+    """All processes of a group must make the same calls in the same order."""
 
-    rank: int = 0
-    """Of this process: 0 is the first, which writes and speaks for all."""
-    size: int = 1
+    @property
+    def rank(self) -> int:
+        """The number of this process. Process 0 writes files and logs for all."""
+        ...
 
-    def mine(self, things: Iterable[Thing]) -> Iterator[Thing]:
-        """Every `size`-th thing. All processes see the same things, and together they have each once."""
-        return islice(things, self.rank, None, self.size)
+    @property
+    def size(self) -> int: ...
 
-    def total(self, array: np.ndarray) -> np.ndarray:
-        """The sum over the processes. Where each number is one process's and 0 elsewhere, nothing is rounded."""
-        return array if self.size == 1 else self.added_up(torch.from_numpy(array)).numpy()
+    def shard(self, values: Iterable[Value]) -> Iterator[Value]:
+        """Every `size`-th value. Each value belongs to exactly one process, if all give the same values."""
+        ...
 
-    def added_up(self, tensor: Tensor) -> Tensor:
-        """The sum over the processes, in place: the same bits everywhere."""
-        if self.size > 1:
-            distributed.all_reduce(tensor)
-        return tensor
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        """The sum over the processes. It is exact where at most one process has a number other than 0."""
+        ...
 
-    def largest(self, tensor: Tensor) -> Tensor:
-        """The largest over the processes, in place."""
-        if self.size > 1:
-            distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
-        return tensor
+    def gather_with_gradient(self, own: Tensor, counts: Sequence[int]) -> Tensor:
+        """The rows of all processes, in the order of their ranks, with gradients. `counts`: rows of each process.
 
-    def rows(self, own: Tensor, counts: Sequence[int]) -> Tensor:
-        """The rows of all processes, the first process's first; `counts` says how many each has."""
-        if self.size == 1:
-            return own
-        # Unequal parts are filled up: that is what every backend of torch can exchange.
-        padded = own.new_zeros(max(counts), *own.shape[1:])
-        padded[: len(own)] = own
-        parts = [torch.empty_like(padded) for _ in counts]
-        distributed.all_gather(parts, padded)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-
-    def gathered(self, own: Tensor, counts: Sequence[int]) -> Tensor:
-        """`rows`, to be learned through, by a loss that every process computes of them all and takes a `size`-th of.
-
-        So weights behind the gathering, whose gradients all processes have, are learned from once when gradients are
-        added up. A process's own rows get their gradient there alone, and get all of it.
+        Every process must compute the same loss of all rows and divide it by `size`: the gradients of the processes
+        are summed, so weights that all of them use get their gradient once. Rows get their full gradient in the
+        process that they come from.
         """
-        if self.size == 1:
-            return own
-        whole: Tensor = _Gathered.apply(own, self, counts)  # type: ignore[no-untyped-call]
-        return whole
+        ...
 
-    def told(self, thing: Thing) -> list[Thing]:
-        """What each process has to tell, the first process's first; all of them wait for it."""
-        if self.size == 1:
-            return [thing]
-        everyone: list[Any] = [None] * self.size
-        distributed.all_gather_object(everyone, thing)
-        return everyone
+    def all_gather_objects(self, value: Value) -> list[Value]:
+        """The values of all processes, in the order of their ranks. It waits for all of them."""
+        ...
 
-    def by_first(self, do: Callable[[], Thing]) -> Thing:
-        """Let the first process do something for all: everyone gets its result, or what it was refused with."""
-        if self.size == 1:
-            return do()
-        told: list[Any] = [None, None]
-        if self.rank == 0:
-            try:
-                told[0] = do()
-            except SegueError as error:
-                told[1] = error
-        distributed.broadcast_object_list(told, src=0)
-        result, refusal = told
-        if refusal is not None:
-            raise refusal
-        return result  # type: ignore[no-any-return]  # what travelled is what `do` gave
+    def on_first(self, function: Callable[[], Value]) -> Value:
+        """Call the function in process 0 and return its result in all. Its SegueError is raised in all."""
+        ...
 
 
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, team: Team, counts: Sequence[int]) -> Tensor:
-        begin = sum(counts[: team.rank])
-        ctx.own, ctx.size = slice(begin, begin + len(own)), team.size
-        return team.rows(own, counts)
+class _SingleProcess:
+    """A group of one, in which every operation returns what it is given."""
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0][ctx.own] * ctx.size, None, None
+    rank, size = 0, 1
+
+    def shard(self, values: Iterable[Value]) -> Iterator[Value]:
+        return iter(values)
+
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def gather_with_gradient(self, own: Tensor, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
+        return own
+
+    def all_gather_objects(self, value: Value) -> list[Value]:
+        return [value]
+
+    def on_first(self, function: Callable[[], Value]) -> Value:
+        return function()
 
 
-ALONE = Team()
+SINGLE_PROCESS: ProcessGroup = _SingleProcess()

@@ -35,7 +35,7 @@ from segue.config import (
 from segue.data.dataset import Data
 from segue.errors import FolderError, InputError, SettingsError
 from segue.evaluation.evaluate import Evaluation, evaluate
-from segue.evaluation.evaluator import ModelScorer, Ruler
+from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.settings import SeenRule, seen_rule
 from segue.evaluation.training_counts import counts_before, training_counts
 from segue.evaluation.window.evaluate import WindowEvaluation, evaluate_window
@@ -49,14 +49,14 @@ from segue.models.items.content import ContentTable
 from segue.models.sequence import SequenceModel
 from segue.models.text.encoder import TextEncoder
 from segue.objective.tasks.positive import PositiveEvents
-from segue.process_group import ALONE, Team
+from segue.process_group import SINGLE_PROCESS, ProcessGroup
 from segue.recommend.jobs.embed import run_digest
 from segue.recommend.recommender import Recommender
 from segue.training.distributed.processes import DeathsError, joined, launchers, on_processes
 from segue.training.item_codes import CODES, CODES_ALL, kept_codes
-from segue.training.loop import Step
-from segue.training.run import CHOOSING, EVERYTHING, Recipe, choose_epoch, finished, train_for
-from segue.training.state import Progress, read_progress
+from segue.training.loop import TrainingProgress
+from segue.training.run import CHOOSING, EVERYTHING, TrainingSetup, choose_epoch, finished, train_for
+from segue.training.state import TrainingRecord, read_record
 from segue.training.warm_start import START, START_ALL, TRAINED, fill_codes, write_start
 
 SETTINGS, BELONGING = "settings.toml", "data.json"
@@ -79,25 +79,27 @@ def make_run(
     from_run: Recommender | None,
     resume: bool,
     all_events: bool,
-    progress: Callable[[Step], None] | None,
+    progress: Callable[[TrainingProgress], None] | None,
     measured: Callable[[str, int, int], None] | None,
 ) -> Recommender:
     """See `segue.api.train`. Where torch's launcher started this process as one of several, the others have to call it
     too: they share the work, and the first of them writes and tells how it is getting on."""
-    with joined() as team:
-        if team.rank > 0:
+    with joined() as group:
+        if group.rank > 0:
             progress = measured = None
-        team.by_first(data.verify)
-        run = team.by_first(lambda: out if out is not None else _temporary_run())
-        launched_by = launchers(team)
-        job = team.by_first(
+        group.on_first(data.verify)
+        run = group.on_first(lambda: out if out is not None else _temporary_run())
+        launched_by = launchers(group)
+        job = group.on_first(
             lambda: _job(run, data, recipe, overrides, encoder, from_run, resume, launched_by, everything=all_events)
         )
         if job is not None:
-            _refuse_separate_folders(job.partial, team)
-            _do(replace(job, encoder=encoder), run, data, team, progress=progress, measured=measured)
+            _refuse_separate_folders(job.partial, group)
+            _do(replace(job, encoder=encoder), run, data, group, progress=progress, measured=measured)
         made = Recommender.open(run, encoder=encoder)
-        team.told(None)  # a temporary run is gone with the first process: nobody leaves before all have opened it
+        group.all_gather_objects(
+            None
+        )  # a temporary run is gone with the first process: nobody leaves before all have opened it
     return made
 
 
@@ -132,15 +134,15 @@ def _job(
     return replace(job, encoder=None)
 
 
-def _refuse_separate_folders(partial: Path, team: Team) -> None:
+def _refuse_separate_folders(partial: Path, group: ProcessGroup) -> None:
     """Machines that train one model have to see its files."""
-    terms, limit = team.by_first((partial / BELONGING).read_bytes), time.monotonic() + SHARED_WITHIN
+    terms, limit = group.on_first((partial / BELONGING).read_bytes), time.monotonic() + SHARED_WITHIN
     while not (seen := _holds(partial / BELONGING, terms)) and time.monotonic() < limit:
         time.sleep(0.1)
-    blind = team.told(seen).count(False)
+    blind = group.all_gather_objects(seen).count(False)
     if blind:
         raise FolderError(
-            f"{blind} of the {team.size} processes do not see {partial}: machines that train together must share the "
+            f"{blind} of the {group.size} processes do not see {partial}: machines that train together must share the "
             f"folder of --out, under the same path. Remove {partial} before you try again."
         )
 
@@ -149,18 +151,18 @@ def _do(
     job: _Job,
     run: Path,
     data: Data,
-    team: Team,
+    group: ProcessGroup,
     *,
-    progress: Callable[[Step], None] | None,
+    progress: Callable[[TrainingProgress], None] | None,
     measured: Callable[[str, int, int], None] | None,
 ) -> None:
     """Train, measure, write."""
     sequences, split, n_items = data.sequences, data.split, len(data.vocabulary)
     counts = training_counts(sequences, split, n_items)
     seen, _ = seen_rule(job.settings.evaluate, sequences, split)
-    start = team.by_first(lambda: job.start(START))
+    start = group.on_first(lambda: job.start(START))
     texts = saved_texts(start, job.settings.model) if start is not None and job.settings.model.texts else None
-    codes = team.by_first(lambda: job.codes(CODES, data, split.train_end, progress))
+    codes = group.on_first(lambda: job.codes(CODES, data, split.train_end, progress))
     facts = facts_of(job.settings.model, data.vocabulary, data.kinds, texts, codes)
     model, chosen = choose_epoch(
         job.recipe,
@@ -172,14 +174,14 @@ def _do(
         progress=progress,
         facts=facts,
         start=start,
-        team=team,
+        group=group,
     )
     note = ALL_NOTE.format(epochs=chosen.best_epoch) if job.everything else None
-    evaluation = measure(model, data, job.settings, note=note, progress=measured, team=team)
+    evaluation = measure(model, data, job.settings, note=note, progress=measured, group=group)
     if job.everything:
         ends = np.asarray(sequences.offsets)[1:]
         if codes is not None:
-            facts = replace(facts, codes=team.by_first(lambda: job.all_codes(data, counts, progress)))
+            facts = replace(facts, codes=group.on_first(lambda: job.all_codes(data, counts, progress)))
         model, counts = train_for(
             job.recipe,
             sequences,
@@ -189,15 +191,15 @@ def _do(
             state_file=job.partial / EVERYTHING,
             progress=progress,
             facts=facts,
-            start=team.by_first(lambda: job.start(START_ALL)) or start,
-            team=team,
+            start=group.on_first(lambda: job.start(START_ALL)) or start,
+            group=group,
         )
 
     def write() -> None:
-        _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, team=team)
+        _write_run(run, job, data, model, counts, evaluation, chosen, seen=seen, group=group)
         shutil.rmtree(job.partial)
 
-    team.by_first(write)
+    group.on_first(write)
 
 
 def _holds(path: Path, content: bytes) -> bool:
@@ -222,7 +224,7 @@ def make_run_on(
     processes: int,
     call: Call,
     *,
-    progress: Callable[[Step], None] | None,
+    progress: Callable[[TrainingProgress], None] | None,
     measured: Callable[[str, int, int], None] | None,
 ) -> Recommender:
     """`make_run` on several processes of this machine."""
@@ -249,12 +251,12 @@ def make_run_on(
     return Recommender.open(run, encoder=call.encoder)
 
 
-_Word = tuple[Step | None, tuple[str, int, int] | None]
+_Word = tuple[TrainingProgress | None, tuple[str, int, int] | None]
 """How training, or measuring, is getting on."""
 
 
 def _as_one_of_several(call: Call, tell: Callable[[bytes], None]) -> None:
-    def say(step: Step | None, measuring: tuple[str, int, int] | None) -> None:
+    def say(step: TrainingProgress | None, measuring: tuple[str, int, int] | None) -> None:
         tell(msgspec.msgpack.encode((step, measuring)))
 
     make_run(
@@ -278,7 +280,7 @@ def measure(
     *,
     note: str | None,
     progress: Callable[[str, int, int], None] | None,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
 ) -> Evaluation:
     """The model and the baselines on the test part."""
     return evaluate(
@@ -292,7 +294,7 @@ def measure(
         target_time=model.target_time,
         note=note,
         progress=progress,
-        team=team,
+        group=group,
     )
 
 
@@ -325,12 +327,12 @@ def measure_window(
     )
 
 
-def ruler_of(model: SequenceModel, data: Data, settings: Settings) -> Ruler:
+def evaluator_of(model: SequenceModel, data: Data, settings: Settings) -> Evaluator:
     """The rules that a model is measured by on its data."""
     seen, _ = seen_rule(settings.evaluate, data.sequences, data.split)
     counts = training_counts(data.sequences, data.split, len(data.vocabulary))
     known = model.answerable(counts)
-    return Ruler(
+    return Evaluator(
         sequences=data.sequences,
         counts=counts,
         seen=seen,
@@ -378,9 +380,9 @@ class _Job:
     """A finished run is there and gives way to the new one."""
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> TrainingSetup:
         one = self.settings
-        return Recipe(
+        return TrainingSetup(
             model=one.model, objective=one.objective, train=one.train, evaluate=one.evaluate, encoder=self.encoder
         )
 
@@ -390,7 +392,7 @@ class _Job:
         return path if path.exists() else None
 
     def codes(
-        self, name: str, data: Data, ends: np.ndarray, progress: Callable[[Step], None] | None
+        self, name: str, data: Data, ends: np.ndarray, progress: Callable[[TrainingProgress], None] | None
     ) -> np.ndarray | None:
         """The items', of the file with this name in RUN.partial."""
         model, train = self.settings.model, self.settings.train
@@ -400,7 +402,9 @@ class _Job:
         path, n_items = self.partial / name, len(data.vocabulary)
         return kept_codes(path, model, train, data.sequences, ends, n_items, progress=progress)
 
-    def all_codes(self, data: Data, counts: np.ndarray, progress: Callable[[Step], None] | None) -> np.ndarray | None:
+    def all_codes(
+        self, data: Data, counts: np.ndarray, progress: Callable[[TrainingProgress], None] | None
+    ) -> np.ndarray | None:
         """Those by every event; `counts` [V + 1] are of the training part. What begins with the weights of another run
         begins with its codes."""
         ends, n_items = np.asarray(data.sequences.offsets)[1:], len(data.vocabulary)
@@ -558,7 +562,7 @@ def _taken_up(
     if source == partial:
         _write_terms(partial, settings, terms)
     else:
-        done = finished(read_progress(run / CHOOSING), settings.train)
+        done = finished(read_record(run / CHOOSING), settings.train)
         if done and everything == belonging.everything:
             raise SettingsError(f"{run} is complete: {done} (with --set).")
         with folders.complete_folder(partial) as staging:
@@ -611,10 +615,10 @@ def _write_run(
     model: SequenceModel,
     counts: np.ndarray,
     evaluation: Evaluation,
-    chosen: Progress,
+    chosen: TrainingRecord,
     *,
     seen: SeenRule,
-    team: Team,
+    group: ProcessGroup,
 ) -> None:
     """Everything needed to answer any history; no user ids, no histories."""
     with folders.complete_folder(run, overwrite="run" if job.replaces else None) as staging:
@@ -634,7 +638,7 @@ def _write_run(
                 shutil.copyfile(job.partial / name, staging / name)
         if job.everything and isinstance(model.items, CodeTable):
             np.save(staging / TRAINED, training_counts(data.sequences, data.split, len(data.vocabulary)) > 0)
-        facts = _facts(job, data, chosen, seen=seen, processes=team.size)
+        facts = _facts(job, data, chosen, seen=seen, processes=group.size)
         facts |= {"index": index_facts(index, questions), **_code_facts(model, counts)}
         folders.write_manifest(staging, "run", facts)
 
@@ -646,7 +650,7 @@ def _code_facts(model: SequenceModel, counts: np.ndarray) -> dict[str, Any]:
     return {"codes": {"shared": shared_codes(model.items.codes.numpy(), np.flatnonzero(counts[1:]) + 1)}}
 
 
-def _facts(job: _Job, data: Data, chosen: Progress, *, seen: SeenRule, processes: int) -> dict[str, Any]:
+def _facts(job: _Job, data: Data, chosen: TrainingRecord, *, seen: SeenRule, processes: int) -> dict[str, Any]:
     return {
         "segue": version("segue"),
         "torch": str(torch.__version__),

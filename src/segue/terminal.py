@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from segue.errors import SegueError
 
 if TYPE_CHECKING:
-    from segue.training.loop import Step
+    from segue.training.loop import TrainingProgress
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -110,7 +110,7 @@ class MeasureDisplay(Display):
         self.show(f"measuring {name}", done, total, f"{done:,} of {total:,}")
 
 
-def epoch_of(step: Step) -> str:
+def epoch_of(step: TrainingProgress) -> str:
     """Which epoch, and of what where it is not the model itself."""
     return f"{step.of}, epoch {step.epoch}/{step.epochs}" if step.of else f"epoch {step.epoch}/{step.epochs}"
 
@@ -118,7 +118,7 @@ def epoch_of(step: Step) -> str:
 class TrainDisplay(Display):
     """Told of each step of training."""
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: TrainingProgress) -> None:
         facts = f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
         self.show(epoch_of(step), step.done, step.total, facts)
         if step.scores is not None:

@@ -16,7 +16,7 @@ from planted_logs import cycle_log
 import segue
 from segue.models.checkpoint import load_model
 from segue.recommend.jobs.embed import run_digest
-from segue.training.loop import Step
+from segue.training.loop import TrainingProgress
 
 LONG = ("--set", "train.epochs=8", "--set", "train.patience=8")
 
@@ -83,7 +83,7 @@ class Stopped(KeyboardInterrupt):
 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_resume_without_the_run_it_came_from(yesterday: Path, data: Path, tmp_path: Path, epoch: int) -> None:
-    def stop(step: Step) -> None:
+    def stop(step: TrainingProgress) -> None:
         if step.epoch == epoch and step.scores is None:
             raise Stopped
 
@@ -111,7 +111,7 @@ def test_words_are_read_as_they_were_learned(data: Path, cycle_data: Path, quick
     changes = ["model.items=ids+vectors", 'model.texts=["title"]', "model.text_width=6", "train.epochs=2"]
     old = segue.train(tmp_path / "old", out=tmp_path / "first", recipe=quick_recipe, overrides=changes)
 
-    def stop(_: Step) -> None:
+    def stop(_: TrainingProgress) -> None:
         raise Stopped
 
     with pytest.raises(Stopped):

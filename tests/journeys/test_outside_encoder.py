@@ -24,7 +24,7 @@ from segue.models.settings import ModelSettings
 from segue.serving.embedded import application
 from segue.serving.engine.engine import ServingEngine
 from segue.serving.settings import ServiceSettings
-from segue.training.loop import Step
+from segue.training.loop import TrainingProgress
 
 NAME = f"{__name__}:mine"
 RUN_FILES = ("weights.safetensors", "history.jsonl", "ranks.npy", "metrics.json", "items.parquet", "index.safetensors")
@@ -149,7 +149,7 @@ class Stopped(KeyboardInterrupt):
 def test_interrupted_training_is_taken_up_with_its_builder(
     outside_run: Path, cycle_data: Path, quick_recipe: Path, tmp_path: Path
 ) -> None:
-    def stop(step: Step) -> None:
+    def stop(step: TrainingProgress) -> None:
         if step.epoch == 2:
             raise Stopped
 

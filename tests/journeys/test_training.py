@@ -21,7 +21,7 @@ from segue.config import recipe_names
 from segue.demo.planted import write_planted_shop
 from segue.demo.shop import cache_folder, clean, fetch
 from segue.errors import FolderError, InputError, SettingsError, TrainingError
-from segue.training.loop import Step
+from segue.training.loop import TrainingProgress
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -145,7 +145,7 @@ def test_taken_up_it_needs_not_be_told_again(cycle_data: Path, quick_recipe: Pat
     """What was asked for stands beside what was learned: other settings, and that every event is trained on."""
     partial = tmp_path / "run.partial"
 
-    def stop(_: Step) -> None:
+    def stop(_: TrainingProgress) -> None:
         if (partial / "training-all.safetensors").exists():
             raise KeyboardInterrupt
 

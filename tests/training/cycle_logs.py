@@ -21,10 +21,10 @@ from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.training.loop import Judge, Step, Windows, fit, training_windows
-from segue.training.run import Recipe, choose_epoch
+from segue.training.loop import TrainingProgress, Validate, Windows, fit, training_windows
+from segue.training.run import TrainingSetup, choose_epoch
 from segue.training.settings import TrainSettings
-from segue.training.state import Progress, TrainingState
+from segue.training.state import TrainingRecord, TrainingState
 
 N_ITEMS = 11
 POPULARITY = {"loss": "sampled-softmax", "sampler": "popularity", "negatives": 8, "power": 0.75}
@@ -46,11 +46,13 @@ def cycle(users: int = 60, *, seed: int = 0) -> Sequences:
     return sequences_of(*([(start + place) % N_ITEMS + 1 for place in range(length)] for start, length in drawn))
 
 
-def recipe_of(*, model: dict[str, Any] | None = None, objective: dict[str, Any] | None = None, **train: Any) -> Recipe:
+def recipe_of(
+    *, model: dict[str, Any] | None = None, objective: dict[str, Any] | None = None, **train: Any
+) -> TrainingSetup:
     """Small, with dropout on so that every source of randomness is used; one thread, so that bits repeat."""
     shape = {"width": 8, "depth": 1, "length": 8, "dropout": 0.1, "feed_forward": 1, **(model or {})}
     steps = {"epochs": 3, "tokens": 150, "learning_rate": 1e-2, "warmup": 5, "threads": 1, "device": "cpu", **train}
-    return Recipe(
+    return TrainingSetup(
         model=msgspec.convert(shape, ModelSettings),
         objective=msgspec.convert(objective or {}, ObjectiveSettings),
         train=msgspec.convert(steps, TrainSettings),
@@ -73,23 +75,23 @@ class Log:
 
     def chosen(
         self,
-        recipe: Recipe,
+        recipe: TrainingSetup,
         folder: Path,
         *,
         seen: SeenRule = "kept",
-        progress: Callable[[Step], None] | None = None,
+        progress: Callable[[TrainingProgress], None] | None = None,
         facts: Facts = NO_FACTS,
-    ) -> tuple[SequenceModel, Progress]:
+    ) -> tuple[SequenceModel, TrainingRecord]:
         folder.mkdir(exist_ok=True)
         return choose_epoch(
             recipe, self.sequences, self.split, self.counts, seen=seen, folder=folder, progress=progress, facts=facts
         )
 
-    def windows(self, recipe: Recipe) -> Windows:
+    def windows(self, recipe: TrainingSetup) -> Windows:
         return training_windows(self.sequences, self.split.train_end, length=recipe.model.length + 1)
 
     def fitted(
-        self, recipe: Recipe, state_file: Path, judge: Judge | None, *, objective: Objective | None = None
+        self, recipe: TrainingSetup, state_file: Path, validate: Validate | None, *, objective: Objective | None = None
     ) -> tuple[SequenceModel, TrainingState]:
         """Training with a judge of the test's own."""
         first = torch.Generator().manual_seed(recipe.train.seed)
@@ -100,7 +102,7 @@ class Log:
             self.windows(recipe),
             settings=recipe.train,
             epochs=recipe.train.epochs,
-            judge=judge,
+            validate=validate,
             state_file=state_file,
         )
         return model, state

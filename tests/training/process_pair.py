@@ -21,7 +21,7 @@ from torch import Tensor
 from segue.data.dataset import Data
 from segue.errors import SegueError
 from segue.evaluation.evaluate import evaluate
-from segue.evaluation.evaluator import ModelScorer, Ruler
+from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.settings import EvaluateSettings
 from segue.evaluation.window.evaluate import find_targets, user_values, window_cases
 from segue.layers.dropout import draw_from
@@ -30,14 +30,14 @@ from segue.models.build import build_model
 from segue.models.facts import Facts
 from segue.models.sequence import SequenceModel
 from segue.objective import objective as objective_module
+from segue.objective.batch_shard import BatchShard
 from segue.objective.objective import Objective
-from segue.objective.part import Part
-from segue.process_group import ALONE, Team
+from segue.process_group import SINGLE_PROCESS, ProcessGroup
 from segue.runs import make_run
-from segue.training.distributed.gradients import add_up_gradients
+from segue.training.distributed.gradients import sum_gradients
 from segue.training.distributed.processes import joined
 from segue.training.loop import Windows, fit, training_windows
-from segue.training.run import CHOOSING, Recipe, choose_epoch
+from segue.training.run import CHOOSING, TrainingSetup, choose_epoch
 
 LOG = Log.of(cycle())
 STEPS = 20
@@ -83,7 +83,7 @@ CASES = {
 }
 
 
-def prepared(case: Case) -> tuple[Recipe, SequenceModel, Objective]:
+def prepared(case: Case) -> tuple[TrainingSetup, SequenceModel, Objective]:
     recipe = recipe_of(
         model={"dropout": 0.0, **dropless(case.model), **case.model},
         objective=case.objective,
@@ -103,7 +103,7 @@ def dropless(model: dict[str, Any]) -> dict[str, Any]:
     return {"mol_item_dropout": 0.0, "mol_gate_dropout": 0.0} if model.get("similarity") == "mol" else {}
 
 
-def learned(case: Case, folder: Path, team: Team = ALONE) -> dict[str, Tensor]:
+def learned(case: Case, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
     """The weights after some epochs, and what was counted."""
     recipe, model, objective = prepared(case)
     folder.mkdir()
@@ -115,57 +115,57 @@ def learned(case: Case, folder: Path, team: Team = ALONE) -> dict[str, Tensor]:
             Windows(windows.sequences, windows.starts[: case.users], windows.ends[: case.users]),
             settings=recipe.train,
             epochs=recipe.train.epochs,
-            judge=None,
+            validate=None,
             state_file=folder / CHOOSING,
-            team=team,
+            group=group,
         )
-    assert state.progress.step >= STEPS
-    losses = [float(line["loss"]) for line in state.progress.history]
+    assert state.record.step >= STEPS
+    losses = [float(line["loss"]) for line in state.record.history]
     return {**weights_of(model), **objective.state, "losses": torch.tensor(losses, dtype=torch.float64)}
 
 
-def drawn_gradients(team: Team = ALONE) -> dict[str, Tensor]:
+def drawn_gradients(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
     """REINFORCE: of states that are the same however many processes there are, for no two draw the same."""
     case = Case(SHARED, {"builder": "narm", "feed_forward": 4, "scores": "bilinear", "choice": "reinforce"})
     recipe, model, objective = prepared(case)
     draw_from(model, torch.Generator().manual_seed(5))
     batch = next(LOG.windows(recipe).batches(60, np.random.default_rng(2)))
     examples = objective.examples(batch, np.random.default_rng(3))
-    part = Part.of(examples, team)
+    shard = BatchShard.of(examples, group)
     hidden = model.train().encode(tensors(examples.inputs))
-    before = sum(len(rows) for rows in part.rows[: team.rank])  # every state is asked once
-    own = hidden[before : before + len(part.own.inputs.items)]
-    loss = objective.loss(model, own, examples, torch.Generator().manual_seed(4), part)
+    before = sum(len(rows) for rows in shard.rows[: group.rank])  # every state is asked once
+    own = hidden[before : before + len(shard.own.inputs.items)]
+    loss = objective.loss(model, own, examples, torch.Generator().manual_seed(4), shard)
     torch.autograd.backward(loss)
-    value = add_up_gradients(list(model.parameters()), loss, team)
+    value = sum_gradients(list(model.parameters()), loss, group)
     found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     return {**found, "loss": torch.tensor(value, dtype=torch.float64)}
 
 
-def measured(team: Team = ALONE) -> dict[str, Any]:
+def measured(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Any]:
     """The report of a model that has not learned anything, its ranks, and what it finds in a window."""
     _, model, _ = prepared(Case({}))
     scorer, settings = ModelScorer(model.float()), EvaluateSettings(at=(1, 3, 10))
-    evaluation = evaluate(scorer, LOG.sequences, LOG.split, n_items=N_ITEMS, settings=settings, team=team)
-    ruler = Ruler(sequences=LOG.sequences, counts=LOG.counts, seen="kept", team=team)
+    evaluation = evaluate(scorer, LOG.sequences, LOG.split, n_items=N_ITEMS, settings=settings, group=group)
+    evaluator = Evaluator(sequences=LOG.sequences, counts=LOG.counts, seen="kept", group=group)
     cases = LOG.split.cases("valid", "last")
     window = window_cases(LOG.sequences, moment=4_500_000, until=9_000_000)
     interest = np.arange(N_ITEMS + 1) % 3
-    found = find_targets(ruler, scorer, window, (1, 3), moment=window.moment, interest=interest)
+    found = find_targets(evaluator, scorer, window, (1, 3), moment=window.moment, interest=interest)
     return {
         "report": msgspec.to_builtins(evaluation.report),
         "ranks": evaluation.ranks.tolist(),
-        "few at a time": ruler.ranks(scorer, cases, tokens=20).tolist(),
+        "few at a time": evaluator.ranks(scorer, cases, tokens=20).tolist(),
         "window": {name: values.tolist() for name, values in user_values(window, found, (1, 3)).items()},
         "shown": {str(k): times.tolist() for k, times in found.shown.items()},
     }
 
 
-def chosen(recipe: Recipe, folder: Path, team: Team = ALONE) -> dict[str, Tensor]:
+def chosen(recipe: TrainingSetup, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
     """Training with validation, or what is left of it."""
     folder.mkdir(exist_ok=True)
     one = (recipe, LOG.sequences, LOG.split, LOG.counts)
-    model, _ = choose_epoch(*one, seen="kept", folder=folder, progress=None, team=team)
+    model, _ = choose_epoch(*one, seen="kept", folder=folder, progress=None, group=group)
     return weights_of(model)
 
 
@@ -193,23 +193,23 @@ def be_one_of_two(places: tuple[Path, Path], tell: Callable[[bytes], None]) -> N
     """Everything, in each of the two processes; the first one writes what it found into the folder."""
     folder, data = places
     refused = refusal(data, folder)
-    with joined() as team:
+    with joined() as group:
         everything: dict[str, dict[str, Tensor]] = {
-            name: learned(case, folder / f"{team.rank} {name}", team) for name, case in CASES.items()
+            name: learned(case, folder / f"{group.rank} {name}", group) for name, case in CASES.items()
         }
-        everything["draws"] = drawn_gradients(team)
+        everything["draws"] = drawn_gradients(group)
         together = folder / "together"
-        everything["goes on"] = chosen(recipe_of(epochs=4, model=DROPLESS), folder / "begun alone", team)
-        everything["begins"] = chosen(recipe_of(epochs=2, model=DROPLESS), folder / "begun by two", team)
-        everything["whole"] = chosen(recipe_of(epochs=4), folder / "whole", team)
-        chosen(recipe_of(epochs=2), together, team)
-        everything["in two goes"] = chosen(recipe_of(epochs=4), together, team)
-        report = measured(team)
+        everything["goes on"] = chosen(recipe_of(epochs=4, model=DROPLESS), folder / "begun alone", group)
+        everything["begins"] = chosen(recipe_of(epochs=2, model=DROPLESS), folder / "begun by two", group)
+        everything["whole"] = chosen(recipe_of(epochs=4), folder / "whole", group)
+        chosen(recipe_of(epochs=2), together, group)
+        everything["in two goes"] = chosen(recipe_of(epochs=4), together, group)
+        report = measured(group)
     body = {**report, "refusal": refused}
-    (folder / f"report{team.rank}.json").write_bytes(msgspec.json.encode(body))
+    (folder / f"report{group.rank}.json").write_bytes(msgspec.json.encode(body))
     flat = {f"{name}/{key}": value.contiguous() for name, found in everything.items() for key, value in found.items()}
-    save_file(flat, folder / f"learned{team.rank}.safetensors")
-    tell(f"process {team.rank} of {team.size}".encode())
+    save_file(flat, folder / f"learned{group.rank}.safetensors")
+    tell(f"process {group.rank} of {group.size}".encode())
 
 
 DROPLESS = {"dropout": 0.0}

@@ -14,7 +14,7 @@ from segue.data.split import split_last
 from segue.models.settings import ModelSettings
 from segue.training import item_codes as codes_module
 from segue.training.item_codes import item_codes
-from segue.training.loop import Step
+from segue.training.loop import TrainingProgress
 from segue.training.settings import TrainSettings
 
 N_ITEMS = 40
@@ -28,7 +28,7 @@ def kinds_log(seed: int = 3) -> Sequences:
 
 
 def found(
-    folder: Path, log: Sequences, *, n_items: int = N_ITEMS, progress: Callable[[Step], None] | None = None
+    folder: Path, log: Sequences, *, n_items: int = N_ITEMS, progress: Callable[[TrainingProgress], None] | None = None
 ) -> np.ndarray:
     folder.mkdir(exist_ok=True)
     ends, train = split_last(log).train_end, TrainSettings(threads=1, device="cpu")
@@ -60,9 +60,9 @@ def test_it_is_taken_up_where_it_was_stopped_and_told_apart_from_the_model_itsel
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codes_module, "LEAST_STEPS", 10)
-    steps: list[Step] = []
+    steps: list[TrainingProgress] = []
 
-    def stopped(step: Step) -> None:
+    def stopped(step: TrainingProgress) -> None:
         if step.epoch == 4:
             raise KeyboardInterrupt
 

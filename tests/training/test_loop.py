@@ -12,18 +12,18 @@ from cycle_logs import N_ITEMS, POPULARITY, Log, cycle, recipe_of, same_weights,
 from segue.data.batch import Batch
 from segue.data.sequences import Sequences
 from segue.errors import SettingsError, TrainingError
-from segue.evaluation.evaluator import ModelScorer, Ruler
+from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
 from segue.models.settings import BIDIRECTIONAL, UNPLACED
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.examples import Examples
-from segue.process_group import Team
-from segue.training.loop import Step, training_windows
-from segue.training.run import EVERYTHING, Recipe, device_of, finished, threads, train_for
+from segue.training.distributed.process_group import TorchProcessGroup
+from segue.training.loop import TrainingProgress, training_windows
+from segue.training.run import EVERYTHING, TrainingSetup, device_of, finished, threads, train_for
 from segue.training.settings import TrainSettings
-from segue.training.state import Progress
+from segue.training.state import TrainingRecord
 
 
 class Script:
@@ -46,7 +46,7 @@ def test_the_planted_cycle_is_learned(builder: str, tmp_path: Path) -> None:
     epochs = 40 if builder == "seq2seq" else 14
     recipe = recipe_of(model=shape, epochs=epochs, patience=epochs, tokens=200, averaging=0.9, learning_rate=2e-2)
     model, _ = log.chosen(recipe, tmp_path)
-    ranks = Ruler(sequences=log.sequences, counts=log.counts, seen="kept").ranks(
+    ranks = Evaluator(sequences=log.sequences, counts=log.counts, seen="kept").ranks(
         ModelScorer(model), log.split.cases("test")
     )
     assert len(ranks) == 150
@@ -57,29 +57,29 @@ def test_early_stop_restores_the_best_epoch(tmp_path: Path) -> None:
     judge = Script(0.1, 0.5, 0.5, 0.4)
     model, state = Log.of(cycle()).fitted(recipe_of(epochs=50, patience=2), tmp_path / "state", judge)
     assert len(judge.shown) == 4, "two epochs without a better score, of which the first was as good"
-    assert state.progress.best_epoch == 2 and state.progress.best_score == 0.5
+    assert state.record.best_epoch == 2 and state.record.best_score == 0.5
     assert same_weights(weights_of(model), judge.shown[1])
     assert not same_weights(judge.shown[1], judge.shown[3])
     assert not model.training
-    assert [line["ndcg@10"] for line in state.progress.history] == [0.1, 0.5, 0.5, 0.4]
-    assert [line["epoch"] for line in state.progress.history] == [1, 2, 3, 4]
+    assert [line["ndcg@10"] for line in state.record.history] == [0.1, 0.5, 0.5, 0.4]
+    assert [line["epoch"] for line in state.record.history] == [1, 2, 3, 4]
 
 
 def test_patience_is_counted_from_the_last_better_epoch(tmp_path: Path) -> None:
     judge = Script(0.1, 0.05, 0.2, 0.1, 0.3, 0.2, 0.1)
     _, state = Log.of(cycle(20)).fitted(recipe_of(epochs=50, patience=2), tmp_path / "state", judge)
-    assert state.progress.epoch == 7 and state.progress.best_epoch == 5
+    assert state.record.epoch == 7 and state.record.best_epoch == 5
 
 
 def test_a_score_of_nothing_still_chooses_an_epoch(tmp_path: Path) -> None:
     _, state = Log.of(cycle(20)).fitted(recipe_of(epochs=9, patience=3), tmp_path / "state", Script(0, 0, 0, 0))
-    assert state.progress.epoch == 4 and state.progress.best_epoch == 1
+    assert state.record.epoch == 4 and state.record.best_epoch == 1
 
 
 def test_without_a_judge_every_epoch_is_used_and_the_last_kept(tmp_path: Path) -> None:
     log = Log.of(cycle(20))
     model, state = log.fitted(recipe_of(epochs=3, patience=1, averaging=0), tmp_path / "state", None)
-    assert state.progress.epoch == state.progress.best_epoch == 3
+    assert state.record.epoch == state.record.best_epoch == 3
     judged, _ = log.fitted(recipe_of(epochs=3, averaging=0), tmp_path / "other", Script(0.1, 0.2, 0.3))
     assert same_weights(weights_of(model), weights_of(judged))
 
@@ -125,7 +125,7 @@ def test_every_user_once_an_epoch_in_another_order_each_time(tmp_path: Path) -> 
     assert all(sorted(epoch) == list(range(1, 37)) for epoch in epochs)
     assert epochs[0] != epochs[1]
     supervised = sum(length - 2 for length in [3, 4, 5, 6] * 9)
-    assert [line["positions"] for line in state.progress.history] == [supervised] * 2
+    assert [line["positions"] for line in state.record.history] == [supervised] * 2
 
 
 def test_windows_are_the_newest_events_of_users_with_two() -> None:
@@ -169,7 +169,7 @@ def test_a_decay_ends_with_the_planned_epochs(tmp_path: Path) -> None:
     """With the warm-up over from the start, the last step of a loop of n steps takes 1/n of the step size."""
     log, recipe = Log.of(cycle()), recipe_of(epochs=2, warmup=0, decay=1.0, learning_rate=0.8, tokens=10_000)
     _, state = log.fitted(recipe, tmp_path / "state", None)
-    assert state.progress.step == 2 and state.adamw.param_groups[0]["lr"] == pytest.approx(0.4)
+    assert state.record.step == 2 and state.adamw.param_groups[0]["lr"] == pytest.approx(0.4)
     later = recipe_of(epochs=4, warmup=0, decay=1.0, learning_rate=0.8, tokens=10_000)
     _, state = log.fitted(later, tmp_path / "state", None)
     assert state.adamw.param_groups[0]["lr"] == pytest.approx(0.2), "planned anew: the fourth of four steps"
@@ -180,7 +180,7 @@ def test_the_step_size_does_not_depend_on_the_number_of_epochs(tmp_path: Path) -
     _, brief = log.fitted(recipe_of(epochs=2), tmp_path / "short", short)
     _, whole = log.fitted(recipe_of(epochs=5), tmp_path / "long", long)
     assert all(same_weights(one, other) for one, other in zip(short.shown, long.shown[:2], strict=True))
-    assert brief.progress.history == whole.progress.history[:2]
+    assert brief.record.history == whole.record.history[:2]
 
 
 @pytest.mark.parametrize("objective", [{}, POPULARITY], ids=["softmax", "sampled-softmax"])
@@ -227,7 +227,7 @@ def test_the_test_part_has_no_say(tmp_path: Path) -> None:
 
 
 def test_progress_is_told_at_every_step_and_after_every_epoch(tmp_path: Path) -> None:
-    steps: list[Step] = []
+    steps: list[TrainingProgress] = []
     _, progress = Log.of(cycle()).chosen(recipe_of(epochs=2), tmp_path, progress=steps.append)
     ends = [step for step in steps if step.scores is not None]
     assert [step.epoch for step in ends] == [1, 2]
@@ -272,7 +272,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(value: fl
         log.fitted(recipe, file, judge, objective=Explodes(batches + 2, value, log.counts))
     assert "train.learning_rate" in str(caught.value) and "--resume" in str(caught.value)
     again, state = log.fitted(recipe, file, judge)
-    assert state.progress.epoch == 3
+    assert state.record.epoch == 3
     whole, _ = log.fitted(recipe, tmp_path / "whole", Script(0.1, 0.2, 0.3))
     assert same_weights(weights_of(again), weights_of(whole)), "the kept state is that of the end of epoch 1"
 
@@ -289,7 +289,7 @@ def test_a_model_that_diverges_in_the_last_step_of_an_epoch_is_not_kept(judged: 
     """One step an epoch, and far too large: what it makes is first met by the next epoch's loss."""
     log = Log.of(cycle())
 
-    def train(recipe: Recipe) -> SequenceModel:
+    def train(recipe: TrainingSetup) -> SequenceModel:
         if judged:
             return log.chosen(recipe, tmp_path)[0]
         state, ends = tmp_path / EVERYTHING, log.sequences.offsets[1:]
@@ -306,7 +306,7 @@ def test_every_event_is_learned_from_in_the_end(tmp_path: Path) -> None:
     log = Log.of(sequences_of(*([1, 2, 3, 4, 11] for _ in range(20))))
     assert log.counts[11] == 0
     recipe = recipe_of(epochs=9, model={"dropout": 0.0})
-    steps: list[Step] = []
+    steps: list[TrainingProgress] = []
     state, ends = tmp_path / EVERYTHING, log.sequences.offsets[1:]
     model, counts = train_for(recipe, log.sequences, ends, 11, epochs=2, state_file=state, progress=steps.append)
     assert counts.tolist() == [0, 20, 20, 20, 20, 0, 0, 0, 0, 0, 0, 20]
@@ -333,7 +333,7 @@ def two_threads() -> Any:
 def test_threads_are_given_back(tmp_path: Path) -> None:
     during: list[int] = []
 
-    def watch(_: Step) -> None:
+    def watch(_: TrainingProgress) -> None:
         during.append(torch.get_num_threads())
 
     Log.of(cycle(20)).chosen(recipe_of(epochs=1, threads=1), tmp_path, progress=watch)
@@ -359,15 +359,15 @@ def test_every_process_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
         monkeypatch.setenv("LOCAL_RANK", rank)
         if here == "2":
-            assert device_of(TrainSettings(), Team(1, 4)) == torch.device("cuda:1")
+            assert device_of(TrainSettings(), TorchProcessGroup(1, 4)) == torch.device("cuda:1")
         else:
             with pytest.raises(SettingsError, match=r"4 processes on a machine with 2 CUDA devices.*2 at the most"):
-                device_of(TrainSettings(), Team(3, 4))
-    assert device_of(TrainSettings(device="cpu"), Team(3, 4)).type == "cpu"
+                device_of(TrainSettings(), TorchProcessGroup(3, 4))
+    assert device_of(TrainSettings(device="cpu"), TorchProcessGroup(3, 4)).type == "cpu"
 
 
 def test_why_there_is_nothing_left_to_do() -> None:
     settings = TrainSettings(epochs=10, patience=3)
-    assert finished(Progress(epoch=4, best_epoch=2), settings) is None
-    assert "raise train.patience" in (finished(Progress(epoch=5, best_epoch=2), settings) or "")
-    assert "raise train.epochs" in (finished(Progress(epoch=10, best_epoch=9), settings) or "")
+    assert finished(TrainingRecord(epoch=4, best_epoch=2), settings) is None
+    assert "raise train.patience" in (finished(TrainingRecord(epoch=5, best_epoch=2), settings) or "")
+    assert "raise train.epochs" in (finished(TrainingRecord(epoch=10, best_epoch=9), settings) or "")

@@ -11,7 +11,7 @@ import pytest
 from cycle_logs import Log, recipe_of
 
 from segue.data.sequences import Sequences
-from segue.evaluation.evaluator import ModelScorer, Ruler
+from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.models.facts import NO_FACTS, Facts
 
 ITEMS, STEPS = 12, 3
@@ -61,8 +61,8 @@ def hit_at_1(log: Log, folder: Path, *, epochs: int, facts: Facts = NO_FACTS, **
         averaging=0.9,
     )
     trained, _ = log.chosen(recipe, folder, facts=facts)
-    ruler = Ruler(sequences=log.sequences, counts=log.counts, seen="kept")
-    return float((ruler.ranks(ModelScorer(trained), log.split.cases("test", "last")) == 1).mean())
+    evaluator = Evaluator(sequences=log.sequences, counts=log.counts, seen="kept")
+    return float((evaluator.ranks(ModelScorer(trained), log.split.cases("test", "last")) == 1).mean())
 
 
 def test_with_its_kind_in_sight_the_next_item_is_known(tmp_path: Path) -> None:

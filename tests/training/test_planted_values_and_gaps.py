@@ -10,7 +10,7 @@ import pytest
 from cycle_logs import Log, recipe_of
 
 from segue.data.sequences import Sequences
-from segue.evaluation.evaluator import ModelScorer, Ruler
+from segue.evaluation.evaluator import Evaluator, ModelScorer
 
 ITEMS = 12
 VALUES = 3
@@ -61,8 +61,8 @@ def hit_at_1(log: Log, folder: Path, model: dict[str, Any], epochs: int) -> floa
         averaging=0.9,
     )
     trained, _ = log.chosen(recipe, folder)
-    ruler = Ruler(sequences=log.sequences, counts=log.counts, seen="kept", target_time=trained.target_time)
-    return float((ruler.ranks(ModelScorer(trained), log.split.cases("test", "last")) == 1).mean())
+    evaluator = Evaluator(sequences=log.sequences, counts=log.counts, seen="kept", target_time=trained.target_time)
+    return float((evaluator.ranks(ModelScorer(trained), log.split.cases("test", "last")) == 1).mean())
 
 
 SASREC = {"builder": "sasrec", "feed_forward": 1}

@@ -33,13 +33,14 @@ from torch import Tensor
 from segue import api, runs
 from segue.data.batch import Batch, cut_evenly, take
 from segue.errors import FolderError, SettingsError
-from segue.objective.part import Part
+from segue.objective.batch_shard import BatchShard
 from segue.objective.tasks.examples import Examples, MaskedItem, Recency, Task, next_item
-from segue.process_group import Team
+from segue.process_group import SINGLE_PROCESS
 from segue.terminal import Display, complain, say
 from segue.training.distributed import processes
+from segue.training.distributed.process_group import TorchProcessGroup
 from segue.training.distributed.processes import on_processes
-from segue.training.loop import Step
+from segue.training.loop import TrainingProgress
 from segue.tuning import tune
 
 
@@ -194,7 +195,7 @@ def test_every_question_is_one_processs_and_asked_of_the_same_state(
     count = int(lengths.sum())
     batch = Batch(items=np.arange(1, count + 1), times=np.arange(count), lengths=lengths)
     examples = TASKS[task](batch, np.random.default_rng(seed))
-    parts = [Part.of(examples, Team(rank, size)) for rank in range(size)]
+    parts = [BatchShard.of(examples, TorchProcessGroup(rank, size)) for rank in range(size)]
     taken = np.concatenate([part.own_rows for part in parts])
     assert sorted(taken) == list(range(len(examples.targets)))
     for part in parts:
@@ -235,7 +236,7 @@ def test_what_a_launcher_began_goes_on_and_nothing_else_does(
 ) -> None:
     """torchrun starts processes again when they are refused, too: that must not take up what was there before."""
 
-    def dies(step: Step) -> None:
+    def dies(step: TrainingProgress) -> None:
         if step.scores is not None:
             raise ZeroDivisionError
 
@@ -256,8 +257,8 @@ def test_what_a_launcher_began_goes_on_and_nothing_else_does(
 
 def test_machines_that_do_not_share_the_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One has nothing there, or what was left there by a training before."""
-    monkeypatch.setattr(Team, "told", lambda _, thing: [True, thing])
-    monkeypatch.setattr(Team, "by_first", lambda *_: b"of this training")
+    monkeypatch.setattr(TorchProcessGroup, "all_gather_objects", lambda _, thing: [True, thing])
+    monkeypatch.setattr(TorchProcessGroup, "on_first", lambda *_: b"of this training")
     monkeypatch.setattr(runs, "SHARED_WITHIN", 0.0)
     partial = tmp_path / "run.partial"
     partial.mkdir()
@@ -265,23 +266,23 @@ def test_machines_that_do_not_share_the_folder_are_refused(tmp_path: Path, monke
         if there is not None:
             (partial / "data.json").write_bytes(there)
         with pytest.raises(FolderError, match=r"1 of the 2 processes do not see .*: .* must share the folder"):
-            runs._refuse_separate_folders(partial, Team(1, 2))
+            runs._refuse_separate_folders(partial, TorchProcessGroup(1, 2))
     (partial / "data.json").write_bytes(b"of this training")
-    runs._refuse_separate_folders(partial, Team(1, 2))
+    runs._refuse_separate_folders(partial, TorchProcessGroup(1, 2))
 
 
 def test_each_training_of_a_program_has_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    monkeypatch.setattr(Team, "told", lambda _, thing: [thing, "another machine's"])
+    monkeypatch.setattr(TorchProcessGroup, "all_gather_objects", lambda _, thing: [thing, "another machine's"])
 
     def names() -> list[frozenset[str]]:
         monkeypatch.setattr(processes, "_trainings", itertools.count())
-        return [processes.launchers(Team(0, 2)) for _ in range(2)]
+        return [processes.launchers(TorchProcessGroup(0, 2)) for _ in range(2)]
 
     first, second = names()
     assert first & second == {"another machine's"} and len(first) == 2
     assert names() == [first, second], "when it is started again"
-    assert processes.launchers(Team()) == frozenset()
+    assert processes.launchers(SINGLE_PROCESS) == frozenset()
 
 
 def test_signals_that_are_ignored_stay_so(tmp_path: Path) -> None:

@@ -19,14 +19,14 @@ from segue.data.batch import Batch
 from segue.data.vocabulary import Vocabulary
 from segue.errors import SettingsError
 from segue.evaluation.baselines.popularity import Popularity
-from segue.evaluation.evaluator import ModelScorer, Ruler, Scorer
+from segue.evaluation.evaluator import Evaluator, ModelScorer, Scorer
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS, build_model
 from segue.models.facts import facts_of
 from segue.models.sequence import SequenceModel
 from segue.models.settings import BIDIRECTIONAL, CONTINUING, UNPLACED
 from segue.objective.objective import Objective
-from segue.training.run import Recipe
+from segue.training.run import TrainingSetup
 
 RECIPES = (
     "bert4rec",
@@ -401,7 +401,9 @@ def planted() -> Log:
 def share_right(scorer: Scorer) -> float:
     """Of the test part, where the right item comes first among those not seen."""
     log = planted()
-    ranks = Ruler(sequences=log.sequences, counts=log.counts, seen="excluded").ranks(scorer, log.split.cases("test"))
+    ranks = Evaluator(sequences=log.sequences, counts=log.counts, seen="excluded").ranks(
+        scorer, log.split.cases("test")
+    )
     assert len(ranks) == 80
     return float((ranks == 1).mean())
 
@@ -410,7 +412,7 @@ def share_right(scorer: Scorer) -> float:
 def test_a_recipe_learns_the_planted_cycle(name: str, tmp_path: Path) -> None:
     """With histories longer than the model looks back, and by its own validation."""
     settings = shipped(name, *QUICK, *fewer_negatives(name), *NEEDS.get(name, ("train.epochs=7",)))
-    recipe = Recipe(
+    recipe = TrainingSetup(
         model=settings.model, objective=settings.objective, train=settings.train, evaluate=settings.evaluate
     )
     facts = facts_of(settings.model, titled(N_ITEMS))

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from segue.errors import FolderError
 from segue.models.sequence import SequenceModel
 from segue.training import state
-from segue.training.loop import Step
-from segue.training.run import CHOOSING, EVERYTHING, Recipe, train_for
-from segue.training.state import read_progress
+from segue.training.loop import TrainingProgress
+from segue.training.run import CHOOSING, EVERYTHING, TrainingSetup, train_for
+from segue.training.state import read_record
 
 LOG = Log.of(cycle())
 
@@ -26,10 +26,10 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C, and no one else's."""
 
 
-def stop_at(epoch: int, *, at_its_end: bool) -> Callable[[Step], None]:
+def stop_at(epoch: int, *, at_its_end: bool) -> Callable[[TrainingProgress], None]:
     """Stop in the middle of an epoch, or when it is done and saved."""
 
-    def progress(step: Step) -> None:
+    def progress(step: TrainingProgress) -> None:
         ended = step.scores is not None
         if step.epoch == epoch and ended == at_its_end and step.done * 2 > step.total:
             raise Stopped
@@ -37,7 +37,7 @@ def stop_at(epoch: int, *, at_its_end: bool) -> Callable[[Step], None]:
     return progress
 
 
-def line_up(recipe: Recipe, folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float | int]], int]:
+def line_up(recipe: TrainingSetup, folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float | int]], int]:
     """Train to the end, or go on to it: weights, history and chosen epoch."""
     model, progress = LOG.chosen(recipe, folder)
     return weights_of(model), progress.history, progress.best_epoch
@@ -94,7 +94,7 @@ def test_a_finished_training_taken_up_again_changes_nothing(tmp_path: Path) -> N
 
 
 def test_training_on_every_event_is_taken_up_too(tmp_path: Path) -> None:
-    def everything(name: str, progress: Callable[[Step], None] | None = None) -> SequenceModel:
+    def everything(name: str, progress: Callable[[TrainingProgress], None] | None = None) -> SequenceModel:
         (tmp_path / name).mkdir(exist_ok=True)
         model, _ = train_for(
             recipe_of(),
@@ -130,7 +130,7 @@ def test_a_kill_while_the_state_is_written_leaves_the_one_before(
     with pytest.raises(Stopped):
         LOG.chosen(recipe, tmp_path / "stopped")
     monkeypatch.undo()
-    assert read_progress(tmp_path / "stopped" / CHOOSING).epoch == 1
+    assert read_record(tmp_path / "stopped" / CHOOSING).epoch == 1
     assert_same(line_up(recipe, tmp_path / "stopped"), line_up(recipe, tmp_path / "whole"))
     assert sorted(path.name for path in (tmp_path / "stopped").iterdir()) == [CHOOSING]
 
@@ -139,14 +139,14 @@ def test_the_state_file_is_all_that_is_needed(tmp_path: Path) -> None:
     """Copied away after each epoch, each copy leads to the same end: what a kill -9 leaves behind is such a copy."""
     recipe = recipe_of(epochs=3)
 
-    def keep(step: Step) -> None:
+    def keep(step: TrainingProgress) -> None:
         if step.scores is not None:
             (tmp_path / f"{step.epoch}").mkdir()
             shutil.copy(tmp_path / "whole" / CHOOSING, tmp_path / f"{step.epoch}" / CHOOSING)
 
     model, progress = LOG.chosen(recipe, tmp_path / "whole", progress=keep)
     for epoch in (1, 2, 3):
-        assert read_progress(tmp_path / f"{epoch}" / CHOOSING).epoch == epoch, "saved before it is told"
+        assert read_record(tmp_path / f"{epoch}" / CHOOSING).epoch == epoch, "saved before it is told"
         found = line_up(recipe, tmp_path / f"{epoch}")
         assert_same(found, (weights_of(model), progress.history, progress.best_epoch))
 
@@ -164,7 +164,7 @@ def test_a_damaged_state_is_refused_with_a_sentence(damage: str, tmp_path: Path)
         LOG.chosen(recipe_of(epochs=2), tmp_path)
     assert str(path) in str(caught.value)
     with pytest.raises(FolderError, match="without --resume"):
-        read_progress(path)
+        read_record(path)
 
 
 @pytest.mark.parametrize("shape", [{"width": 16}, {"depth": 2}, {"builder": "sasrec"}, {"length": 9}], ids=str)

@@ -19,7 +19,7 @@ from segue.models.items.tables import IdTable
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.training import run
-from segue.training.loop import Step
+from segue.training.loop import TrainingProgress
 from segue.training.optimiser import optimiser, set_step_size
 from segue.training.run import CHOOSING
 from segue.training.settings import TrainSettings
@@ -50,8 +50,8 @@ def take_step(items: IdTable, state: TrainingState, settings: TrainSettings, use
     state.adamw.zero_grad(set_to_none=True)
     rows = items.input(used)
     beside = list(state.model.parameters())[-1]
-    torch.autograd.backward(loss_of(rows, state.progress.step) + (rows.detach() @ beside.T).sum())
-    set_step_size(state.adamw, settings, step=state.progress.step, passed=0.0)
+    torch.autograd.backward(loss_of(rows, state.record.step) + (rows.detach() @ beside.T).sum())
+    set_step_size(state.adamw, settings, step=state.record.step, passed=0.0)
     state.step(settings)
 
 
@@ -173,7 +173,7 @@ def test_training_by_rows_is_taken_up_to_the_same_numbers(
     whole = chosen_by_rows(recipe, tmp_path / "whole", monkeypatch)
     assert not same_weights(whole, weights_of(dense)), "a large table is learned by rows"
 
-    def stop(step: Step) -> None:
+    def stop(step: TrainingProgress) -> None:
         if step.epoch == 3:
             raise KeyboardInterrupt
 

@@ -28,8 +28,8 @@ from segue.models.items.content import ContentTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.warm_start import carry_over
-from segue.training.run import CHOOSING, EVERYTHING, Recipe, choose_epoch, train_for
-from segue.training.state import Progress
+from segue.training.run import CHOOSING, EVERYTHING, TrainingSetup, choose_epoch, train_for
+from segue.training.state import TrainingRecord
 from segue.training.warm_start import START, START_ALL, write_start
 
 SMALL = {"width": 8, "depth": 1, "length": 6, "dropout": 0.0}
@@ -184,7 +184,7 @@ def started(model: SequenceModel, folder: Path, out: Path, *, everything: bool =
     return log
 
 
-def gone_on(recipe: Recipe, log: Log, folder: Path) -> tuple[SequenceModel, Progress]:
+def gone_on(recipe: TrainingSetup, log: Log, folder: Path) -> tuple[SequenceModel, TrainingRecord]:
     """Training that begins with the weights in a folder."""
     return choose_epoch(
         recipe, log.sequences, log.split, log.counts, seen="kept", folder=folder, progress=None, start=folder / START

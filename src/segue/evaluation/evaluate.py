@@ -1,4 +1,4 @@
-"""A scorer and the data → the report: the scorer among the baselines, all by one ruler."""
+"""A scorer and the data → the report: the scorer among the baselines, all by one evaluator."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from segue.data.sequences import Sequences
 from segue.data.split import Cases, Part, Split
 from segue.errors import InputError
 from segue.evaluation.baselines import BASELINES
-from segue.evaluation.evaluator import Measured, Ruler, Scorer
+from segue.evaluation.evaluator import Evaluator, Measured, Scorer
 from segue.evaluation.metrics import coverage, intervals, mean_popularity, summary, totals
 from segue.evaluation.ranks import MISS
 from segue.evaluation.report import HISTORY_EDGES, POPULARITY_EDGES, Report, Slice, slices, warm_and_cold
 from segue.evaluation.settings import EvaluateSettings, seen_rule
 from segue.evaluation.training_counts import training_counts
-from segue.process_group import ALONE, Team
+from segue.process_group import SINGLE_PROCESS, ProcessGroup
 
 Progress = Callable[[str, int, int], None]
 """Told who is measured, how many cases are done, and of how many."""
@@ -48,29 +48,35 @@ def evaluate(
     note: str | None = None,
     progress: Progress | None = None,
     rng: np.random.Generator | None = None,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
 ) -> Evaluation:
     """Measure the scorer, and with it the baselines, on one part of the data.
 
     `answerable`: by the items' training events [V + 1], which of them the scorer can answer and read [V + 1]; without
     it, those that have any. All are ranked among these, the baselines with them, who read what was trained on.
-    `rng` draws the resamples of the intervals; without it they are the same every time. `team`: the processes that
+    `rng` draws the resamples of the intervals; without it they are the same every time. `group`: the processes that
     share the cases; the report is that of one, and each of them has it.
     """
     cases, ks = _cases(split, part, settings), sorted(set(settings.at))
     rule, repeats = seen_rule(settings, sequences, split)
     counts = training_counts(sequences, split, n_items)
     known = counts > 0 if answerable is None else answerable(counts)
-    ruler = Ruler(sequences=sequences, counts=counts, seen=rule, target_time=target_time, answerable=known, team=team)
+    evaluator = Evaluator(
+        sequences=sequences, counts=counts, seen=rule, target_time=target_time, answerable=known, group=group
+    )
     rng = np.random.default_rng(0) if rng is None else rng
-    measured = _measure(replace(ruler, readable=known), "model", scorer, cases, ks, progress)
+    measured = _measure(replace(evaluator, readable=known), "model", scorer, cases, ks, progress)
     spread = partial(_intervals, ks=ks, users=cases.users, samples=settings.bootstrap, rng=rng)
     model_spread = spread(measured)
     figures, spreads, notes = {}, {}, {}
     for name, fit in BASELINES.items() if baselines else ():
         baseline = fit(sequences, split, n_items)
-        theirs = _measure(ruler, name, baseline, cases, ks, progress)
-        figures[name], spreads[name], notes[name] = _metrics(theirs, ruler.counts, ks), spread(theirs), baseline.note
+        theirs = _measure(evaluator, name, baseline, cases, ks, progress)
+        figures[name], spreads[name], notes[name] = (
+            _metrics(theirs, evaluator.counts, ks),
+            spread(theirs),
+            baseline.note,
+        )
 
     targets = sequences.items[cases.targets]
     unknown = ~known[targets]
@@ -86,12 +92,12 @@ def evaluate(
         unknown=int(unknown.sum()),
         without_history=int((cases.targets == cases.starts).sum()),
         target_time=target_time,
-        metrics=_metrics(measured, ruler.counts, ks),
+        metrics=_metrics(measured, evaluator.counts, ks),
         intervals=model_spread,
         baselines=figures,
         baseline_intervals=spreads,
         baseline_notes=notes,
-        slices=_slices(cases, ruler.counts[targets], measured.ranks, ks),
+        slices=_slices(cases, evaluator.counts[targets], measured.ranks, ks),
         note=note,
     )
     return Evaluation(report=report, ranks=measured.ranks)
@@ -108,9 +114,9 @@ def _cases(split: Split, part: Part, settings: EvaluateSettings) -> Cases:
 
 
 def _measure(
-    ruler: Ruler, name: str, scorer: Scorer, cases: Cases, ks: Sequence[int], progress: Progress | None
+    evaluator: Evaluator, name: str, scorer: Scorer, cases: Cases, ks: Sequence[int], progress: Progress | None
 ) -> Measured:
-    return ruler.measure(scorer, cases, ks, progress=None if progress is None else partial(progress, name))
+    return evaluator.measure(scorer, cases, ks, progress=None if progress is None else partial(progress, name))
 
 
 def _metrics(measured: Measured, counts: np.ndarray, ks: Sequence[int]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One ruler for everything that scores: cases in, ranks and what was shown out.
+"""One evaluator for everything that scores: cases in, ranks and what was shown out.
 
 Whoever is measured gets whole histories and returns a score for every item. Cases without any history are answered
 by popularity, whoever is measured.
@@ -22,7 +22,7 @@ from segue.evaluation.ranks import Exclusions, candidates, ranks_among
 from segue.evaluation.settings import SeenRule
 from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
-from segue.process_group import ALONE, Team
+from segue.process_group import SINGLE_PROCESS, ProcessGroup
 
 MOST_SCORES = 8_000_000  # scores held at a time: 32 MB
 TOKENS = 32_768  # events of histories in a batch
@@ -69,7 +69,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ruler:
+class Evaluator:
     """The rules that hold for everyone measured."""
 
     sequences: Sequences
@@ -79,7 +79,7 @@ class Ruler:
     """Whether scorers are told the moment of the answer. They are not, unless the report says so."""
     answerable: np.ndarray | None = None  # [V + 1] bool: … unless this says that it is one
     readable: np.ndarray | None = None  # [V + 1] bool: what is left in histories; None: what was trained on
-    team: Team = ALONE
+    group: ProcessGroup = SINGLE_PROCESS
     """The processes that share the cases. Each asks about whole batches, the same that one process would make, so that
     every score is the same; and each knows all ranks in the end."""
 
@@ -92,7 +92,7 @@ class Ruler:
         result = np.zeros(len(cases), dtype=np.int64)
         for chosen, left, targets in self._answers(scorer, cases, tokens):
             result[chosen] = ranks_among(left, targets)
-        return self.team.total(result)
+        return self.group.sum(result)
 
     def measure(
         self, scorer: Scorer, cases: Cases, ks: Sequence[int], *, tokens: int = TOKENS, progress: Progress | None = None
@@ -108,18 +108,18 @@ class Ruler:
             lists = best(left, max(ks))
             for k, times in result.shown.items():
                 times += shown(lists, k, self.n_items)
-            done = min(len(cases), done + len(chosen) * self.team.size)
+            done = min(len(cases), done + len(chosen) * self.group.size)
             if progress is not None:
                 progress(done, len(cases))
-        shown_by_all = {k: self.team.total(times) for k, times in result.shown.items()}
-        return Measured(ranks=self.team.total(result.ranks), shown=shown_by_all)
+        shown_by_all = {k: self.group.sum(times) for k, times in result.shown.items()}
+        return Measured(ranks=self.group.sum(result.ranks), shown=shown_by_all)
 
     def _answers(self, scorer: Scorer, cases: Cases, tokens: int) -> Iterator[tuple[np.ndarray, Tensor, np.ndarray]]:
         """(case indexes, their scores with -inf for what is no candidate, their targets) until all are done, those of
         other processes left out."""
         most_rows = max(1, MOST_SCORES // len(self.counts))
         batches = case_batches(self.sequences, cases, tokens=tokens, most_rows=most_rows)
-        for chosen, batch in self.team.mine(batches):
+        for chosen, batch in self.group.shard(batches):
             seen = Exclusions.of_histories(batch) if self.seen == "excluded" else None
             targets = self.sequences.items[cases.targets[chosen]].astype(np.int64)
             yield chosen, self.left(scorer, batch, seen), targets

@@ -14,6 +14,7 @@ from segue.models.draws import DrawingModel
 from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
 from segue.models.similarity.dot import Dot
+from segue.objective.batch_shard import BatchShard
 from segue.objective.losses.binary import bce, gbce, gbce_beta
 from segue.objective.losses.lambdarank import lambdarank
 from segue.objective.losses.mean import user_weights
@@ -22,7 +23,6 @@ from segue.objective.losses.reinforce import even_weights, with_draws
 from segue.objective.losses.sce import sce
 from segue.objective.losses.scores import own_scores, shared_scores
 from segue.objective.losses.softmax import coded_softmax, full_softmax, sampled_softmax, shared_softmax
-from segue.objective.part import Part
 from segue.objective.samplers.collisions import Own, shared_collisions
 from segue.objective.samplers.samplers import (
     AnswerSampler,
@@ -107,29 +107,30 @@ class Objective:
         hidden: Tensor,
         examples: Examples,
         generator: torch.Generator,
-        part: Part | None = None,
+        shard: BatchShard | None = None,
     ) -> Tensor:
         """The mean loss of the supervised states among `hidden` [T, D], and what the model's similarity adds to it.
 
-        With a `part` of the examples, `hidden` are the states of the part's inputs, and this is the part's share: over
-        all parts, value and gradient add up to those of all examples. Every process of the team has to ask at once.
+        With a `shard` of the examples, `hidden` are the states of the shard's inputs and the result is the shard's
+        part of the mean: over all shards, values and gradients add up to those of all examples. All processes of the
+        group must call it together.
         """
-        part = Part.of(examples) if part is None else part
+        shard = BatchShard.of(examples) if shard is None else shard
         if self.settings.loss == "lambdarank":
-            return self._listwise(model, hidden, part)
-        states = part.asked(hidden)
-        if part.team.size > 1 and self._looks_at_all(model, states):
-            return self._mean(model, part.gathered(states), Part.of(examples), generator) / part.team.size
-        return self._mean(model, states, part, generator)
+            return self._listwise(model, hidden, shard)
+        states = shard.query_states(hidden)
+        if shard.group.size > 1 and self._looks_at_all(model, states):
+            return self._mean(model, shard.gather(states), BatchShard.of(examples), generator) / shard.group.size
+        return self._mean(model, states, shard, generator)
 
     def _looks_at_all(self, model: SequenceModel, states: Tensor) -> bool:
         """Whether what a question costs depends on the states of others: buckets are filled from all of a batch, and
         what is usual for a draw is the mean over the others."""
         return self.settings.loss == "sce" or (isinstance(model, DrawingModel) and model.draws(states) is not None)
 
-    def _mean(self, model: SequenceModel, hidden: Tensor, part: Part, generator: torch.Generator) -> Tensor:
-        """The part's share of the mean over questions of these states [m, D]."""
-        examples = part.own
+    def _mean(self, model: SequenceModel, hidden: Tensor, shard: BatchShard, generator: torch.Generator) -> Tensor:
+        """The shard's share of the mean over questions of these states [m, D]."""
+        examples = shard.own
         weights = None if examples.weights is None else _tensor(examples.weights, hidden)
         if self.settings.equal_users and len(hidden):
             weights = hidden.new_ones(len(hidden)) if weights is None else weights
@@ -138,10 +139,10 @@ class Objective:
                 weights = weights * _tensor(self._shares.rows(examples)[examples.users], hidden).to(weights)
         draws = model.draws(hidden) if isinstance(model, DrawingModel) else None
         if draws is None:
-            return self._asked(model, hidden, weights, part, generator)
+            return self._asked(model, hidden, weights, shard, generator)
         weights = even_weights(hidden, weights)
         asked = np.arange(len(hidden)) if examples.positions is None else examples.positions
-        loss = self._asked(model, hidden, weights, part, generator)
+        loss = self._asked(model, hidden, weights, shard, generator)
         return with_draws(loss, weights, draws, _tensor(asked, hidden))
 
     def _asked(
@@ -149,13 +150,13 @@ class Objective:
         model: SequenceModel,
         hidden: Tensor,
         weights: Tensor | None,
-        part: Part,
+        shard: BatchShard,
         generator: torch.Generator,
     ) -> Tensor:
         states = _questions(model, hidden)
-        targets = _tensor(part.own.targets, states)
+        targets = _tensor(shard.own.targets, states)
         if self.sampler is not None:
-            return self._sampled(model, states, targets, weights, part, generator)
+            return self._sampled(model, states, targets, weights, shard, generator)
         assert isinstance(model.similarity, Dot), "settings allow these losses only with scores that are inner products"
         if not len(targets):
             return _nothing(states)
@@ -163,15 +164,15 @@ class Objective:
             states = states / self.settings.temperature
         if self.settings.loss == "softmax" and isinstance(model.items, CodeTable) and self._many(model.items):
             mean = self._coded(model.items, states, targets, weights, normal=model.similarity.normal)
-            return self._share(mean, part)
+            return self._share(mean, shard)
         vectors, places = self._compared_with(model, targets)
         if self.settings.loss == "sce":
             return sce(states, vectors, places, weights, generator=generator, items=self.settings.negatives)
-        return self._share(full_softmax(states, vectors, places, weights), part)
+        return self._share(full_softmax(states, vectors, places, weights), shard)
 
-    def _share(self, mean: Tensor, part: Part) -> Tensor:
-        """A mean over the part's questions → what it is of the mean over all."""
-        return mean if part.team.size == 1 else mean * (self.weight(part.own) / self.weight(part.whole))
+    def _share(self, mean: Tensor, shard: BatchShard) -> Tensor:
+        """A mean over the shard's questions → what it is of the mean over all."""
+        return mean if shard.group.size == 1 else mean * (self.weight(shard.own) / self.weight(shard.whole))
 
     def _many(self, items: CodeTable) -> bool:
         """Whether candidates are so many that sums over their codes are faster than products with their vectors."""
@@ -201,27 +202,27 @@ class Objective:
         states: Tensor,
         targets: Tensor,
         weights: Tensor | None,
-        part: Part,
+        shard: BatchShard,
         generator: torch.Generator,
     ) -> Tensor:
-        # Drawn for the whole batch, of which a part takes its own: then all processes draw the same.
+        # Drawn for the whole batch, of which a shard takes its own: then all processes draw the same.
         settings, sampler = self.settings, self.sampler
         assert sampler is not None
-        count = settings.negatives if settings.shared else settings.negatives * len(part.whole.targets)
-        present = self._present(part.whole)
+        count = settings.negatives if settings.shared else settings.negatives * len(shard.whole.targets)
+        present = self._present(shard.whole)
         drawn = sampler.draw(count, generator, present)
-        if not settings.shared and part.team.size > 1:
-            drawn = drawn.of(torch.from_numpy(part.own_rows), settings.negatives)
+        if not settings.shared and shard.group.size > 1:
+            drawn = drawn.of(torch.from_numpy(shard.own_rows), settings.negatives)
         vectors, answers = model.item_vectors(drawn.items.to(states.device)), model.item_vectors(targets)
         loss = _nothing(states)
         if len(targets):
             log_q = None
             if settings.loss == "sampled-softmax" and settings.log_q:
-                own = sampler.log_q(torch.from_numpy(part.own.targets), present)
+                own = sampler.log_q(torch.from_numpy(shard.own.targets), present)
                 log_q = own.to(states.device), drawn.log_q.to(states.device)
-            lost = self._against(model, states, targets, answers, weights, part.own, drawn.items, vectors, log_q)
-            loss = self._share(lost, part)
-        return _with_extra(loss, model, states, answers, part)
+            lost = self._against(model, states, targets, answers, weights, shard.own, drawn.items, vectors, log_q)
+            loss = self._share(lost, shard)
+        return _with_extra(loss, model, states, answers, shard)
 
     def _against(
         self,
@@ -297,18 +298,18 @@ class Objective:
                 return top1_max(positive, negatives, weights)
         raise AssertionError(f"{self.settings.loss} compares no answer with drawn negatives")
 
-    def _listwise(self, model: SequenceModel, hidden: Tensor, part: Part) -> Tensor:
-        positions = part.own.positions
+    def _listwise(self, model: SequenceModel, hidden: Tensor, shard: BatchShard) -> Tensor:
+        positions = shard.own.positions
         assert positions is not None, "settings allow it only with a task that asks some of the states"
         asked, rows = np.unique(positions, return_inverse=True)
         states = _questions(model, hidden[_tensor(asked, hidden)])
-        owners, targets = _tensor(rows, hidden), _tensor(part.own.targets, hidden)
+        owners, targets = _tensor(rows, hidden), _tensor(shard.own.targets, hidden)
         loss = _nothing(states)
         if len(targets):
             vectors, places = self._compared_with(model, targets)
             scores = model.similarity.score(states, vectors) / self.settings.temperature
-            loss = self._share(lambdarank(scores, owners, places), part)
-        return _with_extra(loss, model, states[owners], model.item_vectors(targets), part)
+            loss = self._share(lambdarank(scores, owners, places), shard)
+        return _with_extra(loss, model, states[owners], model.item_vectors(targets), shard)
 
 
 def _nothing(states: Tensor) -> Tensor:
@@ -322,12 +323,12 @@ def _questions(model: SequenceModel, states: Tensor) -> Tensor:
     return model.similarity.tempered(queries) if isinstance(model.similarity, Dot) else queries
 
 
-def _with_extra(loss: Tensor, model: SequenceModel, states: Tensor, answers: Tensor, part: Part) -> Tensor:
+def _with_extra(loss: Tensor, model: SequenceModel, states: Tensor, answers: Tensor, shard: BatchShard) -> Tensor:
     """What the similarity adds is about all questions together."""
-    if part.team.size > 1 and not isinstance(model.similarity, Dot):
-        states, answers = part.gathered(states), model.item_vectors(_tensor(part.whole.targets, states))
+    if shard.group.size > 1 and not isinstance(model.similarity, Dot):
+        states, answers = shard.gather(states), model.item_vectors(_tensor(shard.whole.targets, states))
     extra = model.similarity.extra_loss(states, answers)
-    return loss if extra is None else loss + extra / part.team.size
+    return loss if extra is None else loss + extra / shard.group.size
 
 
 def _tensor(array: np.ndarray, like: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from segue.folders import complete_file
 from segue.models.items.code_assignment import assigned_codes, learned_codes
 from segue.models.settings import ModelSettings
 from segue.objective.settings import ObjectiveSettings
-from segue.training.loop import Step
-from segue.training.run import Recipe, train_for
+from segue.training.loop import TrainingProgress
+from segue.training.run import TrainingSetup, train_for
 from segue.training.settings import TrainSettings
 
 CODES, CODES_ALL = "codes.npy", "codes-all.npy"
@@ -33,7 +33,7 @@ def kept_codes(
     ends: np.ndarray,
     n_items: int,
     *,
-    progress: Callable[[Step], None] | None,
+    progress: Callable[[TrainingProgress], None] | None,
 ) -> np.ndarray | None:
     """The items' codes by what users had before `ends` [U], out of the file `path`, or found and kept there: where
     training is taken up, on whatever machine, they must be the same. None where the settings ask for none.
@@ -60,7 +60,7 @@ def item_codes(
     n_items: int,
     *,
     state_file: Path,
-    progress: Callable[[Step], None] | None,
+    progress: Callable[[TrainingProgress], None] | None,
 ) -> np.ndarray:
     """Codes [V + 1, parts] uint8 of what each user had before `ends` [U].
 
@@ -70,7 +70,7 @@ def item_codes(
     if model.codes != "learned":
         return assigned_codes(model, sequences, ends, n_items, seed=train.seed)
 
-    def shown(step: Step) -> None:
+    def shown(step: TrainingProgress) -> None:
         if progress is not None:
             progress(replace(step, of="codes", scores=None))  # nobody judges it
 
@@ -80,12 +80,12 @@ def item_codes(
     return learned_codes(model, known.item_vectors(), counts, seed=train.seed)
 
 
-def _small(parts: int, events: int, train: TrainSettings) -> Recipe:
+def _small(parts: int, events: int, train: TrainSettings) -> TrainingSetup:
     """A SASRec of one block that looks at little and samples its negatives, so that any catalogue is soon learned."""
     tokens = min(TOKENS, max(LEAST_TOKENS, events // STEPS_AN_EPOCH))
     steps = max(1, events // tokens)
     epochs = max(EPOCHS, -(-LEAST_STEPS // steps))
-    return Recipe(
+    return TrainingSetup(
         model=ModelSettings(
             builder="sasrec",
             width=parts * FEATURES_A_PART,

@@ -18,21 +18,21 @@ from segue.errors import TrainingError
 from segue.layers.dropout import draw_from
 from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
+from segue.objective.batch_shard import BatchShard
 from segue.objective.objective import Objective
-from segue.objective.part import Part
-from segue.process_group import ALONE, Team
-from segue.training.distributed.gradients import add_up_gradients
+from segue.process_group import SINGLE_PROCESS, ProcessGroup
+from segue.training.distributed.gradients import sum_gradients
 from segue.training.optimiser import optimiser, set_step_size
 from segue.training.settings import TrainSettings
-from segue.training.state import Progress, TrainingState
+from segue.training.state import TrainingRecord, TrainingState
 
-Judge = Callable[[SequenceModel], dict[str, float]]
+Validate = Callable[[SequenceModel], dict[str, float]]
 """What a model scores on validation; the first of the scores chooses the epoch."""
 SCORE = "ndcg@10"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingProgress:
     """Where training is, for whoever shows progress."""
 
     epoch: int
@@ -111,38 +111,38 @@ def fit(
     *,
     settings: TrainSettings,
     epochs: int,
-    judge: Judge | None,
+    validate: Validate | None,
     state_file: Path,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[TrainingProgress], None] | None = None,
     continued: bool = False,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
 ) -> TrainingState:
     """Train up to `epochs` epochs, going on from `state_file` if it is there, and leave the best weights in `model`.
 
-    With a judge, training stops after `patience` epochs without a better score and the best epoch is kept; without
+    With a validate, training stops after `patience` epochs without a better score and the best epoch is kept; without
     one, every epoch is used and the last is kept. `continued`: the model has learned before; it is judged as epoch 0,
-    and an epoch must be better than that to be kept. `team`: the processes that share every batch; each ends with the
+    and an epoch must be better than that to be kept. `group`: the processes that share every batch; each ends with the
     same weights, and the first one writes the state, from which any number of them can go on.
     """
     state = TrainingState(model, optimiser(model, settings), seed=settings.seed, counted=objective.state)
     objective.meet(windows.in_order(settings.tokens), windows.histories(settings.tokens), windows.sequences.n_users)
-    if team.by_first(state_file.exists):
+    if group.on_first(state_file.exists):
         state.load(state_file)
-    elif continued and judge:
-        before = judge(model)
-        state.progress.history.append({"epoch": 0, **before})
-        state.progress.best_score = next(iter(before.values()))
-    while state.progress.epoch < epochs and not (judge and exhausted(state.progress, settings.patience)):
-        draw_from(model, _dropout(state, settings, team))
-        _epoch(state, objective, windows, settings, epochs, progress, team)
+    elif continued and validate:
+        before = validate(model)
+        state.record.history.append({"epoch": 0, **before})
+        state.record.best_score = next(iter(before.values()))
+    while state.record.epoch < epochs and not (validate and exhausted(state.record, settings.patience)):
+        draw_from(model, _dropout(state, settings, group))
+        _epoch(state, objective, windows, settings, epochs, progress, group)
         with averaged(state):
-            scores = judge(model) if judge else {}
+            scores = validate(model) if validate else {}
             score = next(iter(scores.values()), 0.0)
-            if judge is None or score > state.progress.best_score:
-                state.progress.best_epoch, state.progress.best_score = state.progress.epoch, score
+            if validate is None or score > state.record.best_score:
+                state.record.best_epoch, state.record.best_score = state.record.epoch, score
                 state.keep_best()
-        state.progress.history[-1].update(scores)
-        team.by_first(lambda: state.save(state_file))
+        state.record.history[-1].update(scores)
+        group.on_first(lambda: state.save(state_file))
         if progress:
             progress(_step(state, epochs, windows.events, windows, scores=scores))
     with torch.no_grad():
@@ -152,18 +152,18 @@ def fit(
     return state
 
 
-def exhausted(progress: Progress, patience: int) -> bool:
+def exhausted(record: TrainingRecord, patience: int) -> bool:
     """Whether the score has not become better for `patience` epochs."""
-    return progress.epoch - progress.best_epoch >= patience
+    return record.epoch - record.best_epoch >= patience
 
 
-def _dropout(state: TrainingState, settings: TrainSettings, team: Team) -> torch.Generator:
+def _dropout(state: TrainingState, settings: TrainSettings, group: ProcessGroup) -> torch.Generator:
     """What dropout draws from. One process has one generator for everything, whose state is saved. Of several, each
     needs one of its own beside the one that all share; it begins anew with every epoch, so that nothing is to be saved.
     """
-    if team.size == 1:
+    if group.size == 1:
         return state.generator
-    seed = np.random.SeedSequence((settings.seed, state.progress.epoch, team.rank)).generate_state(1)
+    seed = np.random.SeedSequence((settings.seed, state.record.epoch, group.rank)).generate_state(1)
     return torch.Generator().manual_seed(int(seed[0]))
 
 
@@ -173,28 +173,28 @@ def _epoch(
     windows: Windows,
     settings: TrainSettings,
     epochs: int,
-    progress: Callable[[Step], None] | None,
-    team: Team,
+    progress: Callable[[TrainingProgress], None] | None,
+    group: ProcessGroup,
 ) -> None:
     """Every user once, in one of the processes."""
     model, began, total, counted, asked, done = state.model.train(), time.perf_counter(), 0.0, 0.0, 0, 0
     assert isinstance(model, SequenceModel)
     device = next(model.parameters()).device
     for batch in windows.batches(settings.tokens, state.rng):
-        passed = (state.progress.epoch + done / windows.events) / settings.epochs
+        passed = (state.record.epoch + done / windows.events) / settings.epochs
         done += len(batch.items) - len(batch.lengths)
         examples = objective.examples(batch, state.rng)
         if not len(examples.targets):
             continue  # nothing can be asked of these users
-        part = Part.of(examples, team)
+        part = BatchShard.of(examples, group)
         hidden = model.encode(tensors(part.own.inputs, device))
         loss = objective.loss(model, hidden, examples, state.generator, part)
         state.adamw.zero_grad(set_to_none=True)
         torch.autograd.backward(loss * objective.scale(examples))
-        value = add_up_gradients(list(model.parameters()), loss, team)
+        value = sum_gradients(list(model.parameters()), loss, group)
         if not math.isfinite(value):
             raise _diverged(f"The loss became {value}", state)
-        set_step_size(state.adamw, settings, step=state.progress.step, passed=passed)
+        set_step_size(state.adamw, settings, step=state.record.step, passed=passed)
         state.step(settings)
         weight = objective.weight(examples)
         total, counted, asked = total + value * weight, counted + weight, asked + len(examples.targets)
@@ -209,14 +209,14 @@ def _epoch(
     state.settle()
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         raise _diverged("The weights became infinite", state)
-    state.progress.epoch += 1
-    state.progress.seconds.append(time.perf_counter() - began)
-    state.progress.history.append({"epoch": state.progress.epoch, "loss": total / counted, "positions": asked})
+    state.record.epoch += 1
+    state.record.seconds.append(time.perf_counter() - began)
+    state.record.history.append({"epoch": state.record.epoch, "loss": total / counted, "positions": asked})
 
 
 def _diverged(what: str, state: TrainingState) -> TrainingError:
     return TrainingError(
-        f"{what} in epoch {state.progress.epoch + 1}; the state before that epoch is kept. "
+        f"{what} in epoch {state.record.epoch + 1}; the state before that epoch is kept. "
         "Go on with --resume --set train.learning_rate=… and a lower value."
     )
 
@@ -245,14 +245,14 @@ def _step(
     loss: float | None = None,
     elapsed: float | None = None,
     scores: dict[str, float] | None = None,
-) -> Step:
+) -> TrainingProgress:
     """Inside an epoch `loss` and `elapsed` are given; at its end they are the last epoch's."""
-    known = state.progress
+    known = state.record
     inside = elapsed is not None
     seconds = elapsed if elapsed is not None else known.seconds[-1]
     speed = done / max(seconds, 1e-9)
     left = (epochs - known.epoch) * windows.events - (done if inside else 0)
-    return Step(
+    return TrainingProgress(
         epoch=known.epoch + inside,
         epochs=epochs,
         done=done,

@@ -15,7 +15,7 @@ from segue.data.sequences import Sequences
 from segue.data.split import Split
 from segue.errors import SettingsError, TrainingError
 from segue.evaluation import metrics
-from segue.evaluation.evaluator import ModelScorer, Ruler
+from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.settings import EvaluateSettings, SeenRule
 from segue.evaluation.training_counts import counts_before
 from segue.evaluation.window.evaluate import find_targets, user_values, validation_window
@@ -27,18 +27,18 @@ from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.positive import PositiveEvents
-from segue.process_group import ALONE, Team
-from segue.training.loop import SCORE, Judge, Step, exhausted, fit, training_windows
+from segue.process_group import SINGLE_PROCESS, ProcessGroup
+from segue.training.loop import SCORE, TrainingProgress, Validate, exhausted, fit, training_windows
 from segue.training.settings import TrainSettings
 from segue.training.sparse_rows import LEAST_ROWS
-from segue.training.state import Progress, TrainingState
+from segue.training.state import TrainingRecord, TrainingState
 
 CHOOSING, EVERYTHING = "training.safetensors", "training-all.safetensors"
 """State files, in RUN.partial while training and in the run folder afterwards."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recipe:
+class TrainingSetup:
     """The sections that training reads."""
 
     model: ModelSettings
@@ -50,46 +50,52 @@ class Recipe:
 
 
 def choose_epoch(
-    recipe: Recipe,
+    recipe: TrainingSetup,
     sequences: Sequences,
     split: Split,
     counts: np.ndarray,
     *,
     seen: SeenRule,
     folder: Path,
-    progress: Callable[[Step], None] | None,
+    progress: Callable[[TrainingProgress], None] | None,
     facts: Facts = NO_FACTS,
     start: Path | None = None,
-    team: Team = ALONE,
-) -> tuple[SequenceModel, Progress]:
+    group: ProcessGroup = SINGLE_PROCESS,
+) -> tuple[SequenceModel, TrainingRecord]:
     """Train on the training part; validation chooses the epoch. The test part is not looked at.
 
     `counts` [V + 1] are the items' training events, `facts` what else the model is built from. `start`: a file of the
-    weights to begin with, else a new model's; they are judged first, and kept if no epoch makes them better. `team`:
+    weights to begin with, else a new model's; they are judged first, and kept if no epoch makes them better. `group`:
     the processes that share the work, all of which end with the same.
     """
 
-    def ruler(model: SequenceModel) -> Ruler:
+    def evaluator(model: SequenceModel) -> Evaluator:
         known = model.answerable(counts)
-        return Ruler(
+        return Evaluator(
             sequences=sequences,
             counts=counts,
             seen=seen,
             target_time=model.target_time,
             answerable=known,
             readable=known,
-            team=team,
+            group=group,
         )
 
-    judge = _judge(recipe, sequences, split, ruler, facts)
+    validate = _validation(recipe, sequences, split, evaluator, facts)
     ends, epochs = split.train_end, recipe.train.epochs
-    model, state = _fit(recipe, sequences, ends, counts, facts, epochs, judge, folder / CHOOSING, progress, start, team)
-    return model, state.progress
+    model, state = _fit(
+        recipe, sequences, ends, counts, facts, epochs, validate, folder / CHOOSING, progress, start, group
+    )
+    return model, state.record
 
 
-def _judge(
-    recipe: Recipe, sequences: Sequences, split: Split, ruler: Callable[[SequenceModel], Ruler], facts: Facts
-) -> Judge:
+def _validation(
+    recipe: TrainingSetup,
+    sequences: Sequences,
+    split: Split,
+    evaluator: Callable[[SequenceModel], Evaluator],
+    facts: Facts,
+) -> Validate:
     """What is asked of a model after each epoch: the next events of validation, or the items of its first days."""
     settings = recipe.evaluate
     if settings.days:
@@ -97,7 +103,7 @@ def _judge(
         window = validation_window(sequences, split, settings.days, positive)
 
         def by_window(model: SequenceModel) -> dict[str, float]:
-            found = find_targets(ruler(model), ModelScorer(model), window, (10,), moment=window.moment)
+            found = find_targets(evaluator(model), ModelScorer(model), window, (10,), moment=window.moment)
             return {name: float(values.mean()) for name, values in user_values(window, found, (10,)).items()}
 
         return by_window
@@ -109,50 +115,50 @@ def _judge(
         )
 
     def by_next_event(model: SequenceModel) -> dict[str, float]:
-        ranks = ruler(model).ranks(ModelScorer(model), cases)
+        ranks = evaluator(model).ranks(ModelScorer(model), cases)
         return {SCORE: float(metrics.ndcg(ranks, 10).mean()), "hit@10": float(metrics.hit(ranks, 10).mean())}
 
     return by_next_event
 
 
 def train_for(
-    recipe: Recipe,
+    recipe: TrainingSetup,
     sequences: Sequences,
     ends: np.ndarray,
     n_items: int,
     *,
     epochs: int,
     state_file: Path,
-    progress: Callable[[Step], None] | None,
+    progress: Callable[[TrainingProgress], None] | None,
     facts: Facts = NO_FACTS,
     start: Path | None = None,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[SequenceModel, np.ndarray]:
     """Train a new model, or the one of `start`, for so many epochs on what each user had before `ends` [U], judged by
     nobody; give it and the items' counts [V + 1] there."""
     counts = counts_before(sequences, ends, n_items)
-    model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, state_file, progress, start, team)
+    model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, state_file, progress, start, group)
     return model, counts
 
 
 def _fit(
-    recipe: Recipe,
+    recipe: TrainingSetup,
     sequences: Sequences,
     ends: np.ndarray,
     counts: np.ndarray,
     facts: Facts,
     epochs: int,
-    judge: Judge | None,
+    validate: Validate | None,
     state_file: Path,
-    progress: Callable[[Step], None] | None,
+    progress: Callable[[TrainingProgress], None] | None,
     start: Path | None,
-    team: Team,
+    group: ProcessGroup,
 ) -> tuple[SequenceModel, TrainingState]:
     first = torch.Generator().manual_seed(recipe.train.seed)
     model = build_model(recipe.model, len(counts) - 1, generator=first, facts=facts, encoder=recipe.encoder)
     if start is not None:
         fill_model(model, start)
-    model = model.to(device_of(recipe.train, team))
+    model = model.to(device_of(recipe.train, group))
     # What an item shares with others, its content, its category or parts of its codes, would be pushed away with it.
     shared = recipe.model.items != "ids" or bool(recipe.model.category)
     objective = Objective(recipe.objective, counts, facts.kinds, length=model.length, only_trained=shared)
@@ -168,35 +174,35 @@ def _fit(
             windows,
             settings=recipe.train,
             epochs=epochs,
-            judge=judge,
+            validate=validate,
             state_file=state_file,
             progress=progress,
             continued=start is not None,
-            team=team,
+            group=group,
         )
     return model.cpu().requires_grad_(requires_grad=False), state
 
 
-def finished(progress: Progress, settings: TrainSettings) -> str | None:
+def finished(record: TrainingRecord, settings: TrainSettings) -> str | None:
     """Why training that got this far has nothing left to do, or None."""
-    if exhausted(progress, settings.patience):
+    if exhausted(record, settings.patience):
         return (
-            f"it stopped after epoch {progress.epoch}, as validation had not improved for {settings.patience} epochs: "
+            f"it stopped after epoch {record.epoch}, as validation had not improved for {settings.patience} epochs: "
             "raise train.patience to go on"
         )
-    if progress.epoch >= settings.epochs:
+    if record.epoch >= settings.epochs:
         return f"all {settings.epochs} epochs are done: raise train.epochs to go on"
     return None
 
 
-def device_of(settings: TrainSettings, team: Team = ALONE) -> torch.device:
+def device_of(settings: TrainSettings, group: ProcessGroup = SINGLE_PROCESS) -> torch.device:
     """The device asked for; `auto` takes CUDA where there is one, and of several each process its own."""
     available = torch.cuda.is_available()
     if settings.device == "cuda" and not available:
         raise SettingsError("train.device is 'cuda', but torch finds no CUDA device; choose 'cpu' or 'auto'.")
     if not available or settings.device == "cpu":
         return torch.device("cpu")
-    if team.size == 1:
+    if group.size == 1:
         return torch.device("cuda")
     here, devices = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     if here > devices:

@@ -26,7 +26,7 @@ from segue.training.sparse_rows import RowSteps, take_sparse_gradients
 HEADER = "segue"
 
 
-class Progress(msgspec.Struct, kw_only=True):
+class TrainingRecord(msgspec.Struct, kw_only=True):
     """What is known at the end of an epoch, tensors aside."""
 
     epoch: int = 0
@@ -53,7 +53,7 @@ class TrainingState:
         self.best = [parameter.detach().clone() for parameter in model.parameters()]
         self.rng = np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
-        self.progress = Progress()
+        self.record = TrainingRecord()
         self._tables: dict[int, RowSteps] = {}
 
     def step(self, settings: TrainSettings) -> None:
@@ -63,13 +63,13 @@ class TrainingState:
         assert sparse.keys() >= self._tables.keys(), "a table that is learned by rows is learned so at every step"
         self.adamw.step()
         whole = [place for place in range(len(weights)) if place not in sparse]
-        at = self.progress.step
+        at = self.record.step
         average_into([self.average[place] for place in whole], [weights[place] for place in whole], settings, at)
         for place, gradient in sparse.items():
             if place not in self._tables:
                 self._tables[place] = RowSteps(weights[place], self.average[place])
             self._tables[place].step(self.adamw, gradient, memory_at(settings, at))
-        self.progress.step += 1
+        self.record.step += 1
 
     def settle(self) -> None:
         """Bring the average up to date where it waits for rows that are not used. Due before anyone looks at it."""
@@ -96,17 +96,17 @@ class TrainingState:
         kept = (*self._tensors(), *self._moments(), *self._counted())
         tensors = {name: tensor.cpu().contiguous() for name, tensor in kept}
         tensors["generator"] = self.generator.get_state()
-        self.progress.numpy_state = _numpy_state(self.rng)
+        self.record.numpy_state = _numpy_state(self.rng)
         beside = path.with_name(f".{path.name}.writing")
         with explained_writing(path):
-            save_file(tensors, beside, metadata={HEADER: msgspec.json.encode(self.progress).decode()})
+            save_file(tensors, beside, metadata={HEADER: msgspec.json.encode(self.record).decode()})
             beside.replace(path)
 
     def load(self, path: Path) -> None:
         """Go on from the file: the very next batch is the one that would have come."""
         try:
             with safe_open(path, framework="pt") as file:
-                self.progress = msgspec.json.decode(file.metadata()[HEADER], type=Progress)
+                self.record = msgspec.json.decode(file.metadata()[HEADER], type=TrainingRecord)
                 expected = len(list(self._tensors())) * 2 + len(self.counted) + 1  # as many moments as tensors
                 if len(file.keys()) != expected:
                     raise KeyError("it belongs to a model of another shape")
@@ -123,7 +123,7 @@ class TrainingState:
             raise FolderError(
                 f"{path} cannot be taken up ({error}); remove it and train again without --resume."
             ) from error
-        self.rng.bit_generator.state = _from_numpy_state(self.progress.numpy_state)
+        self.rng.bit_generator.state = _from_numpy_state(self.record.numpy_state)
 
     def keep_best(self) -> None:
         with torch.no_grad():
@@ -143,11 +143,11 @@ def _from_numpy_state(text: str) -> dict[str, Any]:
     return {**state, "state": {key: int(value) for key, value in state["state"].items()}}
 
 
-def read_progress(path: Path) -> Progress:
+def read_record(path: Path) -> TrainingRecord:
     """How far a saved training got, tensors aside."""
     try:
         with safe_open(path, framework="pt") as file:
-            return msgspec.json.decode(file.metadata()[HEADER], type=Progress)
+            return msgspec.json.decode(file.metadata()[HEADER], type=TrainingRecord)
     except (OSError, SafetensorError, KeyError, TypeError, msgspec.MsgspecError) as error:
         raise FolderError(f"{path} cannot be read ({error}); train again without --resume.") from error
 

@@ -20,7 +20,7 @@ from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
 from segue.models.warm_start import ITEM_CODES, carry_over, filled_codes
 from segue.training.item_codes import CODES
-from segue.training.run import CHOOSING, Recipe
+from segue.training.run import CHOOSING, TrainingSetup
 from segue.training.state import read_best
 
 TRAINED = "trained.npy"
@@ -34,7 +34,7 @@ def write_start(
     folder: Path,
     *,
     everything: bool,
-    recipe: Recipe,
+    recipe: TrainingSetup,
     facts: Facts,
     before: Vocabulary,
     now: Vocabulary,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from segue.data.dataset import Data
 from segue.errors import SegueError, SettingsError
-from segue.training.loop import Step
+from segue.training.loop import TrainingProgress
 from segue.tuning.report import TrialRecord, Tuning, changes_text, tuning_table
 
-__all__ = ["Step", "TrialRecord", "Tuning", "changes_text", "tune", "tuning_table"]
+__all__ = ["TrainingProgress", "TrialRecord", "Tuning", "changes_text", "tune", "tuning_table"]
 
 
 def tune(
@@ -22,7 +22,7 @@ def tune(
     trials: int | None = None,
     minutes: float | None = None,
     resume: bool = False,
-    progress: Callable[[int, Step], None] | None = None,
+    progress: Callable[[int, TrainingProgress], None] | None = None,
     ended: Callable[[TrialRecord, Tuning], None] | None = None,
 ) -> Tuning:
     """Search for better settings than a recipe's; `out`/best.toml is then a recipe to train with.

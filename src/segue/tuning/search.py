@@ -21,9 +21,9 @@ from segue.evaluation.training_counts import training_counts
 from segue.folders import explained_writing
 from segue.models.facts import facts_of
 from segue.training.item_codes import CODES, kept_codes
-from segue.training.loop import SCORE, Step
-from segue.training.run import CHOOSING, Recipe, choose_epoch
-from segue.training.state import read_progress
+from segue.training.loop import SCORE, TrainingProgress
+from segue.training.run import CHOOSING, TrainingSetup, choose_epoch
+from segue.training.state import read_record
 from segue.tuning.report import HALF_RUN, OVER, TrialRecord, Tuning
 from segue.tuning.space import LOSS, Values, laid_over, own_values, rounded
 from segue.tuning.study import OUTCOME, TRIAL, Search, begin, opened, outcome_of, take_up
@@ -65,7 +65,7 @@ def search(
     trials: int | None,
     minutes: float | None,
     resume: bool,
-    progress: Callable[[int, Step], None] | None,
+    progress: Callable[[int, TrainingProgress], None] | None,
     ended: Callable[[TrialRecord, Tuning], None] | None,
 ) -> Tuning:
     """See `segue.tuning.tune`."""
@@ -106,10 +106,12 @@ class _Trainer:
     bounds: Bounds
     counts: np.ndarray
     seen: SeenRule
-    progress: Callable[[int, Step], None] | None
+    progress: Callable[[int, TrainingProgress], None] | None
 
     @staticmethod
-    def of(job: Search, data: Data, bounds: Bounds, progress: Callable[[int, Step], None] | None) -> _Trainer:
+    def of(
+        job: Search, data: Data, bounds: Bounds, progress: Callable[[int, TrainingProgress], None] | None
+    ) -> _Trainer:
         counts = training_counts(data.sequences, data.split, len(data.vocabulary))
         seen, _ = seen_rule(job.settings.evaluate, data.sequences, data.split)
         return _Trainer(job, data, bounds, counts, seen, progress)
@@ -140,7 +142,7 @@ class _Trainer:
         for line in _epochs_before(folder, settings):
             trial.report(line[SCORE], int(line["epoch"]))
 
-        def watch(step: Step) -> None:
+        def watch(step: TrainingProgress) -> None:
             if step.scores is not None:
                 trial.report(step.scores[SCORE], step.epoch)
             if self.progress:
@@ -152,7 +154,7 @@ class _Trainer:
             if self.bounds.out_of_time():
                 raise _OutOfTime
 
-        recipe = Recipe(
+        recipe = TrainingSetup(
             model=settings.model, objective=settings.objective, train=settings.train, evaluate=settings.evaluate
         )
         try:
@@ -174,7 +176,7 @@ class _Trainer:
             raise TrainingError("There was not enough memory for these settings.") from error
         return chosen.best_score
 
-    def _codes(self, settings: Settings, watch: Callable[[Step], None]) -> np.ndarray | None:
+    def _codes(self, settings: Settings, watch: Callable[[TrainingProgress], None]) -> np.ndarray | None:
         """The items', where the settings ask for them: they are the same in every trial."""
         data, path = self.data, self.job.folder / CODES
         ends, n_items = data.split.train_end, len(data.vocabulary)
@@ -217,7 +219,7 @@ def _epochs_before(folder: Path, settings: Settings) -> list[dict[str, Any]]:
     text = settings_toml(settings)
     try:
         if (folder / SETTINGS).read_text(encoding="utf-8") == text:
-            return list(read_progress(folder / CHOOSING).history)
+            return list(read_record(folder / CHOOSING).history)
     except (OSError, FolderError):
         pass
     with explained_writing(folder):
@@ -232,7 +234,7 @@ def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "not enough memory" in str(error) or "can't allocate memory" in str(error)
 
 
-def _is_last(step: Step, settings: Settings) -> bool:
+def _is_last(step: TrainingProgress, settings: Settings) -> bool:
     """Whether training ends here by itself: then there is nothing to cut short."""
     waited = step.epoch - step.best_epoch
     return step.scores is not None and (step.epoch == step.epochs or waited >= settings.train.patience)

@@ -11,7 +11,7 @@ from torch import Tensor
 from segue.data.batch import Batch
 from segue.data.sequences import Sequences
 from segue.data.split import Cases, Split
-from segue.evaluation.evaluator import Ruler, Scorer
+from segue.evaluation.evaluator import Evaluator, Scorer
 from segue.evaluation.metrics import ndcg
 from segue.evaluation.settings import EvaluateSettings, seen_rule
 from segue.evaluation.training_counts import training_counts, training_rows
@@ -56,12 +56,12 @@ class RecentPopularity:
         """Validation chooses the window by ndcg@10, under the seen rule that the data itself suggests."""
         counts = training_counts(sequences, split, n_items)
         rule, _ = seen_rule(EvaluateSettings(), sequences, split)
-        ruler = Ruler(sequences=sequences, counts=counts, seen=rule)
+        evaluator = Evaluator(sequences=sequences, counts=counts, seen=rule)
         cases = _spread(split.cases("valid"), MOST_CASES)
         windows = [RecentPopularity._over(sequences, split, counts, share) for share in WINDOWS]
         if not len(cases):
             return windows[-1]
-        return max(windows, key=lambda window: _quality(ruler, window, cases))
+        return max(windows, key=lambda window: _quality(evaluator, window, cases))
 
     @staticmethod
     def _over(sequences: Sequences, split: Split, counts: np.ndarray, share: float) -> RecentPopularity:
@@ -83,5 +83,5 @@ def _spread(cases: Cases, most: int) -> Cases:
     return Cases(users=cases.users[kept], starts=cases.starts[kept], targets=cases.targets[kept])
 
 
-def _quality(ruler: Ruler, scorer: Scorer, cases: Cases) -> float:
-    return float(ndcg(ruler.ranks(scorer, cases), 10).mean())
+def _quality(evaluator: Evaluator, scorer: Scorer, cases: Cases) -> float:
+    return float(ndcg(evaluator.ranks(scorer, cases), 10).mean())

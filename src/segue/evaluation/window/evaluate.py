@@ -31,7 +31,7 @@ from segue.data.sequences import Sequences
 from segue.data.split import Cases, Split, first_at
 from segue.errors import InputError, SettingsError
 from segue.evaluation.baselines import BASELINES
-from segue.evaluation.evaluator import MOST_SCORES, TOKENS, Progress, Ruler, Scorer, best
+from segue.evaluation.evaluator import MOST_SCORES, TOKENS, Evaluator, Progress, Scorer, best
 from segue.evaluation.metrics import (
     Loss,
     added_up,
@@ -127,7 +127,7 @@ def window_cases(
 
 
 def find_targets(
-    ruler: Ruler,
+    evaluator: Evaluator,
     scorer: Scorer,
     cases: WindowCases,
     ks: Sequence[int],
@@ -144,27 +144,27 @@ def find_targets(
     first = np.cumsum(sizes) - sizes
     found = Found(
         ranks=np.zeros(len(cases.targets), dtype=np.int64),
-        shown={k: np.zeros(ruler.n_items + 1, dtype=np.int64) for k in ks},
+        shown={k: np.zeros(evaluator.n_items + 1, dtype=np.int64) for k in ks},
         entropy={} if interest is None else {k: np.zeros(len(cases)) for k in ks},
     )
     # A history ends before the user's first event from the moment on; there is one, as there are targets.
-    histories = Cases(cases.users, cases.starts, first_at(ruler.sequences, moment)[cases.users])
-    most_rows, done = max(1, MOST_SCORES // (ruler.n_items + 1)), 0
-    batches = case_batches(ruler.sequences, histories, tokens=TOKENS, most_rows=most_rows)
-    for chosen, batch in ruler.team.mine(batches):
+    histories = Cases(cases.users, cases.starts, first_at(evaluator.sequences, moment)[cases.users])
+    most_rows, done = max(1, MOST_SCORES // (evaluator.n_items + 1)), 0
+    batches = case_batches(evaluator.sequences, histories, tokens=TOKENS, most_rows=most_rows)
+    for chosen, batch in evaluator.group.shard(batches):
         query_times = np.full(len(chosen), moment // MICROSECONDS)
-        left = ruler.left(scorer, replace(batch, query_times=query_times), _seen(ruler, cases, chosen))
+        left = evaluator.left(scorer, replace(batch, query_times=query_times), _seen(evaluator, cases, chosen))
         rows, line = ragged_rows(first[chosen], sizes[chosen]), np.repeat(np.arange(len(chosen)), sizes[chosen])
         found.ranks[rows] = ranks_within(left, line, cases.targets[rows], depth)
         lists = best(left, depth)
         for k in ks:
-            found.shown[k] += shown(lists, k, ruler.n_items)
+            found.shown[k] += shown(lists, k, evaluator.n_items)
             if interest is not None:
                 found.entropy[k][chosen] = entropies(interest[lists[:, :k]])
-        done = min(len(cases), done + len(chosen) * ruler.team.size)
+        done = min(len(cases), done + len(chosen) * evaluator.group.size)
         if progress is not None:
             progress(done, len(cases))
-    total = ruler.team.total
+    total = evaluator.group.sum
     return Found(
         ranks=total(found.ranks),
         shown={k: total(times) for k, times in found.shown.items()},
@@ -172,12 +172,12 @@ def find_targets(
     )
 
 
-def _seen(ruler: Ruler, cases: WindowCases, chosen: np.ndarray) -> Exclusions | None:
+def _seen(evaluator: Evaluator, cases: WindowCases, chosen: np.ndarray) -> Exclusions | None:
     """What was seen before the moment of the cases, whatever the age of the history."""
-    if ruler.seen == "kept":
+    if evaluator.seen == "kept":
         return None
     lengths = cases.ends[chosen] - cases.starts[chosen]
-    items = ruler.sequences.items[ragged_rows(cases.starts[chosen], lengths)]
+    items = evaluator.sequences.items[ragged_rows(cases.starts[chosen], lengths)]
     return Exclusions(rows=np.repeat(np.arange(len(chosen)), lengths), items=items.astype(np.int64))
 
 
@@ -234,19 +234,21 @@ def evaluate_window(
     ks, (rule, repeats) = sorted(set(settings.at)), seen_rule(settings, sequences, split)
     counts = training_counts(sequences, split, n_items)
     known = counts > 0 if answerable is None else answerable(counts)
-    ruler = Ruler(sequences=sequences, counts=counts, seen=rule, target_time=target_time, answerable=known)
+    evaluator = Evaluator(sequences=sequences, counts=counts, seen=rule, target_time=target_time, answerable=known)
     rng = np.random.default_rng(0) if rng is None else rng
     spread = partial(_spread, users=cases.users, samples=settings.bootstrap, rng=rng)
 
-    def ask(by: Ruler, name: str, who: Scorer, at: int) -> Found:
+    def ask(by: Evaluator, name: str, who: Scorer, at: int) -> Found:
         told = None if progress is None else partial(progress, name)
         return find_targets(by, who, cases, ks, moment=at, interest=interest, progress=told)
 
-    reading = replace(ruler, readable=known)
+    reading = replace(evaluator, readable=known)
     aged = {age: ask(reading, "model", scorer, moment - round(age * DAY)) for age in ages}
     values = {age: user_values(cases, found, ks) for age, found in aged.items()}
     others = (
-        _baselines(partial(ask, ruler, at=moment), cases, ks, spread, sequences, split, n_items) if baselines else []
+        _baselines(partial(ask, evaluator, at=moment), cases, ks, spread, sequences, split, n_items)
+        if baselines
+        else []
     )
     unknown = ~known[cases.targets]
     report = WindowReport(

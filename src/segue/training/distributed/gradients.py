@@ -12,29 +12,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from segue.process_group import Team
+from segue.process_group import ProcessGroup
+from segue.training.distributed.process_group import TorchProcessGroup
 
 NONE, DENSE, SPARSE = 0, 1, 2
 
 
 @torch.no_grad()
-def add_up_gradients(weights: Sequence[nn.Parameter], loss: Tensor, team: Team) -> float:
-    """Replace the gradients by their sums over the team, and give the sum of the losses."""
-    if team.size == 1:
+def sum_gradients(weights: Sequence[nn.Parameter], loss: Tensor, group: ProcessGroup) -> float:
+    """Replace the gradients by their sums over the group, and give the sum of the losses."""
+    if not isinstance(group, TorchProcessGroup):
         return loss.item()
     # A weight that only others used has a gradient from now on, and one that nobody used still has none.
     own = torch.tensor([_kind(weight) for weight in weights], dtype=torch.uint8, device=loss.device)
-    kinds = team.largest(own).tolist()
+    kinds = group.all_reduce_max(own).tolist()
     dense = [weight for weight, kind in zip(weights, kinds, strict=True) if kind == DENSE]
     gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in dense]
     together = torch.cat([*(gradient.flatten() for gradient in gradients), loss.detach().view(1).to(weights[0].dtype)])
-    team.added_up(together)
+    group.all_reduce_sum(together)
     sums = torch.split(together, [*(weight.numel() for weight in dense), 1])
     for weight, total in zip(dense, sums, strict=False):
         weight.grad = total.view_as(weight)
     for weight, kind in zip(weights, kinds, strict=True):
         if kind == SPARSE:
-            weight.grad = _rows_of_all(weight, team)
+            weight.grad = _rows_of_all(weight, group)
     return sums[-1].item()
 
 
@@ -44,13 +45,13 @@ def _kind(weight: nn.Parameter) -> int:
     return SPARSE if weight.grad.is_sparse else DENSE
 
 
-def _rows_of_all(table: nn.Parameter, team: Team) -> Tensor:
+def _rows_of_all(table: nn.Parameter, group: TorchProcessGroup) -> Tensor:
     """The rows that any process used, with what all of them want of each."""
     if table.grad is None:
         rows, values = table.new_zeros(0, dtype=torch.int64), table.new_zeros(0, table.shape[1])
     else:
         gradient = table.grad.coalesce()
         rows, values = gradient.indices()[0], gradient.values()
-    counts = team.rows(torch.tensor([len(rows)], device=table.device), [1] * team.size).tolist()
-    rows, values = team.rows(rows, counts), team.rows(values, counts)
+    counts = group.all_gather_rows(torch.tensor([len(rows)], device=table.device), [1] * group.size).tolist()
+    rows, values = group.all_gather_rows(rows, counts), group.all_gather_rows(values, counts)
     return torch.sparse_coo_tensor(rows[None], values, table.shape, check_invariants=False).coalesce()

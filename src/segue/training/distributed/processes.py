@@ -31,7 +31,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from segue.errors import SegueError, SettingsError, TrainingError
-from segue.process_group import ALONE, Team
+from segue.process_group import SINGLE_PROCESS, ProcessGroup
+from segue.training.distributed.process_group import TorchProcessGroup
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -53,13 +54,13 @@ def launched() -> bool:
     return OTHERS in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def launchers(team: Team) -> frozenset[str]:
-    """Names of those that started the processes of a team, one on each machine, for a training: they outlive the
+def launchers(group: ProcessGroup) -> frozenset[str]:
+    """Names of those that started the processes of a group, one on each machine, for a training: they outlive the
     processes, so who meets one of the names again was started again. Of one process alone there is none.
 
     Where a program trains several times, each time has names of its own, which are the same when it is started again.
     """
-    return frozenset(team.told(f"{_launcher()}-{next(_trainings)}")) if team.size > 1 else frozenset()
+    return frozenset(group.all_gather_objects(f"{_launcher()}-{next(_trainings)}")) if group.size > 1 else frozenset()
 
 
 def _launcher() -> str:
@@ -74,12 +75,12 @@ def _launcher() -> str:
 
 
 @contextmanager
-def joined() -> Iterator[Team]:
+def joined() -> Iterator[ProcessGroup]:
     """The processes that this one was started with: gloo between CPUs, NCCL between GPUs. They find each other once and
     stay in touch to their end. The machine's cores are shared out among its processes, unless OMP_NUM_THREADS says
     otherwise."""
     if not launched():
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     if not distributed.is_initialized():
         _meet()
@@ -88,7 +89,7 @@ def joined() -> Iterator[Team]:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
     try:
-        yield Team(distributed.get_rank(), distributed.get_world_size())
+        yield TorchProcessGroup(distributed.get_rank(), distributed.get_world_size())
     finally:
         torch.set_num_threads(before)
 

@@ -10,9 +10,9 @@ from tiny_logs import HistoryFirst, Table, histories_of, sequences_of
 from segue.data.sequences import Sequences
 from segue.data.split import Split, split_last, split_time
 from segue.errors import InputError, SettingsError
-from segue.evaluation import evaluator as ruler
+from segue.evaluation import evaluator
 from segue.evaluation.evaluate import Evaluation, evaluate
-from segue.evaluation.evaluator import ModelScorer, Ruler, best
+from segue.evaluation.evaluator import Evaluator, ModelScorer, best
 from segue.evaluation.ranks import MISS, Exclusions, ranks
 from segue.evaluation.settings import EvaluateSettings, repeat_share, seen_rule
 from segue.evaluation.training_counts import training_counts, training_rows
@@ -95,7 +95,7 @@ def test_a_scorer_of_random_numbers_hits_k_of_v() -> None:
             return torch.from_numpy(rng.random((len(histories.lengths), n_items + 1), dtype=np.float32))  # type: ignore[attr-defined]
 
     counts = training_counts(sequences, split_last(sequences), n_items)
-    found = Ruler(sequences=sequences, counts=counts, seen="excluded").ranks(
+    found = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(
         Random(), split_last(sequences).cases("test")
     )
     share = 10 / (n_items - 4)
@@ -116,7 +116,7 @@ def test_the_filter_covers_more_than_the_model_looks_at() -> None:
     sequences = sequences_of([1, 2, 3, 4, 5, 2, 1], [1, 2, 3, 4, 5, 6, 7])
     model = build_model(ModelSettings(width=8, depth=1, length=2), 7, generator=torch.Generator().manual_seed(0))
     counts = training_counts(sequences, split_last(sequences), 7)
-    found = Ruler(sequences=sequences, counts=counts, seen="excluded").ranks(
+    found = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(
         ModelScorer(model), split_last(sequences).cases("test")
     )
     assert found[0] == MISS  # item 1 is six events old
@@ -146,7 +146,7 @@ def test_an_unknown_item_is_nobodys_competitor() -> None:
     table = torch.zeros(10, 10)
     table[:, 9], table[:, 3] = 5, 1
     counts = training_counts(sequences, split_last(sequences), N_ITEMS)
-    found = Ruler(sequences=sequences, counts=counts, seen="kept").ranks(
+    found = Evaluator(sequences=sequences, counts=counts, seen="kept").ranks(
         Table(table), split_last(sequences).cases("test")
     )
     assert found[0] == 1
@@ -169,7 +169,7 @@ def test_the_moment_of_the_answer_is_told_only_where_the_report_says_so() -> Non
     counts, cases = training_counts(sequences, split_last(sequences), 30), split_last(sequences).cases("test")
     for told in (False, True):
         scorer = Table(torch.zeros(31, 31))
-        Ruler(sequences=sequences, counts=counts, seen="kept", target_time=told).ranks(scorer, cases)
+        Evaluator(sequences=sequences, counts=counts, seen="kept", target_time=told).ranks(scorer, cases)
         assert all((batch.query_times is not None) == told for batch in scorer.calls)
 
 
@@ -178,7 +178,7 @@ def test_chunked_equals_unchunked(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = Table(torch.randn(31, 31, generator=torch.Generator().manual_seed(4)).round(decimals=1))
     whole = report_of(scorer, sequences, n_items=30)
     scorer.calls.clear()
-    monkeypatch.setattr(ruler, "MOST_SCORES", 31 * 3)  # three cases at a time
+    monkeypatch.setattr(evaluator, "MOST_SCORES", 31 * 3)  # three cases at a time
     chunked = report_of(scorer, sequences, n_items=30)
     assert max(len(batch.lengths) for batch in scorer.calls) == 3
     assert np.array_equal(whole.ranks, chunked.ranks) and whole.report == chunked.report
@@ -189,7 +189,7 @@ def test_validation_is_ranked_by_the_same_ruler() -> None:
     split = split_last(sequences)
     counts, cases = training_counts(sequences, split, 30), split.cases("valid")
     table = torch.randn(31, 31, generator=torch.Generator().manual_seed(5))
-    found = Ruler(sequences=sequences, counts=counts, seen="excluded").ranks(Table(table), cases, tokens=20)
+    found = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(Table(table), cases, tokens=20)
     for index, (start, row) in enumerate(zip(cases.starts, cases.targets, strict=True)):
         history = sequences.items[start:row].astype(np.int64)
         seen = Exclusions(rows=np.zeros(len(history), dtype=np.int64), items=history)
