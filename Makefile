@@ -43,13 +43,13 @@ bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)
 	@$(VENV)/bin/python -m bench $(or $(SUBJECT),$(SUBJECTS)) $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 results: $(VENV)/.segue  ## make a row of docs/results.md (ROW=ml-1m/sasrec DATA=folder with events.tsv.gz); without ROW, list them
-	@$(VENV)/bin/python -m bench.quality $(if $(ROW),--row "$(ROW)") $(if $(DATA),--data "$(DATA)") $(ARGS)
+	@$(VENV)/bin/python -m bench.quality.results $(if $(ROW),--row "$(ROW)") $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 scale: $(VENV)/.dev  ## put what the benches measured into docs/scale.md
 	@$(VENV)/bin/python -m bench.scale_document
 
 attention: $(VENV)/.segue  ## write docs/attention.md, with the numbers computed anew
-	@$(VENV)/bin/python -m bench.attention_document
+	@$(VENV)/bin/python -m bench.attention.document
 
 clean:  ## remove both environments and the caches
 	@rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -12,27 +12,14 @@ from pathlib import Path
 
 from segue.errors import SegueError
 
-SUBJECTS = (
-    "epoch",
-    "prepare",
-    "recommend",
-    "evaluate",
-    "serve",
-    "durability",
-    "replicas",
-    "catalogue",
-    "index",
-    "mixture",
-    "increment",
-    "plan",
-    "embed",
-    "window",
-    "cold",
-    "spark",
-    "processes",
-    "codes",
-    "scale",
-)
+ROOMS = {
+    "data": ("prepare", "scale", "spark"),
+    "training": ("epoch", "catalogue", "processes"),
+    "recommend": ("recommend", "evaluate", "index", "mixture", "increment", "embed", "codes"),
+    "serving": ("serve", "durability", "replicas"),
+    "quality": ("plan", "window", "cold"),
+}
+MODULES = {subject: f"bench.{room}.{subject}" for room, subjects in ROOMS.items() for subject in subjects}
 NEED_DATA = ("epoch", "recommend", "evaluate", "serve", "replicas", "mixture", "cold", "spark", "processes")
 MAY_HAVE_DATA = ("window", "codes")
 WHERE = (
@@ -43,7 +30,7 @@ WHERE = (
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("subjects", nargs="+", choices=SUBJECTS)
+    parser.add_argument("subjects", nargs="+", choices=list(MODULES))
     parser.add_argument("--data", type=Path, help="folder with events.tsv.gz")
     chosen, rest = parser.parse_known_args(argv)
     for subject in chosen.subjects:
@@ -51,7 +38,7 @@ def main(argv: list[str]) -> None:
             parser.error(f"{subject} needs a log: {WHERE}")
     for subject in chosen.subjects:
         data = ["--data", str(chosen.data)] if chosen.data and subject in (*NEED_DATA, *MAY_HAVE_DATA) else []
-        importlib.import_module(f"bench.{subject}").main([*data, *rest])
+        importlib.import_module(MODULES[subject]).main([*data, *rest])
 
 
 if __name__ == "__main__":

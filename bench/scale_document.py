@@ -11,8 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.results import FOLDER, shown
-from bench.section import markdown, write_section
+from bench.tables import FOLDER, markdown, shown, write_section
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "scale.md"
 SUBJECTS = (

@@ -16,7 +16,7 @@ from planted_logs import cycle_log, titled_items
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from bench.postgres import PostgresServer
+from bench.serving.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from bench.attention_document import DOCUMENT, NOTE, TEMPLATE, document, number, row
-from bench.attention_model import BOUGHT_NEXT, HISTORY, Kept, kept, recommender
+from bench.attention.document import DOCUMENT, NOTE, TEMPLATE, document, number, row
+from bench.attention.model import BOUGHT_NEXT, HISTORY, Kept, kept, recommender
 
 NUMBER = re.compile(r"−?\d+(?:\.\d+)?")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from bench.load import Job, Kind, Result, content_length, finish, main, planned, quantile, start
+from bench.serving.load import Job, Kind, Result, content_length, finish, main, planned, quantile, start
 
 STALL = 0.5
 ANSWERS = {
@@ -218,7 +218,7 @@ def test_nobody_there_is_a_sentence(capfd: pytest.CaptureFixture[str], monkeypat
     with listening() as (_, port):
         pass  # and gone again
     job = Job(port=port, kinds=[Kind(name="get", paths=["/"], rate=1)], seconds=1)
-    monkeypatch.setattr("bench.load.CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr("bench.serving.load.CONNECT_SECONDS", 0.05)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(job))))
     with pytest.raises(SystemExit, match=f"nothing answers at 127.0.0.1, port {port}"):
         main()

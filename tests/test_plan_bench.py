@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.plan import write_document
+from bench.quality.plan import write_document
 
 
 @pytest.mark.parametrize(

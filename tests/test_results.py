@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from planted_logs import cycle_log
 
-from bench import codes, quality
-from bench.quality import Places, make_baselines, make_row, prepared
-from bench.quality_table import (
+from bench.quality import results as quality
+from bench.quality.results import Places, make_baselines, make_row, prepared
+from bench.quality.results_table import (
     BEGIN,
     END,
     Rows,
@@ -21,6 +21,7 @@ from bench.quality_table import (
     read_rows,
     tables,
 )
+from bench.recommend import codes
 from segue import api
 from segue.config import make_settings, read_recipe, recipe_names
 from segue.data.sequences import Sequences
@@ -31,8 +32,8 @@ from segue.training.loop import TrainingProgress
 
 ROOT = Path(__file__).parent.parent
 OURS = Places(
-    rows=ROOT / "bench" / "results.toml",
-    measured=ROOT / "bench" / "results.json",
+    rows=ROOT / "bench" / "quality" / "results.toml",
+    measured=ROOT / "bench" / "quality" / "results.json",
     document=ROOT / "docs" / "results.md",
     cache=ROOT / "none",
 )

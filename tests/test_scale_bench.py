@@ -7,8 +7,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from bench import make_log, results, scale, scale_document
-from bench.prepare import MEGABYTE
+from bench import scale_document
+from bench import tables as results
+from bench.data import make_log, scale
+from bench.data.prepare import MEGABYTE
 
 
 def test_users_and_items_grow_with_the_events(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 import segue
-from bench import cold, window
-from bench.__main__ import MAY_HAVE_DATA, NEED_DATA, SUBJECTS
-from bench.moments import EVENTS, ITEMS, ML_1M, SHOP, prepared
-from bench.paired import averaged, difference, difference_of_falls, mean_interval, verdict
-from bench.quality import chosen_of
-from bench.quality_table import figure
-from bench.section import markdown, plain, write_section
+from bench.__main__ import MAY_HAVE_DATA, MODULES, NEED_DATA
+from bench.data.cut_logs import EVENTS, ITEMS, ML_1M, SHOP, prepared
+from bench.quality import cold, window
+from bench.quality.paired import averaged, difference, difference_of_falls, mean_interval, verdict
+from bench.quality.results import chosen_of
+from bench.quality.results_table import figure
+from bench.tables import markdown, plain, write_section
 from segue.config import make_settings, read_recipe, recipe_names
 from segue.data.batch import Batch
 from segue.data.sequences import Sequences
@@ -148,7 +148,7 @@ def test_an_interrupted_bench_says_how_it_goes_on(
 def test_every_claim_is_about_arms_that_there_are() -> None:
     names = {arm.name for arm in window.ARMS}
     assert all({claim.ours, claim.theirs} <= names for claim in window.CLAIMS) and len(window.CLAIMS) == 6
-    assert "window" in MAY_HAVE_DATA and "cold" in NEED_DATA and {"window", "cold"} <= set(SUBJECTS)
+    assert "window" in MAY_HAVE_DATA and "cold" in NEED_DATA and {"window", "cold"} <= set(MODULES)
 
 
 def test_another_log_is_refused(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_the_tables_go_into_the_document(
     theirs = window.DOCUMENT.read_text(encoding="utf-8")
     document.write_text(theirs, encoding="utf-8")
     monkeypatch.setattr(window, "DOCUMENT", document)
-    monkeypatch.setattr("bench.results.FOLDER", tmp_path)
+    monkeypatch.setattr("bench.tables.FOLDER", tmp_path)
     window.show(SHOP, *measured, seeds=(1, 2))
     text = document.read_text(encoding="utf-8")
     assert "| dense: dense all-action" in text and "session-knn" in text and "lost by 14 d" in text

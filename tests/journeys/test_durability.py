@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.durability import Posted, judged, survive
+from bench.serving.durability import Posted, judged, survive
 
 KILLS = 3
 

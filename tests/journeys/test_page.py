@@ -17,7 +17,7 @@ from page_visit import Visit
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from small_service import guarded, on_a_socket, small_service, tiny_recommender
 
-from bench.serving import Server, free_port
+from bench.serving.server import Server, free_port
 from segue.recommend.recommender import Recommender
 from segue.serving.http.keys import Keys
 

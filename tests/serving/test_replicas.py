@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bench.postgres import PostgresServer
-from bench.replicas import World, differing, endure, started
-from bench.serving import Server, ask
+from bench.serving.postgres import PostgresServer
+from bench.serving.replicas import World, differing, endure, started
+from bench.serving.server import Server, ask
 from segue.recommend.recommender import Recommender
 
 ITEMS = [f"i{number:02}" for number in range(12)]
@@ -137,7 +137,7 @@ def test_one_that_is_killed_takes_nothing_along(replicas: Sequence[Server], stor
 def test_a_difference_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = (1, 2)
     answers = {ports[0]: [("a", 0.5), ("b", 0.25)], ports[1]: [("a", 0.5), ("b", 0.25)]}
-    monkeypatch.setattr("bench.replicas._answer", lambda port, _: answers[port])
+    monkeypatch.setattr("bench.serving.replicas._answer", lambda port, _: answers[port])
     assert differing(ports, ["ann", "bob"]) == 0
     answers[ports[1]] = [("b", 0.25), ("a", 0.5)]
     assert differing(ports, ["ann", "bob"]) == 2

@@ -22,7 +22,7 @@ import polars as pl
 import psycopg
 import pytest
 
-from bench.postgres import PostgresServer
+from bench.serving.postgres import PostgresServer
 from segue.data.dataset import Data
 from segue.errors import InputError, StoreError
 from segue.folders import write_manifest

@@ -1,0 +1,176 @@
+"""Items that nobody has touched: how often a list of 50 holds them, and what knowing contents costs the others.
+
+    make bench SUBJECT=cold DATA=folder     Amazon Beauty with titles: events.tsv.gz and items.tsv.gz
+    … ARGS="--only sasrec-content-1"        one training; `--only none` trains nothing
+
+Histories end at the cut; every later event is a target, ranked against all that the model may answer: for `sasrec`
+the items that it was trained on, for `sasrec-content` every item with a title. An item is cold where training has no
+event of it. Every training is a run of its own in a cache folder and is never made twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.data.cut_logs import BEAUTY, prepared
+from bench.quality.paired import SAMPLES, averaged, mean_interval
+from bench.quality.results import chosen_of, goes_on, run_folder, trained
+from bench.quality.results_table import Row, Training, figure
+from bench.quality.window import DOCUMENT, SEEDS
+from bench.tables import markdown, plain, write_section, written
+from segue import api
+from segue.errors import SegueError
+from segue.evaluation.evaluator import ModelScorer
+from segue.evaluation.metrics import Loss, added_up, coverage, hit, ndcg, p90_coverage, relative_losses
+from segue.evaluation.window.evaluate import WindowCases, find_targets, window_cases
+from segue.folders import read_manifest
+from segue.recommend.recommender import Recommender
+from segue.runs import evaluator_of, settings_of
+from segue.terminal import TrainDisplay, complain, say
+
+LOG = replace(BEAUTY, cut="2014-03-07")
+PLAIN, CONTENT = "sasrec", "sasrec-content"
+COLD_DEPTH, WARM_DEPTH = 50, 10
+# Both are trained alike, as SASRec did best on Beauty (docs/results.md), so that content alone tells them apart.
+# Validation asks once a user: each of 40,000 later events after every epoch would take longer than the epoch.
+SET = (
+    *("model.length=50", "model.dropout=0.5", "train.learning_rate=2e-3", "train.decay=1.0"),
+    *("train.epochs=12", "train.patience=4", "evaluate.target=first", "evaluate.bootstrap=100"),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranked:
+    """The targets' ranks and what was shown of each seed, and whose and which the targets are."""
+
+    ranks: list[np.ndarray]  # a seed each: [N]
+    shown: list[np.ndarray]  # a seed each: how often each item was among the first 10 [V + 1]
+    users: np.ndarray  # [N]
+    cold: np.ndarray  # [N] bool
+
+    def hits(self) -> np.ndarray:
+        """1 where a target is among the first 50, averaged over the seeds [N]."""
+        return averaged([hit(ranks, COLD_DEPTH) for ranks in self.ranks])
+
+    def gains(self) -> np.ndarray:
+        """ndcg@10 of each target, averaged over the seeds [N]."""
+        return averaged([ndcg(ranks, WARM_DEPTH) for ranks in self.ranks])
+
+
+@goes_on()
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench cold", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder of Amazon Beauty with titles")
+    parser.add_argument("--only", help="a recipe, or RECIPE-SEED, to train; the table is made of what is there")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
+    chosen = parser.parse_args(argv)
+    both = {recipe: trainings(recipe, chosen.seeds) for recipe in (PLAIN, CONTENT)}
+    wanted = chosen_of([one for pair in zip(*both.values(), strict=True) for one in pair], chosen.only)
+    data = prepared(LOG, chosen.data, chosen.cache)
+    for one in wanted:
+        with TrainDisplay() as display:
+            trained(one, data, chosen.cache, display)
+    runs = {recipe: [run_folder(one, data, chosen.cache) for one in each] for recipe, each in both.items()}
+    if not all(run.exists() for each in runs.values() for run in each):
+        complain("Not every seed of both recipes is there yet: nothing to show.")
+        return
+    cases = later_events(data)
+    plain, content = (ranked([Recommender.open(run) for run in each], data, cases) for each in runs.values())
+    table = rows(plain, content, n_items=len(data.vocabulary))
+    show(table, warm_loss(plain, content), cases, chosen.seeds, epochs=epochs_note(runs))
+
+
+def trainings(recipe: str, seeds: Sequence[int]) -> list[Training]:
+    row = Row(name=f"cold-{LOG.name}/{recipe}", log=LOG.name, recipe=recipe, set=SET, seeds=SEEDS)
+    return [Training(row, seed) for seed in seeds]
+
+
+def later_events(data: api.Data) -> WindowCases:
+    """Every event from the cut on, of users with a history before it."""
+    cut = data.manifest["split"]["test_from"]
+    return window_cases(data.sequences, moment=cut - 1, until=int(np.max(data.sequences.times)))
+
+
+def ranked(recommenders: Sequence[Recommender], data: api.Data, cases: WindowCases) -> Ranked:
+    """Ask the models of several seeds for the same targets."""
+    found, counts, depths = [], np.zeros(0), (WARM_DEPTH, COLD_DEPTH)
+    for one in recommenders:
+        evaluator = evaluator_of(one.model, data, settings_of(one))
+        counts = evaluator.counts
+        found.append(find_targets(evaluator, ModelScorer(one.model), cases, depths, moment=cases.moment))
+    return Ranked(
+        ranks=[one.ranks for one in found],
+        shown=[one.shown[WARM_DEPTH] for one in found],
+        users=cases.users[cases.owner],
+        cold=counts[cases.targets] == 0,
+    )
+
+
+def epochs_note(runs: Mapping[str, Sequence[Path]]) -> str:
+    """Which epoch validation chose, and of how many: whether anyone was stopped too early."""
+    chosen = []
+    for recipe, each in runs.items():
+        trained = [read_manifest(run, "run")["training"] for run in each]
+        chosen.append(f"{recipe} " + ", ".join(f"{one['best_epoch']} of {one['epochs']}" for one in trained))
+    return f"Best epoch of each seed: {'; '.join(chosen)}."
+
+
+def rows(plain: Ranked, content: Ranked, *, n_items: int) -> list[dict[str, str]]:
+    """Cold and warm targets apart, for both recipes and for chance."""
+    chance = COLD_DEPTH / n_items
+    made = []
+    for name, side in ((PLAIN, plain), (CONTENT, content)):
+        hits, gains = side.hits(), side.gains()
+        low, high = mean_interval(hits[side.cold], side.users[side.cold])
+        cold = float(hits[side.cold].mean())
+        made.append(
+            {
+                "": name,
+                f"cold hit@{COLD_DEPTH}": figure(cold),
+                "95 %": f"{figure(low)} – {figure(high)}",
+                "times chance": f"{cold / chance:.1f}",
+                f"warm hit@{COLD_DEPTH}": figure(float(hits[~side.cold].mean())),
+                f"warm ndcg@{WARM_DEPTH}": figure(float(gains[~side.cold].mean())),
+                f"p90_coverage@{WARM_DEPTH}": figure(float(np.mean([p90_coverage(one) for one in side.shown]))),
+                f"coverage@{WARM_DEPTH}": figure(float(np.mean([coverage(one) for one in side.shown]))),
+            }
+        )
+    known = {"": f"chance, {COLD_DEPTH} of {n_items:,}", "times chance": "1.0"}
+    known |= {f"{which} hit@{COLD_DEPTH}": figure(chance) for which in ("cold", "warm")}
+    return [*made, {column: known.get(column, "–") for column in made[0]}]
+
+
+def warm_loss(plain: Ranked, content: Ranked) -> Loss:
+    """The share of sasrec's ndcg@10 on warm targets that knowing contents costs, users resampled."""
+    warm = ~plain.cold
+    sides = [added_up({"ndcg": side.gains()[warm]}, plain.users[warm]) for side in (content, plain)]
+    return relative_losses(*sides, samples=SAMPLES, rng=np.random.default_rng(0))["ndcg"]
+
+
+def show(table: list[dict[str, str]], loss: Loss, cases: WindowCases, seeds: Sequence[int], *, epochs: str) -> None:
+    """On the screen and in the document."""
+    assert loss.value is not None and loss.low is not None and loss.high is not None
+    notes = [
+        f"{LOG.title}, cut {LOG.cut}: {len(cases):,} users with a history, {len(cases.targets):,} later events. Means "
+        f"of the seeds {', '.join(map(str, seeds))}; 95 %: seeds averaged, users resampled.",
+        f"Warm targets: {CONTENT} loses {loss.value:.1%} of the ndcg@{WARM_DEPTH} of {PLAIN}, 95 % {loss.low:.1%} to "
+        f"{loss.high:.1%} (below 0 is a gain). It has the cold items as competitors too, which {PLAIN} never answers.",
+        epochs,
+    ]
+    say("\n".join([notes[0], "", *plain(table), "", *notes[1:]]))
+    written("cold", rows=table, notes=notes, body=loss)
+    write_section(DOCUMENT, "cold", [notes[0], "", *markdown(table), "", " ".join(notes[1:])])
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except SegueError as error:
+        sys.exit(f"bench: {error}")

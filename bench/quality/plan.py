@@ -1,0 +1,131 @@
+"""How much of a customer's next basket a plan of five items holds, and how much the five best answers of `default`.
+
+The demo's shop. The last basket of each customer, all that was bought in one minute, is kept out of everything; both
+models learn from what came before and are asked for what comes next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from bench.tables import markdown, publish, shown, write_section
+from segue import api
+from segue.demo import shop
+from segue.recommend.recommender import Recommender
+from segue.terminal import TrainDisplay
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results.md"
+LEAST_EVENTS = 5  # before the basket, as `prepare` wants them
+RESAMPLES = 2000
+# Half of the customers have at most 45 purchases: as in the demo. A plan's model learns from a window cut by cut.
+DEFAULT = ("model.length=100", "train.patience=3")
+PLANNER = ("train.patience=3",)
+NOTES = (
+    "Overlap: items of the next basket among the five, on average over customers; some: customers with at least one. "
+    "Intervals are 95 %, customers resampled.",
+    "Both keep items that were bought before as their own validation says; the order inside a basket is the till's.",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Baskets:
+    """What came before each customer's last basket, and what was in it."""
+
+    histories: list[list[dict[str, Any]]]
+    baskets: list[set[str]]
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench plan", description=__doc__)
+    parser.add_argument("--epochs", type=int, default=16, help="of each model, at most")
+    parser.add_argument("--beam", type=int, default=8)
+    parser.add_argument("-n", type=int, default=5, help="items of a plan and of an answer")
+    parser.add_argument("--set", action="append", default=[], help="section.key=value for seq2seq; may be repeated")
+    chosen = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
+        folder = Path(name)
+        cleaned = shop.clean(shop.fetch(cache=shop.cache_folder()), out=folder)
+        asked = parted(cleaned.events, folder / "before.csv")
+        data = api.prepare(folder / "before.csv", out=folder / "data", user="customer", items=cleaned.items)
+        epochs = f"train.epochs={chosen.epochs}"
+        with TrainDisplay() as display:
+            ranker = api.train(data, recipe="default", overrides=[*DEFAULT, epochs], progress=display)
+        with TrainDisplay() as display:
+            planner = api.train(data, recipe="seq2seq", overrides=[*PLANNER, epochs, *chosen.set], progress=display)
+    rows, body = measure(ranker, planner, asked, n=chosen.n, beam=chosen.beam)
+    title = f"The next basket of {len(asked.baskets):,} customers, {chosen.n} items"
+    publish("plan", title=title, rows=rows, notes=NOTES, body={**body, **vars(chosen)})
+    write_document(title, rows)
+
+
+def write_document(title: str, rows: Sequence[dict[str, Any]], document: Path = DOCUMENT) -> None:
+    """The table in the document, and what it says of plans."""
+    table = markdown([{name: shown(value) for name, value in row.items()} for row in rows])
+    low, high = (float(bound) for bound in rows[-1]["interval"].split(" – "))
+    held = "holds more of it than" if low > 0 else "holds less of it than" if high < 0 else "cannot be told apart from"
+    said = f"So the plan {held} the best answers of `default`."
+    write_section(document, "plan", [f"{title}. {' '.join(NOTES)}", "", *table, "", said])
+
+
+def parted(events: Path, before: Path) -> Baskets:
+    """Keep each customer's last basket out of the log that is written to `before`."""
+    log = pl.read_csv(events, infer_schema=False).with_columns(last=pl.col("time").max().over("customer"))
+    earlier = log.filter(pl.col("time") < pl.col("last"))
+    earlier = earlier.filter(pl.len().over("customer") >= LEAST_EVENTS)
+    earlier.drop("last").write_csv(before)
+    baskets = log.filter(pl.col("time") == pl.col("last")).group_by("customer").agg("item")
+    known = earlier.group_by("customer", maintain_order=True).agg(pl.struct("item", "time").alias("history"))
+    joined = known.join(baskets, on="customer", maintain_order="left")
+    return Baskets(histories=joined["history"].to_list(), baskets=[set(items) for items in joined["item"].to_list()])
+
+
+def measure(
+    ranker: Recommender, planner: Recommender, asked: Baskets, *, n: int, beam: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A row for each way to five items, and the paired difference between plan and `default`."""
+    ways: dict[str, list[list[str]]] = {
+        "default, best answers": [answer.ids for answer in ranker.recommend_many(asked.histories, k=n)],
+        "seq2seq, best answers": [answer.ids for answer in planner.recommend_many(asked.histories, k=n)],
+        f"seq2seq, plan, beam {beam}": [plan.ids for plan in planner.plan_many(asked.histories, n, beam=beam)],
+        "seq2seq, plan, greedy": [plan.ids for plan in planner.plan_many(asked.histories, n, beam=1)],
+    }
+    found = {
+        way: np.array([len(basket & set(items)) for basket, items in zip(asked.baskets, answers, strict=True)])
+        for way, answers in ways.items()
+    }
+    rows = [
+        {
+            "way": way,
+            "overlap": float(hits.mean()),
+            "interval": _interval(hits),
+            "some": float((hits > 0).mean()),
+            "different items": len({item for items in ways[way] for item in items}),
+        }
+        for way, hits in found.items()
+    ]
+    default, _, plan, _ = found.values()
+    difference = {"plan less default": float((plan - default).mean()), "interval": _interval(plan - default)}
+    rows.append({"way": "plan less default, paired", "overlap": difference["plan less default"]})
+    rows[-1] |= {"interval": difference["interval"], "some": "–", "different items": "–"}
+    return rows, difference
+
+
+def _interval(hits: Sequence[int] | np.ndarray) -> str:
+    """Of the mean, customers resampled."""
+    values, rng = np.asarray(hits, dtype=float), np.random.default_rng(0)
+    means = [values[rng.integers(0, len(values), len(values))].mean() for _ in range(RESAMPLES)]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return f"{low:.3f} – {high:.3f}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

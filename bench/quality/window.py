@@ -1,0 +1,293 @@
+"""PinnerFormer's claims on public logs: what is met in the next two weeks, by objective, negatives and age.
+
+    make bench SUBJECT=window                                        the demo's shop, which is fetched
+    make bench SUBJECT=window DATA=folder ARGS="--log beauty"        Amazon Beauty: events.tsv.gz and items.tsv.gz
+    make bench SUBJECT=window DATA=folder ARGS="--log ml-1m"         reported only: few users have a window there
+    … ARGS="--log shop --only dense-1"                               one training; `--only none` trains nothing
+
+Every training is a run of its own in a cache folder and is never made twice; Ctrl-C and the same command goes on. The
+table has what there is: an arm counts when all of its seeds are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from bench.data.cut_logs import BEAUTY, ML_1M, SHOP, CutLog, prepared
+from bench.quality.paired import averaged, difference, difference_of_falls, mean_interval, verdict
+from bench.quality.results import chosen_of, goes_on, run_folder, trained
+from bench.quality.results_table import Row, Training, figure
+from bench.tables import markdown, plain, write_section, written
+from segue import api
+from segue.errors import SegueError
+from segue.evaluation.metrics import Difference
+from segue.evaluation.window.evaluate import WindowEvaluation
+from segue.folders import read_manifest
+from segue.recommend.recommender import Recommender
+from segue.runs import measure_window, settings_of
+from segue.terminal import TrainDisplay, complain, say
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "window.md"
+DAYS, AGES, DEPTH = 14, (0, 1, 3, 7, 14), 10
+RECALL = f"recall@{DEPTH}"
+SEEDS = (1, 2, 3)
+
+# Validation chooses the epoch by the same measure as the test; a run's own report asks once a user. Small enough for
+# one core: about two minutes a training on the shop and on Beauty, three on MovieLens.
+COMMON = (
+    *("evaluate.days=14", "evaluate.target=first", "evaluate.bootstrap=100"),
+    *("model.width=64", "train.tokens=2000", "train.averaging=0.99", "train.patience=4", "train.threads=1"),
+)
+# Half of the shop's customers have at most 45 purchases, most of Beauty's at most 10 reviews. People buy again in the
+# shop, so what was seen stays an answer there; in the other logs validation decides.
+OF_LOG = {
+    "shop": ("model.length=100", "train.epochs=10", "evaluate.seen=keep"),
+    "beauty": ("model.length=50", "train.epochs=16"),
+    "ml-1m": ("model.length=100", "train.epochs=4"),
+}
+LOGS = {log.name: log for log in (SHOP, BEAUTY, ML_1M)}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to train."""
+
+    name: str
+    what: str
+    recipe: str = "pinnerformer"
+    set: tuple[str, ...] = ()
+
+
+ARMS = (
+    Arm("dense", "dense all-action, 28 days; answers of the batch and uniform, log q"),
+    Arm("all", "all-action, 28 days", set=("objective.task=all-action",)),
+    Arm("next", "next action", set=("objective.task=next-action",)),
+    Arm(
+        "answers",
+        "dense; answers of the batch alone, log q",
+        set=("objective.sampler=answers", "objective.in_batch=0.5"),
+    ),
+    Arm("uniform", "dense; uniform alone", set=("objective.sampler=uniform", "objective.in_batch=0.5")),
+    # With the others' step size, as the recipe's own needs many more epochs.
+    Arm("sasrec", "SASRec, full softmax", recipe="sasrec", set=("train.learning_rate=2e-3", "train.decay=1.0")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the paper says of two arms: the first has more, or loses less."""
+
+    text: str
+    ours: str
+    theirs: str
+    paper: str
+    fall: bool = False
+
+    @property
+    def side(self) -> Literal["more", "less"]:
+        return "less" if self.fall else "more"
+
+
+CLAIMS = (
+    Claim("dense all-action over all-action", "dense", "all", ".229 and .224"),
+    Claim("all-action over next action", "all", "next", ".224 and .186"),
+    Claim("dense all-action over next action", "dense", "next", ".229 and .186"),
+    Claim("mixed negatives over those of the batch alone", "dense", "answers", ".229 and .167"),
+    Claim("mixed negatives over uniform ones alone", "dense", "uniform", ".229 and .139"),
+    Claim(
+        "lost in 14 days: dense less than SASRec", "dense", "sasrec", "8.3 % and 13.9 %, realtime to stale", fall=True
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """What an arm did: the trainings of its seeds, over the same users."""
+
+    plain: list[WindowEvaluation]
+    aged: list[WindowEvaluation]
+    minutes: float
+
+    def values(self, age: float | None = None, measure: str = RECALL) -> np.ndarray:
+        """Of each user, averaged over the seeds; at an age, of the users with a history at every age."""
+        if age is None:
+            return averaged([one.values[0][measure] for one in self.plain])
+        return averaged([one.values[age][measure] for one in self.aged])
+
+    def figure(self, name: str) -> float:
+        """Any figure of the reports, averaged over the seeds."""
+        return float(np.mean([one.report.metrics[name] for one in self.plain]))
+
+    def aged_figure(self, name: str, age: float) -> float:
+        """The same at an age, of the users with a history at every age."""
+        return float(np.mean([at.metrics[name] for one in self.aged for at in one.report.ages if at.days == age]))
+
+
+@goes_on()
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench window", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, help="folder of the log, for all but the shop")
+    parser.add_argument("--log", choices=LOGS, default="shop")
+    parser.add_argument("--only", help="an arm, or ARM-SEED, to train; the table is made of what is there")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
+    chosen = parser.parse_args(argv)
+    log = LOGS[chosen.log]
+    wanted = chosen_of(trainings(log.name, ARMS, chosen.seeds), chosen.only)
+    data = prepared(log, chosen.data, chosen.cache)
+    for one in wanted:
+        with TrainDisplay() as display:
+            trained(one, data, chosen.cache, display)
+    found = {arm.name: measured(log.name, arm, chosen.seeds, data, chosen.cache) for arm in ARMS}
+    there = {name: arm for name, arm in found.items() if arm is not None}
+    if not there:
+        complain("No arm has all of its seeds yet: nothing to show.")
+        return
+    baselines = _baselines(log.name, next(iter(there)), chosen.seeds[0], data, chosen.cache)
+    show(log, there, baselines, seeds=chosen.seeds)
+
+
+def trainings(log: str, arms: Sequence[Arm], seeds: Sequence[int]) -> list[Training]:
+    """Every training of a log, seed after seed, so that the first table is soon there."""
+    rows = [
+        Row(
+            name=f"window-{log}/{arm.name}",
+            log=log,
+            recipe=arm.recipe,
+            set=(*arm.set, *OF_LOG[log], *COMMON),
+            seeds=SEEDS,
+        )
+        for arm in arms
+    ]
+    return [Training(row, seed) for seed in seeds for row in rows]
+
+
+def measured(log: str, arm: Arm, seeds: Sequence[int], data: api.Data, cache: Path) -> Measured | None:
+    """An arm over all of its seeds, None while one is missing."""
+    runs = [run_folder(one, data, cache) for one in trainings(log, [arm], seeds)]
+    if not all(run.exists() for run in runs):
+        return None
+    seconds = [sum(read_manifest(run, "run")["training"]["seconds"]) for run in runs]
+    return Measured(
+        plain=[_evaluated(run, data, (0,)) for run in runs],
+        aged=[_evaluated(run, data, AGES) for run in runs],
+        minutes=float(np.mean(seconds)) / 60,
+    )
+
+
+def _evaluated(run: Path, data: api.Data, ages: Sequence[float], *, baselines: bool = False) -> WindowEvaluation:
+    recommender = Recommender.open(run)
+    settings = settings_of(recommender)
+    return measure_window(recommender.model, data, settings, days=DAYS, ages=ages, baselines=baselines)
+
+
+def _baselines(log: str, arm: str, seed: int, data: api.Data, cache: Path) -> WindowEvaluation:
+    """The same users, targets and rules, which no arm changes."""
+    (one,) = trainings(log, [each for each in ARMS if each.name == arm], [seed])
+    return _evaluated(run_folder(one, data, cache), data, (0,), baselines=True)
+
+
+def show(log: CutLog, found: dict[str, Measured], baselines: WindowEvaluation, *, seeds: Sequence[int]) -> None:
+    """Tables on the screen and in the document: the arms, how they age, and what that says of the paper's order."""
+    report = baselines.report
+    arms, ages, claims = arm_rows(found, baselines), age_rows(found), claim_rows(found)
+    about = [
+        f"Cut {log.cut}: {report.users:,} users with a history, {report.targets:,} items met in the {DAYS} days after "
+        f"it ({report.unknown:,} of them unknown to training, misses); {report.items:,} items, seen items "
+        f"{report.seen}, trained on events before {report.trained_before}. Means of the seeds "
+        f"{', '.join(map(str, seeds))}; 95 %: seeds averaged, users resampled.",
+    ]
+    tables = {name: rows for name, rows in (("arms", arms), ("ages", ages), ("claims", claims)) if rows}
+    say("\n".join([log.title, *about, *_apart(tables, plain), ""]))
+    written(f"window-{log.name}", rows=arms, notes=about, body=tables)
+    write_section(DOCUMENT, f"window {log.name}", [*about, *_apart(tables, markdown)])
+
+
+def _apart(
+    tables: dict[str, list[dict[str, str]]], drawn: Callable[[Sequence[Mapping[str, str]]], list[str]]
+) -> list[str]:
+    """The lines of every table, with an empty one before each."""
+    return [line for rows in tables.values() for line in ("", *drawn(rows))]
+
+
+def arm_rows(found: dict[str, Measured], baselines: WindowEvaluation) -> list[dict[str, str]]:
+    """A row for each arm and each baseline, coverage beside every one."""
+    rows = []
+    for arm in ARMS:
+        if (known := found.get(arm.name)) is None:
+            continue
+        low, high = mean_interval(known.values(), known.plain[0].users)
+        seeds = [one.report.metrics[RECALL] for one in known.plain]
+        figures = {name: known.figure(f"{name}@{DEPTH}") for name in ("recall", "hit", "p90_coverage", "coverage")}
+        spread = f"{figure(low)} – {figure(high)}"
+        rows.append(_row(f"{arm.name}: {arm.what}", figures, spread, f"{figure(min(seeds))} – {figure(max(seeds))}"))
+        rows[-1]["minutes"] = f"{known.minutes:.1f}"
+    for name, metrics in baselines.report.baselines.items():
+        figures = {one: metrics[f"{one}@{DEPTH}"] for one in ("recall", "hit", "p90_coverage", "coverage")}
+        low, high = baselines.report.baseline_intervals[name][RECALL]
+        rows.append(_row(name, figures, f"{figure(low)} – {figure(high)}", "–") | {"minutes": "–"})
+    return rows
+
+
+def _row(name: str, figures: dict[str, float], interval: str, seeds: str) -> dict[str, str]:
+    shown = {f"{one}@{DEPTH}": figure(value) for one, value in figures.items()}
+    return {"": name, **shown, f"95 % of {RECALL}": interval, "seeds": seeds}
+
+
+def age_rows(found: dict[str, Measured]) -> list[dict[str, str]]:
+    """How recall falls with the age of the embedding, for those that the freshness claim is about; and whether they
+    still tell users apart."""
+    rows, spread = [], f"p90_coverage@{DEPTH}"
+    for name in ("dense", "next", "sasrec"):
+        if (known := found.get(name)) is None:
+            continue
+        means = {age: float(known.values(age).mean()) for age in AGES}
+        shown = {f"{age} d": figure(mean) for age, mean in means.items()}
+        shown |= {"lost by 14 d": f"{1 - means[14] / means[0]:.1%}"}
+        shown |= {f"{spread} at {age} d": figure(known.aged_figure(spread, age)) for age in (AGES[0], AGES[-1])}
+        rows.append({RECALL + " at age": name, **shown})
+    return rows
+
+
+def claim_rows(found: dict[str, Measured]) -> list[dict[str, str]]:
+    """The paper's order against ours, for every pair that is there."""
+    rows = []
+    for claim in CLAIMS:
+        if claim.ours in found and claim.theirs in found:
+            change = claimed(claim, found[claim.ours], found[claim.theirs])
+            shown = "{:+.1%}" if claim.fall else "{:+.4f}"
+            value, low, high = (shown.format(number) for number in (change.value, change.low, change.high))
+            rows.append(
+                {
+                    "claim": claim.text,
+                    "the paper's figures": claim.paper,
+                    "difference here": value,
+                    "95 %": f"{low} – {high}",
+                    "so": verdict(change, paper=claim.side),
+                }
+            )
+    return rows
+
+
+def claimed(claim: Claim, ours: Measured, theirs: Measured) -> Difference:
+    """The first arm minus the second: in recall, or in the share of it that is lost by the greatest age."""
+    if not claim.fall:
+        return difference(ours.values(), theirs.values(), ours.plain[0].users)
+    first, last = AGES[0], AGES[-1]
+    users = ours.aged[0].users
+    falling, beside = ((arm.values(first), arm.values(last)) for arm in (ours, theirs))
+    return difference_of_falls(falling, beside, users)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except SegueError as error:
+        sys.exit(f"bench: {error}")

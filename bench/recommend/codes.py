@@ -1,0 +1,314 @@
+"""Item tables of codes: memory with ten million items, milliseconds of an answer, and what they cost in quality.
+
+    make bench SUBJECT=codes DATA=folder          MovieLens-1M: events.tsv.gz
+    … ARGS="--only memory"                        or assign, speed, quality: one part alone
+
+Quality is that of the rows ml-1m/default and ml-1m/default-codes of `make results`, which are made where they are not
+measured yet, in its cache folder. Each part is written to a file of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from bench.data.prepare import measured
+from bench.quality.results import Places, make_row, prepared, run_folder
+from bench.quality.results_table import Measured, Rows, Training, read_results, read_rows
+from bench.tables import publish
+from segue import api
+from segue.config import Settings, make_settings, read_recipe
+from segue.data.batch import Batch
+from segue.data.sequences import Sequences
+from segue.data.vocabulary import Vocabulary
+from segue.errors import InputError
+from segue.index.build import build_index, sample_questions
+from segue.index.codes import CodeIndex
+from segue.index.exact import ExactIndex, best_columns
+from segue.layers.packed import tensors
+from segue.models.build import build_model
+from segue.models.facts import Facts
+from segue.models.items.code_assignment import assigned_codes
+from segue.models.items.coded import CodeTable
+from segue.models.settings import ModelSettings
+from segue.objective.objective import Objective
+from segue.recommend.recommender import Recommender
+from segue.terminal import TrainDisplay
+from segue.training.optimiser import optimiser
+from segue.training.state import TrainingState
+
+PARTS = ("memory", "assign", "speed", "quality")
+MEGABYTE = 1_000_000
+RECIPE, CODED = "sasrec-sampled", ("model.items=codes",)
+MANY, WIDTH, EVENTS_A_USER, USERS = 10_000_000, 64, 20, 2_000_000
+SHORT = ("train.epochs=2", "train.stride=0", "model.depth=1", "model.length=50", "objective.negatives=500")
+PLAIN_ROW, CODED_ROW = "ml-1m/default", "ml-1m/default-codes"
+MILLION, WARM, CHANGED = 1_000_000, 5, 0.5
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench codes", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, help="folder with events.tsv.gz, for speed and quality")
+    parser.add_argument("--only", choices=PARTS, action="append", help="parts to measure; all of them by default")
+    parser.add_argument("--items", type=int, default=MANY, help="of the catalogue whose memory is measured")
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
+    parser.add_argument("--child", choices=("memory", "assign"), help=argparse.SUPPRESS)
+    chosen = parser.parse_args(argv)
+    if chosen.child:
+        torch.set_num_threads(1)
+        found = train_and_answer(chosen.items) if chosen.child == "memory" else assign(chosen.items)
+        print(json.dumps(found))
+        return
+    for part in chosen.only or PARTS:
+        if part in ("memory", "assign"):
+            in_a_process_of_its_own(part, chosen.items)
+        elif part == "speed":
+            speed(chosen.data, chosen.cache, chosen.questions)
+        else:
+            quality(chosen.data, chosen.cache)
+
+
+# --- ten million items -----------------------------------------------------------------------------------------------
+
+
+def in_a_process_of_its_own(part: str, items: int) -> None:
+    """Peak memory, imports included."""
+    command = [sys.executable, "-m", "bench.recommend.codes", "--child", part, "--items", str(items)]
+    seconds, peak, said = measured(command)
+    row = {"part": part, "items": items, "peak MB": peak / MEGABYTE, "seconds": seconds, **said["row"]}
+    publish(f"codes-{part}", title=said["title"], rows=[row], notes=said["notes"], body=said)
+
+
+def train_and_answer(items: int) -> dict[str, Any]:
+    """A step of training over a catalogue of so many items, and then an answer in ids."""
+    rng, reached = np.random.default_rng(1), {"imports": _peak()}
+    ids = pl.int_range(1, items + 1, eager=True).cast(pl.String).str.zfill(8)
+    table = pl.DataFrame({"id": "item-" + ids, "count": np.ones(items, dtype=np.int64)})
+    vocabulary, codes = Vocabulary(table), rng.integers(0, 256, (items + 1, 8), dtype=np.uint8)
+    counts = np.concatenate(([0], table["count"].to_numpy()))
+    reached["catalogue"] = _peak()
+    settings = make_settings(read_recipe(RECIPE), [*CODED, f"model.width={WIDTH}"])
+    first = torch.Generator().manual_seed(1)
+    model = build_model(settings.model, items, generator=first, facts=Facts(codes=codes))
+    objective = Objective(settings.objective, counts, length=model.length, only_trained=True)
+    step = _step(TrainingState(model, optimiser(model, settings.train), seed=1), objective, settings, items)
+    reached["a step"] = _peak()
+    index = build_index(model, model.answerable(counts), settings.index)
+    recommender = Recommender(model, index, vocabulary, settings=settings.model)
+    history = vocabulary.ids(rng.integers(1, items + 1, 100))
+    began = time.perf_counter()
+    answer = recommender.recommend(history, k=100)
+    first_answer, began = time.perf_counter() - began, time.perf_counter()
+    recommender.recommend(history, k=100)
+    again = time.perf_counter() - began
+    reached["answers"] = _peak()
+    if len(answer.items) != 100 or answer.unknown or answer.fallback:
+        raise InputError(f"An answer of {len(answer.items)} items, {len(answer.unknown)} unknown.")
+    row = {"step s": step, "first answer s": first_answer, "answer s": again}
+    row |= {f"{name} MB": size / MEGABYTE for name, size in reached.items()}
+    notes = (
+        f"{RECIPE} with {' '.join(CODED)} and width {WIDTH}: one step over {settings.train.tokens:,} events with "
+        f"{settings.objective.negatives:,} negatives, the exact index, then the 100 best after 100 events, in ids. "
+        "Codes are random. Columns in MB: the peak up to there.",
+    )
+    return {"title": "A catalogue that does not fit", "row": row, "notes": notes}
+
+
+def _step(state: TrainingState, objective: Objective, settings: Settings, items: int) -> float:
+    """Seconds of one step over users with random histories."""
+    model, events = state.model, settings.train.tokens
+    users = events // settings.model.length
+    batch = Batch(
+        items=np.random.default_rng(2).integers(1, items + 1, events),
+        times=np.arange(events),
+        lengths=np.full(users, events // users),
+    )
+    began = time.perf_counter()
+    model.train()
+    examples = objective.examples(batch, state.rng)
+    hidden = model.encode(tensors(examples.inputs))  # type: ignore[operator]
+    torch.autograd.backward(objective.loss(model, hidden, examples, state.generator))  # type: ignore[arg-type]
+    state.step(settings.train)
+    return time.perf_counter() - began
+
+
+def assign(items: int) -> dict[str, Any]:
+    """Codes of so many items, from users with random histories that keep to a part of the catalogue."""
+    rng = np.random.default_rng(1)
+    near = rng.integers(0, 100, USERS)[:, None] * (items // 100) + rng.integers(0, items // 100, (USERS, EVENTS_A_USER))
+    sequences = Sequences(
+        offsets=np.arange(USERS + 1) * EVENTS_A_USER,
+        items=(near.ravel() + 1).astype(np.int32),
+        times=np.zeros(1, dtype=np.int64),
+    )
+    del near
+    settings = make_settings(read_recipe(RECIPE), [*CODED, f"model.width={WIDTH}"]).model
+    began = time.perf_counter()
+    assigned_codes(settings, sequences, sequences.offsets[1:], items, seed=1)
+    row = {"events": USERS * EVENTS_A_USER, "assigning s": time.perf_counter() - began}
+    notes = (f"{USERS:,} users with {EVENTS_A_USER} events each, one thread.",)
+    return {"title": "Codes by clusters", "row": row, "notes": notes}
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# --- milliseconds of an answer ---------------------------------------------------------------------------------------
+
+
+def speed(folder: Path | None, cache: Path, questions: int) -> None:
+    """The ten best of a million items, three ways, for questions of a trained model."""
+    torch.set_num_threads(1)
+    data = _data(CODED_ROW, folder, cache)
+    run, how = _trained_run(data, cache)
+    model = run.model
+    assert isinstance(model.items, CodeTable)
+    asked = sample_questions(model, data.sequences, data.split.cases("valid", "last"))
+    assert asked is not None and len(asked) >= questions + WARM
+    codes = a_million(model.items.codes.numpy(), np.random.default_rng(1))
+    index = CodeIndex.build(model.items.centroids.detach(), torch.from_numpy(codes))
+    pairs = torch.from_numpy(index.pairs.astype(np.int32))
+    picked = torch.arange(codes.shape[1]), torch.from_numpy(codes).long()
+    exact = ExactIndex.build(model.items.centroids.detach()[picked].flatten(1))
+    ways: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+        "codes, pruned": lambda question: index.search(question, 10),
+        "codes, every item": lambda question: every_item(index, pairs, question, 10),
+        "vectors, every item": lambda question: exact.search(question, 10),
+    }
+    spent, differ = _measured(ways, asked[: questions + WARM])
+    rows = [
+        {"way": name, "median ms": statistics.median(times), "95 % ms": float(np.quantile(times, 0.95))}
+        for name, times in spent.items()
+    ]
+    notes = (
+        f"Processor time of {questions} questions of MovieLens-1M's validation, one at a time on one thread, one "
+        f"way after the other; {how}, width {model.width}. The million: each item of the run 293 times, each code of a "
+        f"copy with probability {CHANGED} that of another item drawn at random.",
+        f"Answers of the first two that differ, in an item or a score: {differ} of {questions}.",
+    )
+    publish("codes-speed", title="The ten best of a million items", rows=rows, notes=notes, body=spent)
+
+
+def a_million(codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Codes of a million items [1,000,001, parts] that are spread as those of a trained catalogue [V + 1, parts]."""
+    known = codes[1:]
+    made = known[np.arange(MILLION) % len(known)]
+    others = np.stack([part[rng.integers(0, len(known), MILLION)] for part in known.T], axis=1)
+    changed = rng.random(made.shape) < CHANGED
+    changed[: len(known)] = False
+    return np.concatenate((codes[:1], np.where(changed, others, made)))
+
+
+def every_item(index: CodeIndex, pairs: Tensor, question: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Nothing is left out: sums over all codes of every item, and the best of them. `pairs`: the index's, as torch
+    looks them up fastest."""
+    products = (index.centroids @ question.view(len(index.centroids), -1, 1))[:, :, 0]
+    scores = torch.zeros(len(index.numbers))
+    for two, places in zip(torch.split(products, 2), pairs, strict=True):
+        scores += (two[0][:, None] + two[1]).flatten().index_select(0, places)
+    columns, best = best_columns(scores[None], k)
+    return torch.from_numpy(index.numbers)[columns], best
+
+
+def _measured(
+    ways: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]], questions: Tensor
+) -> tuple[dict[str, list[float]], int]:
+    """Milliseconds of each way, and how many answers of the first two differ."""
+    spent: dict[str, list[float]] = {}
+    answers = []
+    for name, way in ways.items():  # not by turns: half a gigabyte of vectors would empty the cache before each
+        times, found = [], []
+        for question in questions:
+            began = time.thread_time()  # all of it happens in this thread, and others may be busy
+            found.append(way(question[None]))
+            times.append(1000 * (time.thread_time() - began))
+        spent[name] = times[WARM:]
+        answers.append([torch.cat(each) for each in zip(*found, strict=True)])
+    (items, scores), (others, their_scores) = answers[:2]
+    differ = (items != others).any(1) | (scores != their_scores).any(1)
+    return spent, int(differ.sum())
+
+
+def _trained_run(data: api.Data, cache: Path) -> tuple[Recommender, str]:
+    """The run of the first seed where quality was measured, else one that is trained shortly."""
+    first = read_rows(Places.of_the_project(cache).rows).named(CODED_ROW)[0]
+    run = run_folder(first, data, cache)
+    if run.exists():
+        return Recommender.open(run), f"the run {first.name}"
+    with tempfile.TemporaryDirectory(prefix="segue-bench-") as name, TrainDisplay() as display:
+        overrides = [*CODED, *SHORT, "train.threads=1"]
+        trained_run = api.train(data, out=Path(name) / "run", recipe=RECIPE, overrides=overrides, progress=display)
+        return trained_run, f"{RECIPE} with {' '.join((*CODED, *SHORT))}"
+
+
+def _data(row: str, folder: Path | None, cache: Path) -> api.Data:
+    rows = read_rows(Places.of_the_project(cache).rows)
+    one = rows.named(row)[0]
+    if folder is None:
+        raise InputError(f"codes needs DATA=folder with events.tsv.gz, the log of {rows.logs[one.row.log].url}")
+    return prepared(one, rows.logs[one.row.log], folder, cache)
+
+
+# --- quality ---------------------------------------------------------------------------------------------------------
+
+
+def quality(folder: Path | None, cache: Path) -> None:
+    """ndcg@10 with codes and without, and the bytes of both tables."""
+    data, places = _data(CODED_ROW, folder, cache), Places.of_the_project(cache)
+    rows = [_quality_row(name, data, places, folder) for name in (PLAIN_ROW, CODED_ROW)]
+    smaller, lost = rows[0]["table bytes"] / rows[1]["table bytes"], 1 - rows[1]["ndcg@10"] / rows[0]["ndcg@10"]
+    notes = (
+        f"Means over seeds, which docs/results.md has one by one. The table of codes, codes included, is "
+        f"{smaller:.1f} times smaller, and {lost:.1%} of ndcg@10 is lost.",
+    )
+    publish("codes-quality", title="MovieLens-1M with codes and without", rows=rows, notes=notes, body=rows)
+
+
+def _quality_row(name: str, data: api.Data, places: Places, folder: Path | None) -> dict[str, Any]:
+    rows = read_rows(places.rows)
+    trainings = rows.named(name)
+    found = [_entered(one, rows, places, folder).ndcg for one in trainings]
+    settings = make_settings(read_recipe(trainings[0].row.recipe), trainings[0].overrides).model
+    return {
+        "row": name,
+        "seeds": len(found),
+        "ndcg@10": statistics.fmean(found),
+        "each": " ".join(f"{score:.4f}" for score in found),
+        "table bytes": table_bytes(settings, len(data.vocabulary)),
+    }
+
+
+def table_bytes(settings: ModelSettings, items: int) -> int:
+    """Of the table of so many items, codes included; whatever these are, they are as large."""
+    codes = np.zeros((items + 1, settings.code_parts), dtype=np.uint8) if settings.items == "codes" else None
+    model = build_model(settings, items, generator=torch.Generator(), facts=Facts(codes=codes))
+    return sum(tensor.nbytes for tensor in model.items.state_dict().values())
+
+
+def _entered(one: Training, rows: Rows, places: Places, folder: Path | None) -> Measured:
+    """What docs/results.md has of a training, which is made where it has nothing."""
+    entered = read_results(places.measured).rows.get(one.name)
+    if entered is not None and entered.recipe_digest == one.digest:
+        return entered
+    assert folder is not None
+    with TrainDisplay() as display:
+        return make_row(one, rows, folder, places, progress=display)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

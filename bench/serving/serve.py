@@ -1,0 +1,426 @@
+"""Latency of `segue serve` under an open loop, with events beside it, after overload and while models are switched.
+
+    python -m bench serve --data FOLDER [--seconds 5]
+
+The real command answers from a SQLite store of 20,000 users with 50 events each; the load generator is a process of
+its own on the same machine, and what it uses of it is part of the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from bench.serving import load
+from bench.serving.server import Server, ask, free_port
+from bench.tables import publish
+from segue.config import read_recipe
+from segue.errors import InputError
+from segue.serving.store.store import Event, open_store
+
+USERS = 20_000
+EVENTS_A_USER = 50
+EVENTS_A_COMMIT = 20_000
+FIRST_TIME = 1_700_000_000_000_000
+RATE, EVENT_RATE = 1000, 200
+SECONDS, WARM_UP = 60.0, 10.0
+CROWD = 256  # connections of the closed loop
+SWAPS = 3  # pairs of a switch and a rollback
+BAR_P90, BAR_P99, BAR_EVENTS_P99 = 10.0, 25.0, 50.0  # ms
+BAR_GROWTH, BAR_RECOVERY = 0.2, 10
+IN_A_ROW = 3  # seconds under the bar that make a recovery
+SAMPLE_SECONDS = 0.25
+MEGABYTE = 1 << 20
+LIBRARIES = ("litestar", "uvicorn", "uvloop", "httptools", "msgspec")
+SHAPE = ("model.width=64", "model.depth=2", "train.epochs=1")  # of either recipe
+NOTES = (
+    "Open loop: requests are planned at a constant rate and latency counts from the planned moment, waiting for a free "
+    "connection included. failed: anything but a 200; in the closed loop a 503 is no failure, and is counted beside.",
+    "The run has one epoch behind it: an answer takes as long whatever the weights are. No answer is cached.",
+    f"RSS is that of all of the server's processes. Recovered: the first of {IN_A_ROW} seconds in a row with a p90 "
+    "under the bar and nothing failed.",
+)
+
+
+@dataclass
+class Measured:
+    """One phase: its rows for the table, and everything for the file."""
+
+    rows: list[dict[str, Any]]
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench serve", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder with events.tsv.gz")
+    parser.add_argument("--run", type=Path, help="a run folder to serve; otherwise one is trained for one epoch, once")
+    parser.add_argument("--recipe", choices=["sasrec", "esasrec"], default="sasrec", help="of the run that is trained")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each measurement")
+    parser.add_argument("--warm-up", type=float, help="seconds before it; a sixth of them unless said")
+    parser.add_argument("--users", type=int, default=USERS)
+    parser.add_argument("--connections", type=int, default=128, help="of the open loop")
+    parser.add_argument("--workers", type=int, default=1, help="of the server")
+    chosen = parser.parse_args(argv)
+    if chosen.warm_up is None:
+        chosen.warm_up = chosen.seconds * WARM_UP / SECONDS
+    run = chosen.run or trained(chosen.data, chosen.recipe)
+    with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
+        folder = Path(name)
+        for copy in ("first", "second"):
+            shutil.copytree(run, folder / "runs" / copy)
+        items = item_ids(run)
+        _say(f"filling a store with {chosen.users:,} users")
+        fill(str(folder / "events.db"), items, users=chosen.users)
+        with served(folder, workers=chosen.workers) as server:
+            phases = measure(Bench(server, items, chosen))
+            around = _around(server, chosen)
+    show(phases, around, chosen)
+
+
+def trained(data: Path, recipe: str) -> Path:
+    """A run of width 64 and two blocks on this log, made by the commands and kept until the recipe changes."""
+    log = data / "events.tsv.gz"
+    with log.open("rb") as file:
+        of_log = hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    of_recipe = hashlib.sha256(msgspec.json.encode(read_recipe(recipe), order="sorted")).hexdigest()[:8]
+    cache = Path(tempfile.gettempdir()) / "segue-bench-runs"
+    run = cache / f"{of_log}-{recipe}-{of_recipe}-64x2"
+    if run.is_dir():
+        _say(f"serving the run kept in {run}")
+        return run
+    cache.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
+        _segue("prepare", log, "--out", f"{folder}/data")
+        changes = [part for change in SHAPE for part in ("--set", change)]
+        _segue("train", f"{folder}/data", "--out", run, "--recipe", recipe, *changes)
+    return run
+
+
+def _segue(*arguments: object) -> None:
+    _say(f"segue {arguments[0]} …")
+    done = subprocess.run([sys.executable, "-m", "segue.cli", *map(str, arguments)], stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise InputError(f"segue {arguments[0]} failed, so there is no run to serve.")
+
+
+def item_ids(run: Path) -> list[str]:
+    """Every item that a run knows."""
+    from segue.recommend.recommender import Recommender
+
+    ids: list[str] = Recommender.open(run).vocabulary.table["id"].to_list()
+    return ids
+
+
+def fill(url: str, items: Sequence[str], *, users: int) -> None:
+    """Histories drawn at random from the whole catalogue, a minute between two events."""
+    chance = random.Random(1)
+    store = open_store(url)
+    try:
+        together = max(EVENTS_A_COMMIT // EVENTS_A_USER, 1)
+        for first in range(0, users, together):
+            store.append(
+                [
+                    Event(user=f"user-{user}", item=item, time=FIRST_TIME + 60_000_000 * step)
+                    for user in range(first, min(first + together, users))
+                    for step, item in enumerate(chance.choices(items, k=EVENTS_A_USER))
+                ]
+            )
+    finally:
+        store.close()
+
+
+@contextmanager
+def served(folder: Path, *, workers: int) -> Iterator[Server]:
+    """The service over the filled store, ready."""
+    runs = folder / "runs"
+    arguments = [str(runs / "first"), "--store", str(folder / "events.db"), "--runs", str(runs)]
+    server = Server([*arguments, "--workers", str(workers)], port=free_port(), log=folder / "server.log")
+    try:
+        _say(f"ready after {server.wait_ready():.1f} s")
+        yield server
+    finally:
+        if not server.stop():
+            _say("the server did not stop by itself and was killed")
+
+
+class Bench:
+    """The requests of every phase, and the server they go to."""
+
+    def __init__(self, server: Server, items: Sequence[str], chosen: argparse.Namespace) -> None:
+        self.server = server
+        self.seconds: float = chosen.seconds
+        self.warm_up: float = chosen.warm_up
+        self._items = items
+        self._users: int = chosen.users
+        self._connections: int = chosen.connections
+        self._chance = random.Random(2)
+        self._posts = 0
+
+    def gets(self) -> load.Kind:
+        count = round(RATE * (self.seconds + self.warm_up))
+        paths = [f"/users/user-{self._chance.randrange(self._users)}/recommendations" for _ in range(count)]
+        return load.Kind(name="GET", paths=paths, rate=RATE)
+
+    def events(self) -> load.Kind:
+        count = round(EVENT_RATE * (self.seconds + self.warm_up))
+        bodies = [json.dumps(self._event()) for _ in range(count)]
+        return load.Kind(name="POST", method="POST", paths=["/events"] * count, bodies=bodies, rate=EVENT_RATE)
+
+    def _event(self) -> dict[str, str]:
+        self._posts += 1
+        user = f"user-{self._chance.randrange(self._users)}"
+        return {"user": user, "item": self._chance.choice(self._items), "id": f"event-{self._posts}"}
+
+    def open_job(self, *kinds: load.Kind, warm_up: float | None = None) -> load.Job:
+        return load.Job(
+            port=self.server.port,
+            kinds=list(kinds),
+            seconds=self.seconds,
+            warm_up=self.warm_up if warm_up is None else warm_up,
+            connections=self._connections,
+        )
+
+    def closed_job(self) -> load.Job:
+        kinds = [self.gets()]
+        return load.Job(port=self.server.port, kinds=kinds, seconds=self.seconds, connections=CROWD, closed=True)
+
+
+def measure(bench: Bench) -> dict[str, Measured]:
+    """The five phases, one after the other, on one server."""
+    return {
+        "gets": _watched(bench, f"{RATE:,} answers a second", gets_alone),
+        "events": _watched(bench, f"with {EVENT_RATE} events a second", gets_and_events),
+        "crowd": _watched(bench, f"{CROWD} in a closed loop", crowd),
+        "recovery": _watched(bench, f"right after it, {RATE:,}/s", recovery),
+        "swaps": _watched(bench, "while models are switched", swaps),
+    }
+
+
+def _watched(bench: Bench, title: str, phase: Phase) -> Measured:
+    """A phase, with what the server's processes took meanwhile."""
+    _say(f"{title}, {bench.seconds:g} s …")
+    with Watch(bench.server.pid) as watch:
+        measured = phase(bench, title, watch)
+    measured.detail |= {"server": watch.seen(), "batch_size": _batch_sizes(bench.server.port)}
+    return measured
+
+
+def gets_alone(bench: Bench, title: str, _: Watch) -> Measured:
+    result = load.finish(load.start(bench.open_job(bench.gets())))
+    return Measured([_row(title, result.kind("GET"))], {"load": _plain(result)})
+
+
+def gets_and_events(bench: Bench, title: str, _: Watch) -> Measured:
+    result = load.finish(load.start(bench.open_job(bench.gets(), bench.events())))
+    events = _row("the events themselves", result.kind("POST"), p90=None, p99=BAR_EVENTS_P99)
+    return Measured([_row(title, result.kind("GET")), events], {"load": _plain(result)})
+
+
+def crowd(bench: Bench, title: str, watch: Watch) -> Measured:
+    """More than can be answered: what is refused is refused with 503, and memory does not grow."""
+    result = load.finish(load.start(bench.closed_job()))
+    asked = result.kind("GET")
+    busy = asked.statuses.get("503", 0)
+    growth = max(watch.peak, watch.rss()) / watch.before - 1
+    row = _row(title, asked, p90=None, p99=None)
+    row |= {
+        "failed": asked.failed - busy,
+        "bar": f"RSS ≤ +{BAR_GROWTH:.0%}",
+        "holds": _held(asked.failed == busy and growth <= BAR_GROWTH, f"{growth:+.1%}, {busy:,} × 503"),
+    }
+    return Measured([row], {"load": _plain(result)})
+
+
+def recovery(bench: Bench, title: str, _: Watch) -> Measured:
+    result = load.finish(load.start(bench.open_job(bench.gets(), warm_up=0.0)))
+    asked = result.kind("GET")
+    after = recovered(asked.per_second)
+    row = _row(title, asked, p90=None, p99=None)
+    row |= {
+        "bar": f"p90 ≤ {BAR_P90:g} in {BAR_RECOVERY} s",
+        "holds": _held(after is not None and after <= BAR_RECOVERY, "never" if after is None else f"in {after} s"),
+    }
+    return Measured([row], {"load": _plain(result)})
+
+
+def recovered(seconds: Sequence[load.Second], *, in_a_row: int = IN_A_ROW) -> int | None:
+    """How many seconds passed before the p90 was under the bar, and stayed there for a while."""
+    good = [each.p90 is not None and each.p90 <= BAR_P90 and not each.failed for each in seconds]
+    for first in range(len(good)):
+        if all(good[first : first + in_a_row]):
+            return first
+    return None
+
+
+def swaps(bench: Bench, title: str, _: Watch) -> Measured:
+    """Switch to another run and back, several times, while the load goes on: nobody may notice."""
+    child = load.start(bench.open_job(bench.gets()))
+    time.sleep(bench.warm_up + 1.0)  # the generator's own start included
+    pause = (bench.seconds - 2.0) / (2 * SWAPS)
+    switches = []
+    for number in range(2 * SWAPS):
+        began = time.monotonic()
+        if number % 2:
+            status, said = ask(bench.server.port, "POST", "/model/rollback")
+        else:
+            status, said = ask(bench.server.port, "PUT", "/model", {"run": "second"})
+        seconds = time.monotonic() - began
+        switches.append({"status": status, "active": (said or {}).get("active"), "seconds": seconds})
+        time.sleep(max(pause - seconds, 0.0))
+    result = load.finish(child)
+    wanted = ["second", "first"] * SWAPS
+    switched = [each["active"] for each in switches] == wanted
+    row = _row(title, result.kind("GET"), p90=None, p99=None)
+    done = sum(each["status"] == load.OK for each in switches)
+    row |= {
+        "bar": "none failed",
+        "holds": _held(switched and result.kind("GET").failed == 0, f"{done} of {len(switches)} done"),
+    }
+    return Measured([row], {"load": _plain(result), "switches": switches})
+
+
+def _row(
+    title: str, kind: load.KindResult, *, p90: float | None = BAR_P90, p99: float | None = BAR_P99
+) -> dict[str, Any]:
+    bars = [(name, bar) for name, bar in (("p90", p90), ("p99", p99)) if bar is not None]
+    found = _latencies(kind)
+    held = kind.failed == 0 and all((found[name] or 0.0) <= bar for name, bar in bars)
+    return {
+        "measurement": title,
+        "/s": round(kind.answered_a_second),
+        "failed": kind.failed,
+        **{name: "–" if value is None else value for name, value in _latencies(kind).items()},
+        "bar": ", ".join(f"{name} ≤ {bar:g}" for name, bar in bars),
+        "holds": _held(held),
+    }
+
+
+def _latencies(kind: load.KindResult) -> dict[str, float | None]:
+    return {"p50": kind.p50, "p90": kind.p90, "p99": kind.p99, "max": kind.max}
+
+
+def _held(held: bool, found: str = "") -> str:  # noqa: FBT001
+    return ("yes" if held else "NO") + (f": {found}" if found else "")
+
+
+def _plain(result: load.Result) -> Any:
+    return msgspec.to_builtins(result)
+
+
+class Watch(threading.Thread):
+    """Looks at the memory and the processor time of a process and its children while the block runs."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._process = psutil.Process(pid)
+        self._over = threading.Event()
+        self._began, self._used = time.monotonic(), self._cpu()
+        self.before = self.peak = self.rss()
+
+    def run(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            with suppress(psutil.Error):  # a worker may leave between two looks
+                self.peak = max(self.peak, self.rss())
+
+    def seen(self) -> dict[str, float]:
+        """From the beginning until now; processor time in cores."""
+        share = (self._cpu() - self._used) / (time.monotonic() - self._began)
+        after = self.rss()
+        return {"rss_before": self.before, "rss_peak": max(self.peak, after), "rss_after": after, "cpu_share": share}
+
+    def rss(self) -> int:
+        return sum(each.memory_info().rss for each in self._family())
+
+    def threads(self) -> int:
+        return sum(each.num_threads() for each in self._family())
+
+    def _cpu(self) -> float:
+        return sum(sum(each.cpu_times()[:2]) for each in self._family())
+
+    def _family(self) -> list[psutil.Process]:
+        return [self._process, *self._process.children(recursive=True)]
+
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+
+Phase = Callable[[Bench, str, Watch], Measured]
+
+
+def _batch_sizes(port: int) -> dict[str, float]:
+    """How many requests were worked on together so far, on average, as the service's own metrics say."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    status, said = ask(port, "GET", "/metrics")
+    sums: dict[str, dict[str, float]] = {}
+    if status == load.OK:
+        for family in text_string_to_metric_families(said):
+            for sample in family.samples:
+                if sample.name in ("segue_batch_size_sum", "segue_batch_size_count"):
+                    sums.setdefault(sample.labels["queue"], {})[sample.name[17:]] = sample.value
+    return {queue: each["sum"] / each["count"] for queue, each in sums.items() if each["count"]}
+
+
+def _around(server: Server, chosen: argparse.Namespace) -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "users": chosen.users,
+        "events a user": EVENTS_A_USER,
+        "workers": chosen.workers,
+        "connections": chosen.connections,
+        "seconds": chosen.seconds,
+        "warm-up": chosen.warm_up,
+        "server threads": Watch(server.pid).threads(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+        "versions": {name: version(name) for name in LIBRARIES},
+    }
+
+
+def show(phases: dict[str, Measured], around: dict[str, Any], chosen: argparse.Namespace) -> None:
+    rows = [row for phase in phases.values() for row in phase.rows]
+    took = {name: phase.detail["load"]["cpu_share"] for name, phase in phases.items()}
+    server = {name: phase.detail["server"]["cpu_share"] for name, phase in phases.items()}
+    memory = phases["crowd"].detail["server"]
+    notes = [
+        *NOTES,
+        f"{chosen.workers} worker(s); CPU of the generator and of the server, in cores: "
+        + "; ".join(f"{name} {took[name]:.2f} and {server[name]:.2f}" for name in phases)
+        + ".",
+        "RSS around the closed loop, MB: "
+        + ", ".join(f"{name[4:]} {memory[name] / MEGABYTE:,.0f}" for name in ("rss_before", "rss_peak", "rss_after"))
+        + ".",
+    ]
+    title = f"segue serve, {chosen.users:,} users of {EVENTS_A_USER} events in SQLite, {chosen.seconds:g} s each, ms"
+    body = {"around": around, "phases": {name: phase.detail for name, phase in phases.items()}}
+    publish("serve", title=title, rows=rows, notes=notes, body=body)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
