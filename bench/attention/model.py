@@ -22,6 +22,7 @@ from segue.index.exact import ExactIndex
 from segue.models.build import build_model
 from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender
+from segue.runs.read import read_report
 
 KEPT = Path(__file__).with_suffix(".json")
 DECIMALS = 3
@@ -97,7 +98,7 @@ def trained(folder: Path) -> Kept:
     (folder / "recipe.toml").write_text(RECIPE)
     api.prepare(folder / "events.csv", out=folder / "data", items=log.items, min_user=3, min_item=1)
     found = api.train(folder / "data", out=folder / "run", recipe=folder / "recipe.toml")
-    report = api.kept_report(found)
+    report = read_report(found)
     numbers = np.arange(1, len(found.vocabulary) + 1)
     hits = {"model": report.metrics["hit@1"]} | {name: one["hit@1"] for name, one in report.baselines.items()}
     return Kept(

@@ -31,7 +31,8 @@ from segue.evaluation.metrics import Loss, added_up, coverage, hit, ndcg, p90_co
 from segue.evaluation.window.evaluate import WindowCases, find_targets, window_cases
 from segue.folders import read_manifest
 from segue.recommend.recommender import Recommender
-from segue.runs import evaluator_of, settings_of
+from segue.runs.measure import evaluator_of
+from segue.runs.read import settings_of
 from segue.terminal import TrainDisplay, complain, say
 
 LOG = replace(BEAUTY, cut="2014-03-07")

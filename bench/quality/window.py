@@ -31,7 +31,8 @@ from segue.evaluation.metrics import Difference
 from segue.evaluation.window.evaluate import WindowEvaluation
 from segue.folders import read_manifest
 from segue.recommend.recommender import Recommender
-from segue.runs import measure_window, settings_of
+from segue.runs.measure import measure_window
+from segue.runs.read import settings_of
 from segue.terminal import TrainDisplay, complain, say
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "window.md"

@@ -15,6 +15,8 @@ from segue.errors import InputError, SegueError
 from segue.terminal import Display, MeasureDisplay, PrepareDisplay, TrainDisplay, complain, duration, epoch_of, say
 
 if TYPE_CHECKING:
+    from segue.evaluation.report import Report
+    from segue.evaluation.window.report import WindowReport
     from segue.tuning import TrainingProgress, TrialRecord, Tuning
 
 app = typer.Typer(
@@ -203,7 +205,9 @@ def prepare(
     if json:
         answer({"folder": str(out), **data.manifest})
         return
-    for line in api.summary_lines(data.manifest):
+    from segue.data.write.summary import summary_lines
+
+    for line in summary_lines(data.manifest):
         say(line)
     say(f"Made {out}. Next: segue train {out} --out RUN")
 
@@ -234,6 +238,7 @@ def train(
 ) -> None:
     """Train a model on a data folder and measure it."""
     from segue import api
+    from segue.runs.read import read_report
 
     with TrainDisplay(quiet=json) as display, MeasureDisplay(quiet=json) as measured:
         try:
@@ -254,9 +259,9 @@ def train(
             complain(_way_on(data, out, processes))
             sys.exit(130)
     if json:
-        answer({"folder": str(out), **model.manifest, "report": api.kept_report(model)})
+        answer({"folder": str(out), **model.manifest, "report": read_report(model)})
         return
-    say(api.report_table(api.kept_report(model)))
+    say(_report_table(read_report(model)))
     say(f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}")
 
 
@@ -397,7 +402,21 @@ def evaluate(
     if json:
         answer(report)
     else:
-        say(api.report_table(report))
+        say(_report_table(report))
+
+
+def _report_table(report: Report | WindowReport) -> str:
+    from segue.evaluation.report import Report, table
+    from segue.evaluation.window.report import window_table
+
+    return table(report) if isinstance(report, Report) else window_table(report)
+
+
+def _write_page(page: str, path: Path) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} could not be written: {error.strerror or error}.") from error
 
 
 def _ages(text: str) -> tuple[float, ...]:
@@ -427,11 +446,15 @@ def compare(
 
     comparison = api.compare(runs)
     if html is not None:
-        api.write_comparison(comparison, html)
+        from segue.evaluation.comparison_page import html as page
+
+        _write_page(page(comparison), html)
     if json:
         answer(comparison)
     else:
-        say(api.comparison_table(comparison))
+        from segue.evaluation.compare import comparison_table
+
+        say(comparison_table(comparison))
         if html is not None:
             say(f"Wrote {html}.")
 
@@ -541,9 +564,9 @@ def _show(result: Any) -> None:
     if result.unknown:
         say(f"Unknown items, left out: {', '.join(result.unknown)}")
     if result.untimed:
-        from segue import api
+        from segue.recommend.answer import UNTIMED
 
-        say(api.UNTIMED)
+        say(UNTIMED)
     width = max((len(item.id) for item in result.items), default=0)
     for rank, item in enumerate(result.items, start=1):
         say(f"{rank:3}  {item.id:{width}}  {item.score:9.4f}  {item.title or ''}".rstrip())
@@ -659,13 +682,17 @@ def explain(
     if json and (layer, head, query) != (None, None, None):
         raise typer.BadParameter("--json has all of the attention; leave out --layer, --head and --query")
     from segue import api
+    from segue.recommend.explain.attention_text import View
+    from segue.recommend.explain.text import lines
 
     model = api.Recommender.open(run)
     entries = api.history_of(model, user, data=data) if user is not None else read_row(history or "")
     explanation = model.explain(entries, item, keep_seen=keep_seen)
-    shown = api.explanation_lines(explanation, layer=layer, head=head, query=query)
+    shown = list(lines(explanation, View(layer=layer, head=head, query=query)))
     if html is not None:
-        api.write_explanation(explanation, html)
+        from segue.recommend.explain.page import html as page
+
+        _write_page(page(explanation), html)
     if json:
         answer(explanation)
         return
@@ -701,13 +728,14 @@ def plan(
     if (history is None) == (user is None):
         raise typer.BadParameter("give exactly one of --history and --user", param_hint="--history")
     from segue import api
+    from segue.recommend.answer import BEAM
 
     model = api.Recommender.open(run)
     entries = api.history_of(model, user, data=data) if user is not None else read_row(history or "")
     result = model.plan(
         entries,
         n,
-        beam=api.BEAM if beam is None else beam,
+        beam=BEAM if beam is None else beam,
         exclude=None if exclude is None else read_row(exclude),
         only=None if only is None else read_row(only),
         keep_seen=keep_seen,

@@ -357,7 +357,7 @@ def test_times_that_are_an_order_are_no_times(line: CommandLine) -> None:
     """hstu would learn from the numbers of rows, and answer without them."""
     (line.folder / "log.csv").write_text("user,item\n" + "".join(f"u{n % 9},i{n % 7}\n" for n in range(90)))
     line.does("prepare", "log.csv", "--out", "data")
-    says = ("'hstu' looks at the time between events", "only an order", "--time")
+    says = ("'hstu' needs the time between events", "only their order", "--time")
     line.refuses("train", "data", "--out", "run", "--recipe", "hstu", says=says)
 
 

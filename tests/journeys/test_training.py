@@ -192,7 +192,7 @@ def test_all_events_keeps_the_report_of_the_run_that_chose(
     assert chosen.vocabulary.table["count"].sum() == 60 * 12
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("chosen", "served")]
     assert weights[0] != weights[1]
-    with pytest.raises(SettingsError, match="cannot be taken again"):
+    with pytest.raises(SettingsError, match="cannot be tested again"):
         segue.evaluate(served, at=[3])
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from segue.api import explanation_lines, train
+from segue.api import train
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.index.exact import ExactIndex
@@ -26,6 +26,7 @@ from segue.models.attention_map import AttentionMap, attention_maps
 from segue.recommend.explain.attention_text import View, attention_lines, labels
 from segue.recommend.explain.explanation import Attention, Contribution, Explanation
 from segue.recommend.explain.page import html
+from segue.recommend.explain.text import lines
 from segue.recommend.recommender import Recommender
 from segue.serving.engine.models import ServedModel
 
@@ -449,5 +450,5 @@ def test_what_the_command_refuses_to_draw(line: CommandLine, run_of: Callable[[s
 
 def test_in_python_the_same_text(run_of: Callable[[str], Path]) -> None:
     explanation = Recommender.open(run_of("sasrec")).explain(HISTORY)
-    drawn_lines = explanation_lines(explanation, layer="2", head=1)
+    drawn_lines = list(lines(explanation, View(layer="2", head=1)))
     assert drawn_lines[-7].startswith("layer 2, head 1: a row looks") and len(drawn_lines) == 3 + 4 + 8

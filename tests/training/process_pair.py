@@ -18,7 +18,6 @@ from cycle_logs import N_ITEMS, POPULARITY, Log, cycle, recipe_of, weights_of
 from safetensors.torch import save_file
 from torch import Tensor
 
-from segue.data.dataset import Data
 from segue.errors import SegueError
 from segue.evaluation.evaluate import evaluate
 from segue.evaluation.evaluator import Evaluator, ModelScorer
@@ -33,7 +32,8 @@ from segue.objective import objective as objective_module
 from segue.objective.batch_shard import BatchShard
 from segue.objective.objective import Objective
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
-from segue.runs import make_run
+from segue.runs.make import make_run
+from segue.runs.request import TrainingRequest
 from segue.training.distributed.gradients import sum_gradients
 from segue.training.distributed.processes import joined
 from segue.training.loop import Windows, fit, training_windows
@@ -172,18 +172,7 @@ def chosen(recipe: TrainingSetup, folder: Path, group: ProcessGroup = SINGLE_PRO
 def refusal(data: Path, out: Path) -> str:
     """What every process is told where the folder is there already."""
     try:
-        make_run(
-            Data.open(data),
-            out=out,
-            recipe=None,
-            overrides=(),
-            encoder=None,
-            from_run=None,
-            resume=False,
-            all_events=False,
-            progress=None,
-            measured=None,
-        )
+        make_run(TrainingRequest(data, out=out))
     except SegueError as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -78,7 +78,7 @@ def test_items_may_be_known_by_their_content(data: Data, tmp_path: Path) -> None
 
 def test_a_log_without_times_is_refused_where_times_are_looked_at(tmp_path: Path) -> None:
     data = segue.prepare(log_of(dated=False), out=tmp_path / "data", kind="kind", min_item=1)
-    with pytest.raises(SettingsError, match=r"looks at times, and .* has none, only an order: prepare"):
+    with pytest.raises(SettingsError, match=r"needs times, and .* has only an order: prepare"):
         trained(data, tmp_path / "run")
     assert not list(tmp_path.glob("run*"))
     run = trained(data, tmp_path / "run", "model.times=[]", "objective.task=next-item")

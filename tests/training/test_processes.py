@@ -30,12 +30,14 @@ from process_pair import CASES, DROPLESS, LOG, be_one_of_two, begin_alone, chose
 from safetensors.torch import load_file
 from torch import Tensor
 
-from segue import api, runs
+from segue import api
 from segue.data.batch import Batch, cut_evenly, take
 from segue.errors import FolderError, SettingsError
 from segue.objective.batch_shard import BatchShard
 from segue.objective.tasks.examples import Examples, MaskedItem, Recency, Task, next_item
 from segue.process_group import SINGLE_PROCESS
+from segue.runs import make
+from segue.runs.read import read_report
 from segue.terminal import Display, complain, say
 from segue.training.distributed import processes
 from segue.training.distributed.process_group import TorchProcessGroup
@@ -130,7 +132,7 @@ def test_one_is_killed_and_the_run_ends_complete(
     assert isinstance(alone, api.Recommender) and alone.manifest["training"]["processes"] == 1
     scores = [body["training"]["best_score"], alone.manifest["training"]["best_score"]]
     assert scores[0] == pytest.approx(scores[1], abs=1e-3)
-    assert body["report"]["metrics"]["ndcg@10"] == pytest.approx(api.kept_report(alone).metrics["ndcg@10"], abs=1e-3)
+    assert body["report"]["metrics"]["ndcg@10"] == pytest.approx(read_report(alone).metrics["ndcg@10"], abs=1e-3)
 
 
 class killing:  # noqa: N801  # reads as what it does
@@ -227,7 +229,7 @@ def test_every_user_once_an_epoch(size: int) -> None:
 
 def begun_by(launcher: str, monkeypatch: pytest.MonkeyPatch, data: Path, out: Path, **more: Any) -> api.Recommender:
     """A training that is told it is one of several, which some launcher has started."""
-    monkeypatch.setattr(runs, "launchers", lambda _: frozenset({launcher, "another machine's"}))
+    monkeypatch.setattr(make, "launchers", lambda _: frozenset({launcher, "another machine's"}))
     return api.train(data, out=out, overrides=["train.epochs=2", "model.width=8", "model.depth=1"], **more)
 
 
@@ -243,14 +245,14 @@ def test_what_a_launcher_began_goes_on_and_nothing_else_does(
     again = partial(begun_by, monkeypatch=monkeypatch, data=cycle_data, out=tmp_path / "run", recipe=quick_recipe)
     with pytest.raises(ZeroDivisionError):
         again("a", progress=dies)
-    monkeypatch.setattr(runs, "launchers", lambda _: frozenset({"b"}))
+    monkeypatch.setattr(make, "launchers", lambda _: frozenset({"b"}))
     with pytest.raises(FolderError, match="holds unfinished training; add --resume"):
         api.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe)
     made = again("a")
     assert made.manifest["training"]["epochs"] == 2 and not (tmp_path / "run.partial").exists()
     assert again("a").manifest == made.manifest, "it died when all was done"
     assert again("a", resume=True).manifest == made.manifest
-    monkeypatch.setattr(runs, "launchers", lambda _: frozenset({"b"}))
+    monkeypatch.setattr(make, "launchers", lambda _: frozenset({"b"}))
     with pytest.raises(FolderError, match="exists already"):
         api.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe)
 
@@ -259,16 +261,16 @@ def test_machines_that_do_not_share_the_folder_are_refused(tmp_path: Path, monke
     """One has nothing there, or what was left there by a training before."""
     monkeypatch.setattr(TorchProcessGroup, "all_gather_objects", lambda _, thing: [True, thing])
     monkeypatch.setattr(TorchProcessGroup, "on_first", lambda *_: b"of this training")
-    monkeypatch.setattr(runs, "SHARED_WITHIN", 0.0)
+    monkeypatch.setattr(make, "VISIBLE_WITHIN", 0.0)
     partial = tmp_path / "run.partial"
     partial.mkdir()
     for there in (None, b"of another"):
         if there is not None:
             (partial / "data.json").write_bytes(there)
         with pytest.raises(FolderError, match=r"1 of the 2 processes do not see .*: .* must share the folder"):
-            runs._refuse_separate_folders(partial, TorchProcessGroup(1, 2))
+            make._refuse_separate_folders(partial, TorchProcessGroup(1, 2))
     (partial / "data.json").write_bytes(b"of this training")
-    runs._refuse_separate_folders(partial, TorchProcessGroup(1, 2))
+    make._refuse_separate_folders(partial, TorchProcessGroup(1, 2))
 
 
 def test_each_training_of_a_program_has_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,13 @@ from rich.table import Table
 from rich.text import Text
 
 from segue import api
+from segue.data.write.summary import summary_lines
 from segue.demo import planted, shop
 from segue.errors import InputError
+from segue.evaluation.report import table
 from segue.folders import refuse_existing
 from segue.recommend.recommender import Recommender
+from segue.runs.read import read_report
 from segue.serving.http.server import fill_histories
 from segue.serving.http.server import serve as serve_runs
 from segue.serving.settings import ServiceSettings
@@ -51,9 +54,9 @@ def run_demo(
         cleaned = _cleaned(raw, folder, console)
         data = _prepared(cleaned, folder, console, quiet=quiet)
         model = _trained(data, folder, console, quiet=quiet)
-        report = api.kept_report(model)
+        report = read_report(model)
         _heading(console, "Measured against simpler ways")
-        console.print(api.report_table(report), markup=False, soft_wrap=True)
+        console.print(table(report), markup=False, soft_wrap=True)
         customers = _customers(data, model, console)
         seconds = time.perf_counter() - began
         download = f", and getting the log {waited:.0f} s" if waited >= 1 else ""
@@ -146,7 +149,7 @@ def _prepared(cleaned: shop.Cleaned, folder: Path, console: Console, *, quiet: b
             items=cleaned.items,
             progress=display,
         )
-    for line in api.summary_lines(data.manifest):
+    for line in summary_lines(data.manifest):
         console.print(line, markup=False, soft_wrap=True)
     console.print(
         f"{data.manifest['repeat_share']:.1%} of the last purchases are products that the customer had bought before: "

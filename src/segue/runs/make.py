@@ -1,0 +1,163 @@
+"""One training from its request to its run folder: begin or resume, choose the epoch, measure, write."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from segue import folders
+from segue.data.dataset import Data
+from segue.errors import FolderError, SettingsError
+from segue.evaluation.settings import seen_rule
+from segue.evaluation.training_counts import training_counts
+from segue.models.checkpoint import saved_texts
+from segue.models.facts import facts_of
+from segue.process_group import ProcessGroup
+from segue.recommend.recommender import Recommender
+from segue.runs.begin import begin
+from segue.runs.measure import measure
+from segue.runs.partial import RECORD, PartialRun, read_record
+from segue.runs.request import TrainingRequest
+from segue.runs.resume import resume
+from segue.runs.write import TrainedModel, write_run
+from segue.training.distributed.processes import joined, launchers
+from segue.training.item_codes import CODES
+from segue.training.loop import TrainingProgress
+from segue.training.run import EVERYTHING, choose_epoch, train_for
+from segue.training.warm_start import START, START_ALL
+
+VISIBLE_WITHIN = 30.0  # seconds in which a file written by one machine is visible to the others
+ALL_EVENTS_NOTE = (
+    "The served model was trained on every event. This report is of the model that chose its {epochs} epochs and was "
+    "not trained on the test part."
+)
+
+
+def make_run(
+    request: TrainingRequest,
+    *,
+    progress: Callable[[TrainingProgress], None] | None = None,
+    measured: Callable[[str, int, int], None] | None = None,
+) -> Recommender:
+    """Train, measure and write a run; see `segue.api.train`.
+
+    If torch's launcher started this process as one of several, each of them must call this function. They share the
+    work; the first one writes the run and reports progress.
+    """
+    with joined() as group:
+        if group.rank > 0:
+            progress = measured = None
+        data = Data.open(request.data)
+        group.on_first(data.verify)
+        run = group.on_first(lambda: request.out if request.out is not None else temporary_run())
+        names = launchers(group)
+        begun = group.on_first(lambda: _begin_or_resume(request, run, data, names))
+        if begun is not None:
+            _refuse_separate_folders(begun.folder, group)
+            partial = replace(begun, encoder=request.encoder)
+            trained = _train(partial, data, group, progress=progress, measured=measured)
+            group.on_first(lambda: _finish(run, partial, data, trained))
+        recommender = Recommender.open(run, encoder=request.encoder)
+        group.all_gather_objects(None)  # the first process removes a temporary run when it ends: all open it before
+    return recommender
+
+
+def temporary_run() -> Path:
+    """A path for a run folder that is removed at exit."""
+    holder = Path(tempfile.mkdtemp(prefix="segue-run-"))
+    atexit.register(shutil.rmtree, holder, ignore_errors=True)
+    return holder / "run"
+
+
+def _begin_or_resume(request: TrainingRequest, run: Path, data: Data, names: frozenset[str]) -> PartialRun | None:
+    """The training to do, None if processes that are started again find the run already written.
+
+    Its encoder is left out: the result is sent to other processes, and each has the encoder from its own request.
+    """
+    if request.resume and request.from_run is not None:
+        raise SettingsError("--resume continues the training in --out, whose --from run is recorded: leave --from out.")
+    folder, resumed = folders.partial_of(run), request.resume
+    if names and folder.exists():
+        resumed = resumed or not names.isdisjoint(read_record(folder).launchers)
+    elif names and (run / folders.MANIFEST).exists():
+        made_by = folders.read_manifest(run, "run")["training"].get("launchers", ())
+        if not names.isdisjoint(made_by):
+            return None
+    return replace((resume if resumed else begin)(request, run, data, names), encoder=None)
+
+
+def _refuse_separate_folders(folder: Path, group: ProcessGroup) -> None:
+    """Refuse machines that do not see the files of the first one."""
+    record, limit = group.on_first((folder / RECORD).read_bytes), time.monotonic() + VISIBLE_WITHIN
+    while not (visible := _holds(folder / RECORD, record)) and time.monotonic() < limit:
+        time.sleep(0.1)
+    blind = group.all_gather_objects(visible).count(False)
+    if blind:
+        raise FolderError(
+            f"{blind} of the {group.size} processes do not see {folder}: machines that train together must share the "
+            f"folder of --out, under the same path. Remove {folder} before you try again."
+        )
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.exists() and path.read_bytes() == content
+
+
+def _train(
+    partial: PartialRun,
+    data: Data,
+    group: ProcessGroup,
+    *,
+    progress: Callable[[TrainingProgress], None] | None,
+    measured: Callable[[str, int, int], None] | None,
+) -> TrainedModel:
+    """Choose the epoch on validation and measure on the test part; with `all_events`, then train on every event."""
+    settings, sequences, n_items = partial.settings, data.sequences, len(data.vocabulary)
+    counts = training_counts(sequences, data.split, n_items)
+    seen, _ = seen_rule(settings.evaluate, sequences, data.split)
+    start = group.on_first(lambda: partial.initial_weights(START))
+    texts = saved_texts(start, settings.model) if start is not None and settings.model.texts else None
+    codes = group.on_first(lambda: partial.codes(CODES, data, data.split.train_end, progress))
+    facts = facts_of(settings.model, data.vocabulary, data.kinds, texts, codes)
+    model, chosen = choose_epoch(
+        partial.recipe,
+        sequences,
+        data.split,
+        counts,
+        seen=seen,
+        folder=partial.folder,
+        progress=progress,
+        facts=facts,
+        start=start,
+        group=group,
+    )
+    note = ALL_EVENTS_NOTE.format(epochs=chosen.best_epoch) if partial.record.all_events else None
+    evaluation = measure(model, data, settings, note=note, progress=measured, group=group)
+    if partial.record.all_events:
+        if codes is not None:
+            facts = replace(facts, codes=group.on_first(lambda: partial.all_codes(data, counts, progress)))
+        model, counts = train_for(
+            partial.recipe,
+            sequences,
+            np.asarray(sequences.offsets)[1:],
+            n_items,
+            epochs=chosen.best_epoch,
+            state_file=partial.folder / EVERYTHING,
+            progress=progress,
+            facts=facts,
+            start=group.on_first(lambda: partial.initial_weights(START_ALL)) or start,
+            group=group,
+        )
+    return TrainedModel(model, counts, chosen, evaluation, seen, group.size)
+
+
+def _finish(run: Path, partial: PartialRun, data: Data, trained: TrainedModel) -> None:
+    write_run(run, partial, data, trained)
+    shutil.rmtree(partial.folder)

@@ -1,0 +1,107 @@
+"""A model and the baselines, measured on a data folder: on the test part, or over the days after the split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from segue.config import Settings
+from segue.data.dataset import Data
+from segue.errors import InputError
+from segue.evaluation.evaluate import Evaluation, evaluate
+from segue.evaluation.evaluator import Evaluator, ModelScorer
+from segue.evaluation.settings import seen_rule
+from segue.evaluation.training_counts import training_counts
+from segue.evaluation.window.evaluate import WindowEvaluation, evaluate_window
+from segue.models.sequence import SequenceModel
+from segue.objective.tasks.positive import PositiveEvents
+from segue.process_group import SINGLE_PROCESS, ProcessGroup
+
+
+def measure(
+    model: SequenceModel,
+    data: Data,
+    settings: Settings,
+    *,
+    note: str | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    group: ProcessGroup = SINGLE_PROCESS,
+) -> Evaluation:
+    """Measure the model and the baselines on the test part."""
+    return evaluate(
+        ModelScorer(model),
+        data.sequences,
+        data.split,
+        n_items=len(data.vocabulary),
+        settings=settings.evaluate,
+        answerable=model.answerable,
+        split_kind=data.manifest["split"]["kind"],
+        target_time=model.target_time,
+        note=note,
+        progress=progress,
+        group=group,
+    )
+
+
+def measure_window(
+    model: SequenceModel,
+    data: Data,
+    settings: Settings,
+    *,
+    days: float,
+    ages: Sequence[float],
+    baselines: bool = True,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> WindowEvaluation:
+    """Measure the model and the baselines over the days after the split time."""
+    _refuse_windowless(data)
+    return evaluate_window(
+        ModelScorer(model),
+        data.sequences,
+        data.split,
+        n_items=len(data.vocabulary),
+        settings=settings.evaluate,
+        days=days,
+        ages=ages,
+        positive=PositiveEvents(settings.objective.positive, data.kinds),
+        interest=data.vocabulary.categories(settings.evaluate.interest),
+        target_time=model.target_time,
+        answerable=model.answerable,
+        baselines=baselines,
+        progress=progress,
+    )
+
+
+def evaluator_of(model: SequenceModel, data: Data, settings: Settings) -> Evaluator:
+    """The evaluator that ranks a model's targets on its data."""
+    seen, _ = seen_rule(settings.evaluate, data.sequences, data.split)
+    counts = training_counts(data.sequences, data.split, len(data.vocabulary))
+    known = model.answerable(counts)
+    return Evaluator(
+        sequences=data.sequences,
+        counts=counts,
+        seen=seen,
+        target_time=model.target_time,
+        answerable=known,
+        readable=known,
+    )
+
+
+def refuse_unmeasurable(settings: Settings, data: Data) -> None:
+    """Refuse before training what evaluation would refuse after it."""
+    if settings.evaluate.days:
+        _refuse_windowless(data)
+    data.vocabulary.categories(settings.evaluate.interest)  # refuses a column that the catalogue does not have
+
+
+def _refuse_windowless(data: Data) -> None:
+    """Refuse data without one split time for all users, or without dates."""
+    if data.manifest["split"]["kind"] == "last":
+        raise InputError(
+            f"Evaluation by window needs one split time for all users, and {data.folder} was prepared with "
+            "--split last: prepare the log with --split time:WHEN and train on that."
+        )
+    if not data.manifest["has_time"]:
+        raise InputError(
+            f"Evaluation by window counts days, and the times of {data.folder} are an order, not dates: prepare a log "
+            "with dates."
+        )

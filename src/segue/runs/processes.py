@@ -1,0 +1,62 @@
+"""One training on several processes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from segue.errors import SettingsError
+from segue.folders import partial_of
+from segue.models.build import builder_name
+from segue.recommend.recommender import Recommender
+from segue.runs.make import make_run, temporary_run
+from segue.runs.request import TrainingRequest
+from segue.training.distributed.processes import DeathsError, on_processes
+from segue.training.loop import TrainingProgress
+
+ProgressMessage = tuple[TrainingProgress | None, tuple[str, int, int] | None]
+"""A message from the first process: progress of training, or of evaluation."""
+
+
+def make_run_on_processes(
+    processes: int,
+    request: TrainingRequest,
+    *,
+    progress: Callable[[TrainingProgress], None] | None,
+    measured: Callable[[str, int, int], None] | None,
+) -> Recommender:
+    """`make_run` on several processes of this machine."""
+    if request.encoder is not None and "<" in builder_name(request.encoder):
+        raise SettingsError(
+            f"encoder is {builder_name(request.encoder)}, which other processes cannot import: with processes above 1 "
+            "give a function at the top level of a module."
+        )
+    run = request.out if request.out is not None else temporary_run()
+
+    def receive(message: bytes) -> None:
+        step, evaluated = msgspec.msgpack.decode(message, type=ProgressMessage)
+        if step is not None and progress is not None:
+            progress(step)
+        if evaluated is not None and measured is not None:
+            measured(*evaluated)
+
+    try:
+        on_processes(processes, _run_one_process, replace(request, out=run), heard=receive)
+    except DeathsError as error:
+        if not partial_of(run).exists():
+            raise
+        raise DeathsError(f"{error} The last finished epoch is saved: continue with --resume.") from error
+    return Recommender.open(run, encoder=request.encoder)
+
+
+def _run_one_process(request: TrainingRequest, send: Callable[[bytes], None]) -> None:
+    def notify(step: TrainingProgress | None, evaluated: tuple[str, int, int] | None) -> None:
+        send(msgspec.msgpack.encode((step, evaluated)))
+
+    make_run(
+        request,
+        progress=lambda step: notify(step, None),
+        measured=lambda name, done, total: notify(None, (name, done, total)),
+    )

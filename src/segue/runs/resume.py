@@ -1,0 +1,60 @@
+"""Training that is resumed: interrupted, or finished and given more epochs or `--all`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from segue import folders
+from segue.config import make_settings, parse_toml, read_recipe, refuse_changes
+from segue.data.dataset import Data
+from segue.errors import FolderError, SettingsError
+from segue.models.build import refuse_other_builder
+from segue.runs.begin import encoder_override
+from segue.runs.measure import refuse_unmeasurable
+from segue.runs.partial import TRAINING_FILES, PartialRun, read_record, record_of_run, write_record
+from segue.runs.read import SETTINGS
+from segue.runs.request import TrainingRequest
+from segue.training.run import CHOOSING, finished
+from segue.training.state import read_record as read_training_record
+
+
+def resume(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[str]) -> PartialRun:
+    """RUN.partial as it was left, or made from the finished run. A refusal writes nothing."""
+    folder = folders.partial_of(run)
+    source = folder if folder.exists() else run
+    if not source.exists():
+        raise FolderError(f"There is nothing to resume: neither {run} nor {folder} exists. Train without --resume.")
+    before = record_of_run(run) if source == run else read_record(folder)
+    if before.digest != data.digest:
+        raise FolderError(
+            f"{data.folder} is not the data that {run} was begun on; give that one, or train into another folder."
+        )
+    tables = parse_toml((source / SETTINGS).read_bytes(), str(source / SETTINGS))
+    old = make_settings(tables)
+    refuse_other_builder(old.model, request.encoder, whose=str(run))
+    overrides = [*request.overrides, *encoder_override(request, old.model.encoder)]
+    settings = make_settings(read_recipe(request.recipe) if request.recipe else tables, overrides)
+    refuse_changes(old, settings)
+    refuse_unmeasurable(settings, data)
+    record = msgspec.structs.replace(before, all_events=request.all_events or before.all_events, launchers=launchers)
+    replaces = run.exists()
+    if source == folder:
+        write_record(folder, settings, record)
+        return PartialRun(folder, settings, record, request.encoder, replaces)
+    nothing_left = finished(read_training_record(run / CHOOSING), settings.train)
+    if nothing_left and record.all_events == before.all_events:
+        raise SettingsError(f"{run} is complete: {nothing_left} (with --set).")
+    with folders.complete_folder(folder) as staging:
+        copy_training_files(run, staging)
+        write_record(staging, settings, record)
+    return PartialRun(folder, settings, record, request.encoder, replaces)
+
+
+def copy_training_files(source: Path, target: Path) -> None:
+    """Copy what resumed training needs, from a run to RUN.partial or back."""
+    for name in TRAINING_FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, target / name)

@@ -1,0 +1,98 @@
+"""A trained and measured model → a run folder, with all that answering any history needs and no user's data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial as bind
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import torch
+
+from segue import folders
+from segue.config import settings_toml
+from segue.data.dataset import Data
+from segue.evaluation.evaluate import Evaluation
+from segue.evaluation.settings import SeenRule
+from segue.evaluation.training_counts import training_counts
+from segue.index.build import build_index, index_facts, sample_questions
+from segue.models.checkpoint import save_model
+from segue.models.items.code_assignment import shared_codes
+from segue.models.items.coded import CodeTable
+from segue.models.sequence import SequenceModel
+from segue.runs.partial import PartialRun
+from segue.runs.read import HISTORY, RANKS, REPORT, SETTINGS
+from segue.runs.resume import copy_training_files
+from segue.training.state import TrainingRecord
+from segue.training.warm_start import TRAINED
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedModel:
+    """What training ended with."""
+
+    model: SequenceModel
+    counts: np.ndarray
+    """Events of each item that the model was trained on [V + 1]."""
+    chosen: TrainingRecord
+    """How the epoch was chosen."""
+    evaluation: Evaluation
+    seen: SeenRule
+    processes: int
+
+
+def write_run(run: Path, partial: PartialRun, data: Data, trained: TrainedModel) -> None:
+    """Write the run folder; it appears complete or not at all."""
+    model, counts, settings = trained.model, trained.counts, partial.settings
+    with folders.complete_folder(run, overwrite="run" if partial.replaces else None) as staging:
+        (staging / SETTINGS).write_text(settings_toml(settings))
+        save_model(model, settings.model, staging)
+        table = data.vocabulary.table.with_columns(pl.Series("count", counts[1:].astype(np.int64)))
+        table.write_parquet(staging / "items.parquet")
+        queries = bind(sample_questions, model, data.sequences, data.split.cases("valid", "last"))
+        index = build_index(model, model.answerable(counts), settings.index, questions=queries)
+        index.save(staging / "index.safetensors")
+        folders.write_json(staging / REPORT, trained.evaluation.report)
+        np.save(staging / RANKS, trained.evaluation.ranks)
+        lines = [msgspec.json.encode(line) for line in trained.chosen.history]
+        (staging / HISTORY).write_bytes(b"\n".join(lines) + b"\n")
+        copy_training_files(partial.folder, staging)
+        manifest = _manifest(partial, data, trained) | {"index": index_facts(index, queries)}
+        if isinstance(model.items, CodeTable):
+            items = np.flatnonzero(counts[1:]) + 1
+            manifest["codes"] = {"shared": shared_codes(model.items.codes.numpy(), items)}
+            if partial.record.all_events:
+                np.save(staging / TRAINED, training_counts(data.sequences, data.split, len(data.vocabulary)) > 0)
+        folders.write_manifest(staging, "run", manifest)
+
+
+def _manifest(partial: PartialRun, data: Data, trained: TrainedModel) -> dict[str, Any]:
+    chosen, record = trained.chosen, partial.record
+    return {
+        "segue": version("segue"),
+        "torch": str(torch.__version__),
+        "recipe": record.recipe,
+        "data": {
+            "folder": str(data.folder.absolute()),
+            "digest": data.digest,
+            "counts": {name: data.manifest["counts"][name] for name in ("users", "items", "events")},
+            "split": data.manifest["split"],
+        },
+        "from": record.origin,
+        "items": len(data.vocabulary),
+        "seen": trained.seen,
+        "all": record.all_events,
+        "training": {
+            "epochs": chosen.epoch,
+            "best_epoch": chosen.best_epoch,
+            "best_score": chosen.best_score,
+            "processes": trained.processes,
+            **({"launchers": sorted(record.launchers)} if record.launchers else {}),
+            "threads": partial.settings.train.threads or torch.get_num_threads(),
+            "seconds": [round(seconds, 3) for seconds in chosen.seconds],
+        },
+    }
