@@ -180,7 +180,7 @@ def test_a_file_that_is_none_of_ours(tmp_path: Path) -> None:
     [
         (None, "not of `segue export`"),
         ('{"format": 99}', "has export format 99, this segue reads format 2"),
-        ('{"format": 1}', "is damaged"),
+        ('{"format": 2}', "is damaged"),
         ("[", "is damaged"),
     ],
 )

@@ -9,20 +9,20 @@ It needs numpy, msgspec and onnxruntime. Ids, scores and rules are those of the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from segue.data.batch import MICROSECONDS, Batch, take
+from segue.data.batch import Batch, take
 from segue.data.vocabulary import PADDING
 from segue.errors import FolderError, SettingsError
-from segue.recommend.answer import Ranking, Recommendation
-from segue.recommend.history import Moment, microseconds, read_histories
+from segue.recommend.answer import Ranking, Recommendation, begin_ranking, recommendations
+from segue.recommend.history import Timestamp, pack_histories, query_times_of, read_histories, similar_lengths
 from segue.recommend.known_items import KnownItems
-from segue.recommend.rules import Rules, left_out
+from segue.recommend.rules import Rules, excluded_items, read_rules
 
 __all__ = ["Facts", "SlimRecommender"]
 
@@ -103,7 +103,7 @@ class SlimRecommender:
         history: Iterable[Any],
         k: int = 10,
         *,
-        now: Moment | None = None,
+        now: Timestamp | None = None,
         exclude: Iterable[Any] | None = None,
         only: Iterable[Any] | None = None,
         keep_seen: bool | None = None,
@@ -116,7 +116,7 @@ class SlimRecommender:
         histories: Iterable[Iterable[Any]],
         k: int = 10,
         *,
-        now: Moment | None = None,
+        now: Timestamp | None = None,
         exclude: Iterable[Any] | None = None,
         only: Iterable[Any] | None = None,
         keep_seen: bool | None = None,
@@ -124,27 +124,25 @@ class SlimRecommender:
         """The k items that come next in each history, best first: arguments and answers are those of
         `segue.Recommender.recommend_many`."""
         read = read_histories(histories)
-        query_times = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
-        rules = [self.known.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)] * len(read)
-        return self.known.answers(read, lambda batch: self.rank(batch, rules), query_times=query_times)
+        rules = read_rules(self.known, k=k, exclude=exclude, only=only, keep_seen=keep_seen)
+        packed = pack_histories(read, self.known, query_times=query_times_of(now, len(read)))
+        ranking = self.rank(packed.batch, [rules] * len(read))
+        return recommendations(self.known, read, packed.unknown, ranking)
 
     def rank(self, histories: Batch, rules: Sequence[Rules]) -> Ranking:
-        """Answers in numbers to whole histories of items that are known, some perhaps empty."""
-
-        def find(rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-            windows = take(histories, rows, self.facts.length, self.facts.window_step)
-            _, scores = self.run(windows)
+        """Answers in numbers to whole histories of known items; an empty history is answered by popularity."""
+        ranking = begin_ranking(self.known, histories.lengths, rules)
+        groups = similar_lengths(histories.lengths, self.facts.length, tokens=TOKENS, most_rows=self._most_rows)
+        for rows in groups:
+            _, scores = self.run(take(histories, rows, self.facts.length, self.facts.window_step))
             own = [rules[row] for row in rows.tolist()]
-            forbidden = left_out(take(histories, rows), own, keep_seen=self.facts.seen == "kept")
-            if forbidden is not None:
-                scores[forbidden.owners, forbidden.numbers] = -np.inf
-            for row, score, rule in zip(rows, scores, own, strict=True):
-                items = self._best(score, rule)
-                yield np.array([row]), items[None], score[None, items]
-
-        return self.known.ranking(
-            histories, rules, find, length=self.facts.length, tokens=TOKENS, most_rows=self._most_rows
-        )
+            exclude = excluded_items(take(histories, rows), own, keep_seen=self.facts.seen == "kept")
+            if exclude is not None:
+                scores[exclude.owners, exclude.numbers] = -np.inf
+            for row, values, rule in zip(rows, scores, own, strict=True):
+                items = self._best(values, rule)
+                ranking.fill(np.array([row]), items[None], values[None, items])
+        return ranking
 
     def run(self, windows: Batch) -> tuple[np.ndarray, np.ndarray]:
         """What the graph makes of windows of 1 … `length` events: questions [B, Q] and the scores of all items

@@ -228,7 +228,7 @@ def test_the_rank_is_among_what_the_rules_allow(monkeypatch: pytest.MonkeyPatch)
     order = ["b", "d", "f", "a", "c", "e"]
     recommender = voting()
     for first_look in (1, 2, 100):
-        monkeypatch.setattr(explain_module, "FIRST_LOOK", first_look)
+        monkeypatch.setattr(explain_module, "FIRST_SEARCH", first_look)
         ranks = [recommender.explain(["c"], name, keep_seen=True).rank for name in order]
         assert ranks == [1, 2, 3, 4, 5, 6]
         assert recommender.explain(["c"], "e").rank == 5  # c was seen

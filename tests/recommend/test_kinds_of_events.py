@@ -24,6 +24,7 @@ from segue.models.facts import Facts
 from segue.models.settings import ModelSettings
 from segue.recommend.history import Entry, pack_histories, read_history
 from segue.recommend.jobs.batch import recommend_users, user_history
+from segue.recommend.known_items import KnownItems
 from segue.recommend.recommender import Recommender
 from segue.serving.engine.answering import read_rows
 from segue.serving.http.app import create_app
@@ -72,11 +73,12 @@ def test_names_become_the_numbers_of_the_run_and_unknown_ones_a_number_of_their_
 def test_kinds_stay_with_their_events() -> None:
     """Though entries are sorted by time, and those of unknown items left out."""
     mixed = [HISTORY[2], {"item": "new", "time": NOON + 61, "kind": "look"}, HISTORY[0], HISTORY[1]]
-    known, vocabulary = np.arange(9) > 0, run().vocabulary
-    packed = pack_histories([read_history(mixed), read_history(["i1"])], vocabulary, known=known, kinds=Kinds(KINDS))
+    names, counts, known = run().vocabulary, np.ones(9, dtype=np.int64), np.arange(9) > 0
+    items = KnownItems(names, counts, known, kinds=KINDS)
+    packed = pack_histories([read_history(mixed), read_history(["i1"])], items)
     assert packed.batch.items.tolist() == [3, 1, 2, 1] and packed.unknown == [["new"], []]
     assert packed.batch.kinds is not None and packed.batch.kinds.tolist() == [1, 0, 2, 3]
-    assert pack_histories([read_history(mixed)], vocabulary, known=known).batch.kinds is None
+    assert pack_histories([read_history(mixed)], KnownItems(names, counts, known)).batch.kinds is None
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -17,7 +17,7 @@ from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.recommend import kv_caches as kv_caches_module
-from segue.recommend.history import ReadHistory
+from segue.recommend.history import History
 from segue.recommend.kv_caches import LEAST_EVENTS, KVCaches
 from segue.recommend.recommender import Recommender
 from segue.recommend.rules import Rules
@@ -53,7 +53,7 @@ def asked_about(memories: KVCaches, *users: tuple[str | None, int]) -> None:
     windows = newest(joined(*(history(len(name or ""), events) for name, events in users)), 32, model.window_step)
     with torch.inference_mode():
         expected = model.query(tensors(windows))
-    found = memories.questions(windows, [name for name, _ in users])
+    found = memories.queries(windows, [name for name, _ in users])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
@@ -162,12 +162,12 @@ def test_answers_are_those_of_a_recommender_that_remembers_nothing() -> None:
     rules = [Rules(k=3, keep_seen=True), Rules(k=5), Rules(k=2, only=np.array([3, 4, 5]), keep_seen=True)]
     for events in range(17, 90):
         histories = [
-            ReadHistory(items[begin:events], [time * 10**9 for time in range(begin, events)], [None] * (events - begin))
+            History(items[begin:events], [time * 10**9 for time in range(begin, events)], [None] * (events - begin))
             for begin in (0, 1, events)
         ]
         query_times = np.full(3, events * 1000 + int(rng.integers(0, 10**6)))
-        encode = memories.encoder(["anna", "bo", "nobody"])
-        remembered = recommender.answer(histories, rules, query_times=query_times, encode=encode)
+        users: list[str | None] = ["anna", "bo", "nobody"]
+        remembered = recommender.answer(histories, rules, query_times=query_times, users=users, caches=memories)
         plain = recommender.answer(histories, rules, query_times=query_times)
         assert [answer.ids for answer in remembered] == [answer.ids for answer in plain]
         assert [answer.unknown for answer in remembered] == [answer.unknown for answer in plain]

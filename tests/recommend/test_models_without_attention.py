@@ -9,7 +9,7 @@ import torch
 from segue.data.batch import Batch
 from segue.models.build import build_model
 from segue.models.settings import ModelSettings
-from segue.recommend.explain.contributions import looks
+from segue.recommend.explain.attention import attention_weights
 
 HISTORY = Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array([3]))
 
@@ -18,13 +18,13 @@ HISTORY = Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array(
 def test_a_model_without_attention_shows_none(builder: str) -> None:
     settings = ModelSettings(builder=builder, width=4, depth=1)  # type: ignore[arg-type]
     model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
-    assert looks(model, HISTORY) == []
+    assert attention_weights(model, HISTORY) == []
 
 
 def test_narm_shows_where_each_state_looked_back() -> None:
     settings = ModelSettings(builder="narm", width=4, depth=2, scores="additive")
     model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
-    (layer,) = looks(model, HISTORY)
+    (layer,) = attention_weights(model, HISTORY)
     weights = layer.weights[0].numpy()
     assert (layer.name, layer.rows, weights.shape) == ("layer 1", "tokens", (1, 3, 3))
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)

@@ -22,7 +22,7 @@ from segue.models.build import build_model
 from segue.models.checkpoint import save_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.recommend import recommender as recommender_module
+from segue.recommend import query as query_module
 from segue.recommend.history import Entry
 from segue.recommend.recommender import Recommender, Seen
 
@@ -273,8 +273,8 @@ def tiny_real_model() -> Recommender:
 
 def test_batch_independence(tiny: Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked beside a history, and how it is grouped, changes nothing about its answer."""
-    monkeypatch.setattr(recommender_module, "TOKENS", 12)
-    monkeypatch.setattr(recommender_module, "MOST_ROWS", 3)
+    monkeypatch.setattr(query_module, "TOKENS", 12)
+    monkeypatch.setattr(query_module, "MOST_ROWS", 3)
     rng = np.random.default_rng(5)
     histories = [[f"i{number}" for number in rng.integers(0, 33, size)] for size in (0, 1, 12, 3, 0, 5, 1, 2, 9, 4)]
     together = tiny.recommend_many(histories, k=8, exclude=["i4"])

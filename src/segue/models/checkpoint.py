@@ -55,10 +55,16 @@ def read_description(folder: Path) -> ModelDescription:
         raise FolderError(f"The model in {folder} cannot be read ({error}); train it again.") from error
 
 
-def load_model(folder: Path, encoder: Builder | None = None) -> SequenceModel:
-    """The model of a run folder, on the CPU, ready to answer. `encoder`: its builder, where that is from outside."""
+def load_model(
+    folder: Path, encoder: Builder | None = None, *, description: ModelDescription | None = None
+) -> SequenceModel:
+    """The model of a run folder, on the CPU, in evaluation mode.
+
+    encoder: its builder, if that is not segue's.
+    description: what `read_description` gave, so that it is not read again.
+    """
     try:
-        description = read_description(folder)
+        description = description or read_description(folder)
         refuse_other_builder(description.settings, encoder, whose=str(folder))
         weights = load_file(folder / WEIGHTS)
         model = build_model(

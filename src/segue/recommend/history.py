@@ -1,9 +1,9 @@
-"""Histories as people write them → packed item numbers, oldest first, and the ids that are not known."""
+"""Histories in ids → one batch of item numbers, and the ids that are unknown."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -11,14 +11,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from segue.data.batch import MICROSECONDS, Batch
+from segue.data.batch import MICROSECONDS, Batch, cut_by_budget
 from segue.data.kinds import Kinds
-from segue.data.vocabulary import PADDING, Names
+from segue.data.vocabulary import PADDING
 from segue.errors import InputError
+from segue.recommend.known_items import KnownItems
 
 LATEST = 100_000_000_000  # seconds, the year 5138: a larger number is in milliseconds or smaller, and is refused
 
-Moment = int | float | datetime | str
+Timestamp = int | float | datetime | str
 """Seconds since 1970, or a date and time; without an offset it is UTC."""
 
 
@@ -39,7 +40,7 @@ FIELDS = Entry.__struct_fields__
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Histories:
+class PackedHistories:
     """Packed events with known items, and each history's unknown ids, each once, in the order they came."""
 
     batch: Batch  # lengths may be 0
@@ -71,7 +72,7 @@ def _refuse_single(value: Any, name: str) -> None:
         raise InputError(f'{name} must be a list of item ids, got {shown!r}; put ids in brackets: ["a", "b"].')
 
 
-def microseconds(moment: Moment) -> int:
+def microseconds(moment: Timestamp) -> int:
     """A moment as microseconds since 1970, UTC."""
     if isinstance(moment, str):
         try:
@@ -112,7 +113,7 @@ def read_entry(entry: Any) -> Entry:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadHistory:
+class History:
     """A history that was understood: its events oldest first, column by column."""
 
     items: list[str]
@@ -127,9 +128,9 @@ class ReadHistory:
         return any(self.times)
 
 
-def read_history(history: Iterable[Any] | ReadHistory) -> ReadHistory:
+def read_history(history: Iterable[Any] | History) -> History:
     """Entries as people write them, sorted by time (ties keep their order) where every one has a time."""
-    if isinstance(history, ReadHistory):
+    if isinstance(history, History):
         return history
     _refuse_single(history, "A history")
     if isinstance(history, Set):
@@ -142,45 +143,44 @@ def read_history(history: Iterable[Any] | ReadHistory) -> ReadHistory:
     else:
         times = [0] * len(entries)
     kinds = [entry.kind for entry in entries]
-    return ReadHistory([str(entry.item) for entry in entries], times, [entry.value for entry in entries], kinds)
+    return History([str(entry.item) for entry in entries], times, [entry.value for entry in entries], kinds)
 
 
-def read_histories(histories: Iterable[Iterable[Any] | ReadHistory]) -> list[ReadHistory]:
+def read_histories(histories: Iterable[Iterable[Any] | History]) -> list[History]:
     """Several of them."""
     _refuse_single(histories, "The histories")
     return [read_history(history) for history in histories]
 
 
+def query_times_of(now: Timestamp | None, n_histories: int) -> np.ndarray | None:
+    """One query time in seconds for each history [B]; None if no time is given."""
+    return None if now is None else np.full(n_histories, microseconds(now) // MICROSECONDS)
+
+
 def pack_histories(
-    histories: Sequence[ReadHistory],
-    vocabulary: Names,
-    *,
-    known: np.ndarray,
-    kinds: Kinds | None = None,
-    query_times: np.ndarray | None = None,
-) -> Histories:
-    """Whole histories as one batch. `known` [V + 1] bool: the items that the model knows; `kinds`: those that
-    it tells apart; `query_times` [B]: the seconds of the questions."""
+    histories: Sequence[History], known: KnownItems, *, query_times: np.ndarray | None = None
+) -> PackedHistories:
+    """Pack whole histories into one batch, without unknown items. `query_times` [B]: seconds."""
     ids = [item for history in histories for item in history.items]
-    numbers = vocabulary.numbers(ids, unknown="zero")
-    kept = known[numbers] & (numbers != PADDING)
+    numbers = known.names.numbers(ids, unknown="zero")
+    readable = known.answerable[numbers] & (numbers != PADDING)
     times = np.array([time for history in histories for time in history.times], dtype=np.int64) // MICROSECONDS
     owners = np.repeat(np.arange(len(histories)), [len(history.items) for history in histories])
     unknown: list[dict[str, None]] = [{} for _ in histories]
-    for row in np.flatnonzero(~kept).tolist():
+    for row in np.flatnonzero(~readable).tolist():
         unknown[owners[row]][ids[row]] = None
     batch = Batch(
-        items=numbers[kept],
-        times=times[kept],
-        lengths=np.bincount(owners[kept], minlength=len(histories)),
+        items=numbers[readable],
+        times=times[readable],
+        lengths=np.bincount(owners[readable], minlength=len(histories)),
         query_times=query_times,
-        kinds=_kinds(histories, kinds)[kept] if kinds else None,
-        values=_values(histories, kept),
+        kinds=_kinds(histories, known.kinds)[readable] if known.kinds else None,
+        values=_values(histories, readable),
     )
-    return Histories(batch=batch, unknown=[list(ids) for ids in unknown])
+    return PackedHistories(batch=batch, unknown=[list(ids) for ids in unknown])
 
 
-def _kinds(histories: Sequence[ReadHistory], kinds: Kinds) -> np.ndarray:
+def _kinds(histories: Sequence[History], kinds: Kinds) -> np.ndarray:
     """The number of every entry's kind."""
     return kinds.numbers(
         [
@@ -191,11 +191,28 @@ def _kinds(histories: Sequence[ReadHistory], kinds: Kinds) -> np.ndarray:
     )
 
 
-def _values(histories: Sequence[ReadHistory], kept: np.ndarray) -> np.ndarray | None:
+def _values(histories: Sequence[History], readable: np.ndarray) -> np.ndarray | None:
     """The values of the entries kept, nan where one has none; None where none has any."""
     if not any(value is not None for history in histories for value in history.values):
         return None
     values = np.array([value for history in histories for value in history.values], dtype=np.float64)  # None is nan
     with np.errstate(over="ignore"):  # what is too large for the models' numbers is infinite to them
-        chosen: np.ndarray = values[kept].astype(np.float32)
+        chosen: np.ndarray = values[readable].astype(np.float32)
     return chosen
+
+
+def similar_lengths(lengths: np.ndarray, longest: int, *, tokens: int, most_rows: int) -> Iterator[np.ndarray]:
+    """Group the histories that are not empty by length, shortest first.
+
+    Each group has at most `tokens` events, counting at most `longest` of a history, and `most_rows` histories.
+    """
+    if lengths.sum() <= tokens and len(lengths) <= most_rows and lengths.all():
+        if len(lengths):
+            yield np.arange(len(lengths))
+        return
+    rows = np.flatnonzero(lengths)
+    encoded = np.minimum(lengths[rows], longest)
+    order = np.argsort(encoded, kind="stable")
+    for group in cut_by_budget(encoded[order], tokens):
+        for begin in range(0, len(group), most_rows):
+            yield rows[order[group[begin : begin + most_rows]]]

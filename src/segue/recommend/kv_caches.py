@@ -4,7 +4,7 @@ that costs a token for each new event."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -46,11 +46,7 @@ class KVCaches:
         self._model = model
         self._continuation = None if self._continuation is None else Continuation(model)
 
-    def encoder(self, users: Sequence[str | None]) -> Callable[[Batch, np.ndarray], Tensor]:
-        """How `Recommender.rank` gets the questions of these users; of None nothing is remembered."""
-        return lambda windows, rows: self.questions(windows, [users[row] for row in rows.tolist()])
-
-    def questions(self, windows: Batch, users: Sequence[str | None]) -> Tensor:
+    def queries(self, windows: Batch, users: Sequence[str | None]) -> Tensor:
         """What is asked after each window [B, Q], as `SequenceModel.query` has it."""
         if self._continuation is None:
             self._whole += len(users)

@@ -10,19 +10,17 @@ import msgspec
 import numpy as np
 import polars as pl
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from segue.data.read.new_items import fitted
 from segue.data.vocabulary import PADDING, Vocabulary
 from segue.errors import InputError
-from segue.index.exact import GROUP
 from segue.index.search import ItemIndex
 from segue.models.facts import Facts, content_of
 from segue.models.items.coded import CodeTable
 from segue.models.items.content import ContentTable
 from segue.models.items.tables import CategoryTable, ItemTable
 from segue.models.sequence import SequenceModel
+from segue.recommend.search import whole_groups
 
 if TYPE_CHECKING:
     from segue.recommend.recommender import Recommender
@@ -110,24 +108,8 @@ def extended(recommender: Recommender, rows: pl.DataFrame) -> tuple[SequenceMode
     model = recommender.model.with_items(_item_table(recommender, rows, numbers))
     numbers = np.sort(numbers)
     with torch.inference_mode():
-        vectors = model.item_vectors(_whole_groups(numbers))[: len(numbers)]
+        vectors = model.item_vectors(whole_groups(numbers))[: len(numbers)]
     return model, recommender.index.with_items(vectors, numbers, n_items=len(vocabulary)), vocabulary, numbers
-
-
-def directions(model: SequenceModel, numbers: np.ndarray | None = None) -> Tensor:
-    """Vectors of length one, of these items or of all [V + 1, D]."""
-    with torch.inference_mode():
-        if numbers is None:
-            vectors = model.item_features()
-        else:
-            vectors = model.item_features(_whole_groups(numbers))[: len(numbers)]
-        return functional.normalize(vectors.cpu().float(), dim=1)
-
-
-def _whole_groups(numbers: np.ndarray) -> Tensor:
-    """With padding at the end: products of a few rows round differently, and an item's vector is not to depend on its
-    company."""
-    return torch.from_numpy(np.concatenate((numbers, np.zeros(-len(numbers) % GROUP, dtype=np.int64))))
 
 
 def _item_table(recommender: Recommender, rows: pl.DataFrame, numbers: np.ndarray) -> ItemTable:

@@ -15,8 +15,8 @@ from segue.errors import FolderError, InputError
 from segue.index.exact import best_columns
 from segue.layers.packed import PackedBatch, tensors
 from segue.recommend.answer import BEAM, Plan, PlannedItem
-from segue.recommend.history import ReadHistory, pack_histories
-from segue.recommend.rules import Rules, left_out
+from segue.recommend.history import History, pack_histories
+from segue.recommend.rules import Rules, excluded_items
 
 if TYPE_CHECKING:
     from segue.recommend.recommender import Recommender
@@ -44,7 +44,7 @@ class Planner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class BeamSearch:
     """How plans are sought."""
 
     n: int = 5
@@ -63,9 +63,9 @@ class Search:
 
 def plan_histories(
     recommender: Recommender,
-    histories: Sequence[ReadHistory],
+    histories: Sequence[History],
     rules: Rules,
-    search: Search,
+    search: BeamSearch,
     *,
     query_times: np.ndarray | None = None,
 ) -> list[Plan]:
@@ -80,13 +80,7 @@ def plan_histories(
             "can, such as segue train DATA --recipe seq2seq."
         )
     _refuse_too_wide(search, len(recommender.vocabulary))
-    packed = pack_histories(
-        histories,
-        recommender.vocabulary,
-        known=recommender.answerable,
-        kinds=recommender.known.kinds,
-        query_times=query_times,
-    )
+    packed = pack_histories(histories, recommender.known, query_times=query_times)
     rows = np.flatnonzero(packed.batch.lengths)
     plans = [Plan(items=[], score=0.0)] * len(histories)
     if len(rows) < len(histories):
@@ -108,7 +102,7 @@ def plan_histories(
     ]
 
 
-def _refuse_too_wide(search: Search, items: int) -> None:
+def _refuse_too_wide(search: BeamSearch, items: int) -> None:
     if search.beam > BEAM and search.beam * items > MOST_WEIGHED:
         raise InputError(
             f"A beam of {search.beam:,} over {items:,} items weighs more chances at a step than memory may hold: "
@@ -117,7 +111,7 @@ def _refuse_too_wide(search: Search, items: int) -> None:
 
 
 def beam_search(
-    model: Planner, histories: PackedBatch, allowed: Tensor, trained: Tensor, search: Search
+    model: Planner, histories: PackedBatch, allowed: Tensor, trained: Tensor, search: BeamSearch
 ) -> tuple[np.ndarray, np.ndarray]:
     """The likeliest plan found for each history: its items [B, m] and the log of each one's chance [B, m], where m is
     n, or as many as remain for the plan that has most.
@@ -164,7 +158,7 @@ def _allowed(recommender: Recommender, histories: Batch, rules: Rules) -> Tensor
     allowed = np.tile(recommender.answerable, (len(histories.lengths), 1))
     if rules.only is not None:
         allowed &= np.isin(np.arange(allowed.shape[1]), rules.only)
-    forbidden = left_out(histories, [rules] * len(allowed), keep_seen=recommender.seen == "kept")
+    forbidden = excluded_items(histories, [rules] * len(allowed), keep_seen=recommender.seen == "kept")
     if forbidden is not None:
         allowed[forbidden.owners, forbidden.numbers] = False
     return torch.from_numpy(allowed)
@@ -181,7 +175,7 @@ def _told(recommender: Recommender, items: np.ndarray, logs: np.ndarray) -> list
     return told
 
 
-def _popular(recommender: Recommender, rules: Rules, search: Search) -> Plan:
+def _popular(recommender: Recommender, rules: Rules, search: BeamSearch) -> Plan:
     """For a history of which nothing is known: the items trained on most, each as likely as its share of training."""
     ranking = recommender.rank(
         Batch(items=np.zeros(0, np.int64), times=np.zeros(0, np.int64), lengths=np.zeros(1, np.int64)),

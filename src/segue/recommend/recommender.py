@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -11,57 +11,62 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 import torch
-from torch import Tensor
 
 from segue import folders
-from segue.data.batch import MICROSECONDS, Batch, newest, take
+from segue.data.batch import Batch, take
 from segue.data.vocabulary import Vocabulary
 from segue.errors import FolderError, InputError
 from segue.index.build import load_index
 from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex
 from segue.index.search import ItemIndex, Ragged
-from segue.layers.packed import tensors
 from segue.models.build import Builder
 from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, read_description, save_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import MixtureOfLogits
-from segue.recommend.answer import BEAM, Plan, Ranking, Recommendation
-from segue.recommend.explain.contributions import explain_history, looks, steps_of, with_steps
+from segue.recommend.answer import (
+    BEAM,
+    Plan,
+    Ranking,
+    Recommendation,
+    begin_ranking,
+    recommendations,
+    scored_items,
+)
+from segue.recommend.explain.attention import attention_of
+from segue.recommend.explain.contributions import explain_history
 from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import (
-    Moment,
-    ReadHistory,
+    History,
+    Timestamp,
     identifier,
-    microseconds,
     pack_histories,
+    query_times_of,
     read_histories,
     read_history,
 )
-from segue.recommend.known_items import KnownItems, similar_lengths
-from segue.recommend.new_items import directions, extended, new_items
-from segue.recommend.plan import Search, plan_histories
-from segue.recommend.rules import Rules, left_out
-
-TOKENS = 16384  # events encoded at a time
-MOST_ROWS = 1024  # histories answered at a time
+from segue.recommend.known_items import KnownItems
+from segue.recommend.kv_caches import KVCaches
+from segue.recommend.new_items import extended, new_items
+from segue.recommend.plan import BeamSearch, plan_histories
+from segue.recommend.query import encode_queries
+from segue.recommend.rules import Rules, read_rules
+from segue.recommend.search import search_items, unit_vectors
 
 ITEMS, INDEX = "items.parquet", "index.safetensors"
 NEEDED = (DESCRIPTION, WEIGHTS, ITEMS, INDEX)
 OF_TRAINING = ("training.safetensors", "start.safetensors", "start-all.safetensors")
-"""Its state: of the items that were there, and larger than all the rest."""
+"""Training state. It covers only the items of the training, and is larger than the rest of the run."""
 
 Seen = Literal["excluded", "kept"]
-Encode = Callable[[Batch, np.ndarray], Tensor]
-"""Windows, and the rows of the questions that they belong to → what the index is asked [B, Q]."""
 
 
 class Recommender:
-    """Answers which items come next. Made by `segue.train` and `segue.load`; it never changes.
+    """Recommends the items that come next. Made by `segue.train` and `segue.load`; it never changes.
 
-    An item that was never trained on, and of which the model knows no content, is unknown to it: it is named where it
-    occurs in a history and never answered.
+    An item without training events whose content the model does not know is unknown: in a history it is skipped and
+    named, and it is never recommended.
     """
 
     def __init__(
@@ -76,8 +81,8 @@ class Recommender:
         folder: Path | None = None,
         changed: bool = False,
     ) -> None:
-        """`vocabulary` has the counts of training; `seen`: what becomes of a history's items unless asked otherwise;
-        `changed`: whether items were added since it was opened from the folder."""
+        """`vocabulary` has the training counts. `seen`: whether items of the history are recommended by default.
+        `changed`: whether items were added since the run was opened from its folder."""
         self.model = model.eval()
         self.index = index
         self.vocabulary = vocabulary
@@ -86,33 +91,33 @@ class Recommender:
         self.manifest = manifest or {}
         self.folder = folder
         self.changed = changed
-        counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
-        self.counts, self.answerable = counts, model.answerable(counts)
-        self.answerable[len(counts) - self.added :] = True  # none is added of which nothing is known
-        self.known = KnownItems(vocabulary, counts, self.answerable, kinds=model.told_kinds, timed=model.timed)
+        self.counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
+        self.answerable = model.answerable(self.counts)
+        self.answerable[len(self.counts) - self.added :] = True  # items are only added if their content is known
+        self.known = KnownItems(vocabulary, self.counts, self.answerable, kinds=model.told_kinds, timed=model.timed)
 
     @staticmethod
     def open(folder: Path | str, *, encoder: Builder | None = None) -> Recommender:
-        """The Recommender in a run folder; `encoder`: the builder that it was trained with, if one was given."""
+        """The Recommender of a run folder. `encoder`: the builder that it was trained with, if it is not segue's."""
         folder = Path(folder)
         manifest = folders.read_manifest(folder, "run")
         missing = [name for name in NEEDED if name not in manifest["files"]]
         if missing:
             raise FolderError(f"{folder} is damaged: it has no {missing[0]}; train again.")
-        # Only what is read here: the state of training beside it is larger than all the rest.
+        # Only the files that are read here: the training state is larger than all of them.
         folders.verify_contents(folder, manifest, "run", names=NEEDED)
         vocabulary = Vocabulary(pl.read_parquet(folder / ITEMS))
         index = load_index(folder / INDEX)
-        model = load_model(folder, encoder)
-        sizes = {len(vocabulary), index.n_items, model.items.n_items}
-        if len(sizes) > 1:
+        description = read_description(folder)
+        model = load_model(folder, encoder, description=description)
+        if not len(vocabulary) == index.n_items == model.items.n_items:
             raise FolderError(f"{folder} is damaged: its model, index and items.parquet differ in size; train again.")
         return Recommender(
             model,
             index,
             vocabulary,
             seen=manifest["seen"],
-            settings=read_description(folder).settings,
+            settings=description.settings,
             manifest=manifest,
             folder=folder,
         )
@@ -122,41 +127,35 @@ class Recommender:
         if self.folder is None:
             raise FolderError("This Recommender was not opened from a run folder, so there is nothing to copy.")
         with folders.complete_folder(Path(folder)) as staging:
-            left = (*NEEDED, *OF_TRAINING) if self.changed else ()
+            rewritten = (*NEEDED, *OF_TRAINING) if self.changed else ()
             for name in (*self.manifest["files"], folders.MANIFEST):
-                if name not in left:
+                if name not in rewritten:
                     (staging / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(self.folder / name, staging / name)
             if self.changed:
-                self._write_items(staging)
-
-    def _write_items(self, staging: Path) -> None:
-        """What the items added make different of the run folder."""
-        assert self.settings is not None
-        save_model(self.model, self.settings, staging)
-        self.vocabulary.table.write_parquet(staging / ITEMS)
-        self.index.save(staging / INDEX)
-        facts = {name: fact for name, fact in self.manifest.items() if name not in ("kind", "format", "files")}
-        folders.write_manifest(staging, "run", facts)
+                assert self.settings is not None
+                save_model(self.model, self.settings, staging)
+                self.vocabulary.table.write_parquet(staging / ITEMS)
+                self.index.save(staging / INDEX)
+                facts = {name: fact for name, fact in self.manifest.items() if name not in ("kind", "format", "files")}
+                folders.write_manifest(staging, "run", facts)
 
     @property
     def added(self) -> int:
-        """Items that were added since the run was trained; they have the last numbers."""
+        """Number of items added since the run was trained; they have the last numbers."""
         return int(self.manifest.get("added", {}).get("items", 0))
 
     def with_items(self, table: pl.DataFrame) -> Recommender:
-        """A Recommender that answers these items too, by their content; nothing is trained, and this one stays as it
-        is.
+        """A Recommender that also recommends these items, by their content. Nothing is trained, and this Recommender
+        does not change. `save` writes the added items.
 
-        table: the column `id`, and those of the catalogue that the run was trained with: title, vectors, texts,
-            category; one that is missing is null. An item that was added before gets the new content; one that the run
-            was trained with is refused, and so is one without content, each with a sentence that names it.
-
-        `save` keeps it.
+        table: the column `id`, and the catalogue columns that the run was trained with: title, vectors, texts,
+            category; a missing column is null. An item that was added before gets the new content. An item of the
+            training and an item without content are refused by name.
         """
-        found = new_items(self, table)
-        found.refuse_misfits()
-        model, index, vocabulary, numbers = extended(self, found.rows)
+        additions = new_items(self, table)
+        additions.refuse_misfits()
+        model, index, vocabulary, numbers = extended(self, additions.rows)
         trained = self.manifest.get("added", {}).get("run") or (self.folder and self.folder.resolve().name)
         added = {"items": self.added + len(vocabulary) - len(self.vocabulary), "run": trained}
         longer = Recommender(
@@ -169,10 +168,9 @@ class Recommender:
             folder=self.folder,
             changed=True,
         )
-        if "_directions" in self.__dict__:  # to make them of all items again takes long where there are many
-            longer._directions = self._directions.with_items(
-                directions(model, numbers), numbers, n_items=len(vocabulary)
-            )
+        if "_unit_index" in self.__dict__:  # building it for all items again takes long on a large catalogue
+            vectors = unit_vectors(model, numbers)
+            longer._unit_index = self._unit_index.with_items(vectors, numbers, n_items=len(vocabulary))
         return longer
 
     def recommend(
@@ -180,7 +178,7 @@ class Recommender:
         history: Iterable[Any],
         k: int = 10,
         *,
-        now: Moment | None = None,
+        now: Timestamp | None = None,
         exclude: Iterable[Any] | None = None,
         only: Iterable[Any] | None = None,
         keep_seen: bool | None = None,
@@ -193,46 +191,62 @@ class Recommender:
         histories: Iterable[Iterable[Any]],
         k: int = 10,
         *,
-        now: Moment | None = None,
+        now: Timestamp | None = None,
         exclude: Iterable[Any] | None = None,
         only: Iterable[Any] | None = None,
         keep_seen: bool | None = None,
     ) -> list[Recommendation]:
-        """The k items that come next in each history, best first; fewer only where fewer remain.
+        """The k items that come next in each history, best first; fewer only if fewer remain.
 
-        histories: each a list of entries, oldest first: an id, or {item, time?, kind?, value?}. Where every entry has
-            a time they are sorted by it. An unknown id is skipped and named in the answer; a history without any
-            known id is answered by popularity, and the answer says so. The model sees the newest entries it has room
-            for; seen items are those of the whole history.
-        now: the moment of the question, for models that use it.
-        exclude: ids that are no answer.
-        only: ids that may be an answer. Ids unknown to the model are ignored; with none known, the answer is empty.
-        keep_seen: whether items of the history may be answered; None is the run's own way.
+        histories: each a list of entries, oldest first: an id, or {item, time?, kind?, value?}. If every entry has a
+            time, entries are sorted by it. An unknown id is skipped and named in the answer; a history without any
+            known id is answered by popularity, and the answer has `fallback` set. The model encodes the newest
+            entries, up to its length; seen items are those of the whole history.
+        now: the request time, for models that use it.
+        exclude: ids that must not be recommended.
+        only: ids that may be recommended. Ids unknown to the model are ignored; if none is known, the answer is empty.
+        keep_seen: whether items of the history may be recommended; None is the run's default.
         """
         read = read_histories(histories)
-        query_times = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
         rules = self.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
-        return self.answer(read, [rules] * len(read), query_times=query_times)
+        return self.answer(read, [rules] * len(read), query_times=query_times_of(now, len(read)))
 
     def answer(
         self,
-        histories: Sequence[ReadHistory],
+        histories: Sequence[History],
         rules: Sequence[Rules],
         *,
         query_times: np.ndarray | None = None,
-        encode: Encode | None = None,
+        users: Sequence[str | None] | None = None,
+        caches: KVCaches | None = None,
     ) -> list[Recommendation]:
-        """The same for histories that were read, each with rules of its own; `query_times` [B]: the questions' seconds.
+        """`recommend_many` for histories as they were read, each with its own rules. `query_times` [B]: seconds.
 
-        `encode`: another way to the same questions; see `KVCaches`.
+        users, caches: as for `encode_queries`.
         """
-        return self.known.answers(
-            histories, lambda batch: self.rank(batch, rules, encode=encode), query_times=query_times
-        )
+        packed = pack_histories(histories, self.known, query_times=query_times)
+        ranking = self.rank(packed.batch, rules, users=users, caches=caches)
+        return recommendations(self.known, histories, packed.unknown, ranking)
+
+    def rank(
+        self,
+        histories: Batch,
+        rules: Sequence[Rules],
+        *,
+        users: Sequence[str | None] | None = None,
+        caches: KVCaches | None = None,
+    ) -> Ranking:
+        """`answer` in numbers, for whole histories of known items; an empty history is answered by popularity."""
+        ranking = begin_ranking(self.known, histories.lengths, rules)
+        for rows, queries in encode_queries(self.model, histories, users=users, caches=caches):
+            own = [rules[row] for row in rows.tolist()]
+            best = search_items(self.index, queries, take(histories, rows), own, keep_seen=self.seen == "kept")
+            ranking.fill(rows, *best)
+        return ranking
 
     def plan(
         self,
-        history: Iterable[Any] | ReadHistory,
+        history: Iterable[Any] | History,
         n: int = 5,
         *,
         beam: int = BEAM,
@@ -240,7 +254,7 @@ class Recommender:
         only: Iterable[Any] | None = None,
         keep_seen: bool | None = None,
         repeats: bool = False,
-        now: Moment | None = None,
+        now: Timestamp | None = None,
     ) -> Plan:
         """The next n items as one plan: `plan_many` for one history."""
         return self.plan_many(
@@ -249,7 +263,7 @@ class Recommender:
 
     def plan_many(
         self,
-        histories: Iterable[Iterable[Any] | ReadHistory],
+        histories: Iterable[Iterable[Any] | History],
         n: int = 5,
         *,
         beam: int = BEAM,
@@ -257,42 +271,37 @@ class Recommender:
         only: Iterable[Any] | None = None,
         keep_seen: bool | None = None,
         repeats: bool = False,
-        now: Moment | None = None,
+        now: Timestamp | None = None,
     ) -> list[Plan]:
-        """The next n items of each history as one plan, in the order they come; fewer only where fewer remain.
+        """The next n items of each history as one plan, in order; fewer only if fewer remain.
 
-        Where `recommend_many` ranks items that stand each for itself, here each is chosen knowing those before it. For
-        models that can plan, such as those of the recipe seq2seq; others refuse.
+        `recommend_many` scores each item alone; here each item is chosen given those before it. Only models with a
+        decoder can plan, such as those of the recipe seq2seq; others raise an InputError.
 
         histories, exclude, only, keep_seen, now: as for `recommend_many`. A history without any known id gets the most
-            frequent items, and the plan says so.
-        beam: plans that are followed side by side; with one, each item is the likeliest after those before it.
-        repeats: whether an item may come twice.
+            frequent items, and the plan has `fallback` set.
+        beam: width of the beam search; with 1, each item is the likeliest after those before it.
+        repeats: whether an item may occur twice in a plan.
         """
-        search = Search(n=n, beam=beam, repeats=repeats)
+        search = BeamSearch(n=n, beam=beam, repeats=repeats)
         read = read_histories(histories)
-        query_times = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
         rules = self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen)
-        return plan_histories(self, read, rules, search, query_times=query_times)
+        return plan_histories(self, read, rules, search, query_times=query_times_of(now, len(read)))
 
-    def embed(self, histories: Iterable[Iterable[Any]], *, now: Moment | None = None) -> np.ndarray:
-        """A vector for each history [n, D] float32, as `segue embed` writes it for everyone in a log.
+    def embed(self, histories: Iterable[Iterable[Any]], *, now: Timestamp | None = None) -> np.ndarray:
+        """The embedding of each history [n, D] float32, as `segue embed` writes it for all users of a log.
 
-        Its inner product with an item's vector is the item's score; where items have biases, its last feature is 1. A
-        history without any known id has none: its row is not a number.
+        Its inner product with the embedding of an item is the item's score; if items have biases, its last feature is
+        1. The row of a history without any known id is NaN.
 
         histories, now: as for `recommend_many`.
         """
         read = read_histories(histories)
-        query_times = None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
-        packed = pack_histories(
-            read, self.vocabulary, known=self.answerable, kinds=self.known.kinds, query_times=query_times
-        )
-        return self.embed_batch(packed.batch)
+        return self.embed_batch(pack_histories(read, self.known, query_times=query_times_of(now, len(read))).batch)
 
     @cached_property
     def embedding_width(self) -> int:
-        """Features of an embedding; refused where scores are no inner product of two vectors."""
+        """Features of an embedding; raises an InputError if scores are not inner products of two vectors."""
         if isinstance(self.model.similarity, MixtureOfLogits):
             raise InputError(
                 "This run scores items by a mixture of logits (model.similarity = 'mol'), which is no inner product of "
@@ -301,12 +310,10 @@ class Recommender:
         return int(self.model.item_vectors(torch.zeros(1, dtype=torch.int64)).shape[1])
 
     def embed_batch(self, histories: Batch) -> np.ndarray:
-        """`embed` for whole histories in numbers, of items that are known. Memory is bounded as in `rank`."""
+        """`embed` for whole histories of known items, in numbers."""
         vectors = np.full((len(histories.lengths), self.embedding_width), np.nan, dtype=np.float32)
-        with torch.inference_mode():
-            for rows in similar_lengths(histories, self.model.length, TOKENS, MOST_ROWS):
-                windows = take(histories, rows, self.model.length, self.model.window_step)
-                vectors[rows] = self.model.query(tensors(windows)).numpy()
+        for rows, queries in encode_queries(self.model, histories):
+            vectors[rows] = queries.numpy()
         return vectors
 
     def rules(
@@ -318,27 +325,34 @@ class Recommender:
         keep_seen: bool | None = None,
     ) -> Rules:
         """Rules in ids → rules in numbers; unknown ids are ignored."""
-        return self.known.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
+        return read_rules(self.known, k=k, exclude=exclude, only=only, keep_seen=keep_seen)
 
     def knows(self, item: str) -> bool:
-        """Whether an id is an item that may be answered and read."""
+        """Whether an id is an item that the model can read and recommend."""
         return bool(self.answerable[self.vocabulary.numbers([item], unknown="zero")[0]])
 
     def similar(self, item: str | int, k: int = 10) -> Recommendation:
-        """The k items nearest to an item: the score is the cosine of their vectors."""
-        Rules(k=k)  # refuses what is no number of items
-        number = self.known_number(item, "so nothing is known to be similar to it")
-        index = self._directions
+        """The k items most similar to an item: the score is the cosine of their vectors."""
+        Rules(k=k)  # refuses a k that is no number of items
+        number = self.known_number(item, "so no item is known to be similar to it")
+        index = self._unit_index
         if isinstance(index, CodeIndex):
-            query = directions(self.model, np.array([number]))
+            query = unit_vectors(self.model, np.array([number]))
         else:
             query = index.vectors[int(np.searchsorted(index.numbers, number))][None]
         items, scores = index.search(query, k, exclude=Ragged.of_lists([[number]]))
         ranking = Ranking(items.numpy(), scores.numpy(), np.zeros(1, dtype=bool))
-        return Recommendation(items=self.known.scored(ranking)[0])
+        return Recommendation(items=scored_items(self.known, ranking)[0])
+
+    @cached_property
+    def _unit_index(self) -> ExactIndex | CodeIndex:
+        """An index of item vectors of length one."""
+        if isinstance(self.index, CodeIndex):
+            return self.index.by_direction()
+        return ExactIndex.build(unit_vectors(self.model), candidates=self.answerable)
 
     def known_number(self, item: str | int, consequence: str) -> int:
-        """The number of an item that must be known; else it is refused, and the sentence ends with the consequence."""
+        """The number of a known item; an unknown one raises an InputError that ends with `consequence`."""
         name = identifier(item)
         number = int(self.vocabulary.numbers([name], unknown="zero")[0])
         if not self.answerable[number]:
@@ -348,91 +362,39 @@ class Recommender:
 
     def explain(
         self,
-        history: Iterable[Any] | ReadHistory,
+        history: Iterable[Any] | History,
         item: str | int | None = None,
         *,
-        now: Moment | None = None,
+        now: Timestamp | None = None,
         exclude: Iterable[Any] | None = None,
         only: Iterable[Any] | None = None,
         keep_seen: bool | None = None,
         attention: bool = True,
     ) -> Explanation:
-        """Why an item is answered: what each entry of the history did for its score, and where the model looked.
+        """Why an item is recommended: the contribution of each entry of the history, and the attention weights.
 
-        An entry's contribution is the item's score with the whole history less its score without that entry, which
-        holds for any model. Beside it stand the attention weights of models that have them.
+        The contribution of an entry is the item's score with the whole history minus its score without that entry. It
+        is defined for every model; attention weights are there for models that have attention.
 
-        item: an id; None is the best answer. It may also be one that the rules forbid: its rank is then None.
-        now, exclude, only, keep_seen: as for `recommend_many`; they decide the best answer and the rank.
-        attention: whether the weights are wanted.
+        item: an id; None is the best item. If the rules forbid the item, its rank is None.
+        now, exclude, only, keep_seen: as for `recommend_many`; they decide the best item and the rank.
+        attention: whether to compute attention weights.
         """
-        query_times = None if now is None else np.array([microseconds(now) // MICROSECONDS])
         return explain_history(
             self,
             read_history(history),
             self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen),
             item=None if item is None else self.known_number(item, "so it has no score to explain"),
-            query_times=query_times,
+            query_times=query_times_of(now, 1),
             attention=attention,
         )
 
     def attention(self, history: Iterable[Any]) -> dict[str, np.ndarray]:
-        """All attention weights of the n newest known entries that the model has room for, by the layer's name, in the
-        order of the model: `layer 1`, `layer 2` and so on, or where in the model they stand.
+        """Attention weights of the n newest known entries by layer name (such as `layer 1`), in the order of the model.
 
-        Each is [heads, n, n]: row = who looks, column = at whom, oldest first. A model that puts a token of its own
-        after the history, to ask with, has one row and column more, the last. Where a decoder looks, at the history or
-        back at its own steps, the rows are the steps of a plan of five items, each the likeliest after those before it.
-        Empty where the model has none to show or knows no entry.
+        Each is [heads, n, n]: rows are the tokens that attend, columns the tokens attended to, oldest first. A model
+        that appends a query token to the history has one row and column more. In a decoder, rows are the steps of a
+        plan of five items, each the likeliest after those before it. Empty without attention or without known entry.
         """
-        read = read_history(history)
-        packed = pack_histories([read], self.vocabulary, known=self.answerable, kinds=self.known.kinds)
-        window = newest(packed.batch, self.model.length, self.model.window_step)
-        window = with_steps(self, window, steps_of(self, read, self.rules(k=1)))
-        return {each.name: each.weights[0].numpy() for each in looks(self.model, window)}
-
-    def rank(self, histories: Batch, rules: Sequence[Rules], *, encode: Encode | None = None) -> Ranking:
-        """Answers in numbers to whole histories of items that are known, some perhaps empty; each has its rules.
-
-        Memory is bounded: histories are encoded and answered in groups of similar length.
-        """
-
-        def find(rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-            windows = take(histories, rows, self.model.length, self.model.window_step)
-            queries = self.model.query(tensors(windows)) if encode is None else encode(windows, rows)
-            for part, only in _by_only(rules, rows):
-                chosen = rows[part]
-                yield chosen, *self._search(take(histories, chosen), queries[part], chosen, rules, only)
-
-        with torch.inference_mode():
-            return self.known.ranking(
-                histories, rules, find, length=self.model.length, tokens=TOKENS, most_rows=MOST_ROWS
-            )
-
-    def _search(
-        self, histories: Batch, queries: Tensor, rows: np.ndarray, rules: Sequence[Rules], only: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Ask the index for rows that share their `only`."""
-        own = [rules[row] for row in rows.tolist()]
-        forbidden = left_out(histories, own, keep_seen=self.seen == "kept")
-        found, values = self.index.search(queries, max(rule.k for rule in own), exclude=forbidden, only=only)
-        return found.numpy(), values.numpy()
-
-    @cached_property
-    def _directions(self) -> ExactIndex | CodeIndex:
-        """An index of item vectors of length one."""
-        if isinstance(self.index, CodeIndex):
-            return self.index.by_direction()
-        return ExactIndex.build(directions(self.model), candidates=self.answerable)
-
-
-def _by_only(rules: Sequence[Rules], rows: np.ndarray) -> Iterator[tuple[np.ndarray | slice, np.ndarray | None]]:
-    """(places in `rows`, the list of allowed items that their rules share), so that each list is searched once."""
-    if all(rules[row].only is None for row in rows.tolist()):
-        yield slice(None), None
-        return
-    groups: dict[int, list[int]] = {}
-    for place, row in enumerate(rows.tolist()):
-        groups.setdefault(id(rules[row].only), []).append(place)
-    for places in groups.values():
-        yield np.array(places), rules[rows[places[0]]].only
+        layers, _ = attention_of(self, read_history(history), self.rules(k=1))
+        return {layer.name: layer.weights[0].numpy() for layer in layers}

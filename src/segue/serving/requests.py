@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from segue.errors import InputError, SegueError
-from segue.recommend.history import ReadHistory
+from segue.recommend.history import History
 
 FilterValue = str | int | float | bool
 
@@ -20,7 +20,7 @@ class RecommendationQuery:
     """A user with a stored history, or a given history, and the rules for the answer."""
 
     user: str | None = None
-    history: ReadHistory | None = None
+    history: History | None = None
     k: int = 10
     keep_seen: bool | None = None
     exclude: Sequence[str | int] | None = None

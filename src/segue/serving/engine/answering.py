@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from segue.errors import SegueError
-from segue.recommend.history import ReadHistory
+from segue.recommend.history import History
 from segue.recommend.rules import Rules
 from segue.serving.engine.models import Models, ServedModel
 from segue.serving.http.bodies import Answer
@@ -48,7 +48,8 @@ def _answers(
         _histories(store, sound),
         [rule for rule in rules if isinstance(rule, Rules)],
         query_times=np.array([now if question.now is None else question.now for question in sound], dtype=np.int64),
-        encode=model.memories.encoder([question.user for question in sound]),
+        users=[question.user for question in sound],
+        caches=model.memories,
     )
     named = (
         Answer(items=one.items, unknown=one.unknown, fallback=one.fallback, untimed=one.untimed, model=model.name)
@@ -74,7 +75,7 @@ def _rules(model: ServedModel, question: RecommendationQuery) -> Rules | Excepti
         return error
 
 
-def _histories(store: HistoryStore, questions: Sequence[RecommendationQuery]) -> list[ReadHistory]:
+def _histories(store: HistoryStore, questions: Sequence[RecommendationQuery]) -> list[History]:
     """Each question's whole history, those of users read from the store together."""
     users = [question.user for question in questions if question.user is not None]
     rows = iter(whole_histories(store, users) if users else ())
@@ -90,9 +91,9 @@ def whole_histories(store: HistoryStore, users: Sequence[str]) -> list[list[Row]
     ]
 
 
-def read_rows(rows: Sequence[Row]) -> ReadHistory:
+def read_rows(rows: Sequence[Row]) -> History:
     """Kept events as a history."""
-    return ReadHistory(
+    return History(
         items=[row[0] for row in rows],
         times=[row[1] for row in rows],
         values=[row[3] for row in rows],

@@ -11,7 +11,7 @@ import msgspec
 
 from segue.errors import InputError
 from segue.recommend.explain.explanation import Explanation
-from segue.recommend.history import ReadHistory, identifier, read_history
+from segue.recommend.history import History, identifier, read_history
 from segue.recommend.kv_caches import MEGABYTE
 from segue.serving.engine.answering import answer_queries, read_rows, whole_histories
 from segue.serving.engine.models import Models, ServedModel
@@ -130,7 +130,7 @@ class ServingEngine:
             items=plan.items, score=plan.score, unknown=plan.unknown, fallback=plan.fallback, model=served.name
         )
 
-    def _history_of(self, asked: ExplanationRequest | PlanRequest) -> ReadHistory:
+    def _history_of(self, asked: ExplanationRequest | PlanRequest) -> History:
         """The history that was given, or that is kept of the user who was named."""
         if asked.user is None:
             return read_history(asked.history or [])
