@@ -79,7 +79,7 @@ def guarded(service: Service, *, keys: Keys | None = None, **options: Any) -> Gu
     """Its application as it is put before the world."""
     return Guard(
         create_app(service, examples=popular(service)),
-        keys=keys or Keys.none(),
+        keys=keys or Keys({}),
         metrics=service.metrics,
         max_body_bytes=MAX_BODY_BYTES,
         **options,

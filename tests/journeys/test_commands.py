@@ -492,14 +492,19 @@ def test_titles_are_shown(line: CommandLine, quick_recipe: Path) -> None:
 @contextmanager
 def running(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     """The command in a process of its own, which is gone afterwards whatever happens."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "segue.cli", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "segue.cli", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with child as process:
         watch = threading.Timer(300, process.kill)  # a busy machine may take long, but not for ever
         watch.start()
         try:

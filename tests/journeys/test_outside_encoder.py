@@ -205,7 +205,7 @@ def test_it_is_served_from_the_process_that_has_its_builder(outside_run: Path, c
 
 def test_an_application_for_other_machines_needs_keys(cycle_run: Path, tmp_path: Path) -> None:
     model = opened(cycle_run)
-    with pytest.raises(InputError, match="Without keys only this machine"):
+    with pytest.raises(InputError, match="Without keys, --host must be"):
         application(model, store=str(tmp_path / "store.sqlite"), host="0.0.0.0")
     with pytest.raises(SegueError, match="both called"):
         application(model, model, store=str(tmp_path / "store.sqlite"))

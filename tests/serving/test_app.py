@@ -124,6 +124,19 @@ def test_similar_items(client: Client, recommender: Recommender) -> None:
     assert_problem(client.get("/items/nobody/similar"), 404, "The item 'nobody' is not one of the 7 items")
 
 
+def test_the_framework_caches_no_id(client: Client) -> None:
+    """It caches every path that it routed; a user who is deleted must not stay there."""
+    routed = client.app.asgi_router.handle_routing.cache_info
+    sizes = []
+    for name in ITEMS:
+        user = quote(name, safe="")
+        assert client.get(f"/users/{user}/history").json()["user"] == name
+        assert client.get(f"/users/{user}/recommendations?keep_seen=true").status_code == 200
+        assert client.delete(f"/users/{user}").json() == {"removed": 0}
+        sizes.append(routed().currsize)
+    assert sizes == [sizes[0]] * len(ITEMS)
+
+
 def test_explanations(client: Client, recommender: Recommender) -> None:
     history = ["007", "nobody", "7"]
     expected = recommender.explain(history)
@@ -225,14 +238,14 @@ def test_a_body_too_large_that_did_not_say_so(client: Client) -> None:
         ("/items?limit=201", 400, "limit: Expected `int` <= 200"),
         ("/items?search=" + "x" * 1025, 400, "search: Expected `str` of length <= 1024"),
         ("/users/u/history?limit=10001", 400, "limit: Expected `int` <= 10000"),
-        ("/users//history", 405, "GET is not answered"),
+        ("/users//history", 405, "does not take GET"),
         ("/users/u/recommendations?k=0", 400, "k: Expected `int` >= 1"),
         ("/users/u/recommendations?k=1001", 400, "k: Expected `int` <= 1000"),
         ("/users/u/recommendations?keep_seen=perhaps", 400, "keep_seen"),
         ("/users/u/recommendations?where=red", 400, "A filter is column:value, .* got 'red'"),
         ("/page/nothing.js", 404, "nothing at"),
         ("/page/..%2Fapp.py", 404, "nothing at"),
-        ("/recommendations", 405, "GET is not answered"),
+        ("/recommendations", 405, "does not take GET"),
     ],
 )
 def test_bad_requests_are_problems(client: Client, path: str, status: int, sentence: str) -> None:
@@ -248,7 +261,7 @@ def test_a_bug_is_a_problem_without_a_traceback(
     monkeypatch.setattr(recommender, "similar", broken)
     monkeypatch.setattr(recommender, "answer", broken)
     for response in (client.get("/items/007/similar"), client.get("/users/u/recommendations")):
-        assert_problem(response, 500, "its log says what")
+        assert_problem(response, 500, "its log has the reason")
         assert "secret" not in response.text
     assert caplog.text.count("RuntimeError: the secret inside") == 2
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from litestar import Litestar, Request, delete, get, post, put
 from litestar.params import FromPath
 
 from segue.errors import InputError
-from segue.serving.http.guard import GIVEN_ID, MAX_PATH_BYTES, MAX_QUERY_BYTES, Guard
+from segue.serving.http.guard import CLIENT_REQUEST_ID, MAX_PATH_BYTES, MAX_QUERY_BYTES, Guard
 from segue.serving.http.keys import Keys
 from segue.serving.http.limits import RateLimit
 from segue.serving.http.logs import REQUEST_ID, JsonLogHandler
@@ -115,7 +115,7 @@ THREE_KEYS = Keys({"read": [KEYS["read"]], "write": [KEYS["write"]], "admin": [K
 
 
 def guard(app: Any, *, keys: bool = False, **options: Any) -> Guard:
-    known = THREE_KEYS if keys else Keys.none()
+    known = THREE_KEYS if keys else Keys({})
     return Guard(app, **{"keys": known, "metrics": Metrics(), "max_body_bytes": 1000, **options})
 
 
@@ -433,7 +433,9 @@ def test_a_request_id_is_taken(inner: Inner, given: str) -> None:
 def test_another_is_made(inner: Inner, given: str) -> None:
     app = guard(inner)
     made = {ask(app, headers={"x-request-id": given}).headers["x-request-id"] for _ in range(3)}
-    assert len(made) == 3 and all(GIVEN_ID.fullmatch(one.encode()) and given not in one.split() for one in made)
+    assert len(made) == 3 and all(
+        CLIENT_REQUEST_ID.fullmatch(one.encode()) and given not in one.split() for one in made
+    )
     assert {*inner.request_ids} == made and REQUEST_ID.get() is None
 
 
@@ -525,7 +527,7 @@ def test_an_exception_that_escapes_is_a_problem_without_a_word_of_it(errors: io.
 
     watched = Watched(broken)
     answer = ask(watched.app, path=f"/users/{USER}", headers={"x-request-id": "r-1"})
-    assert "Something went wrong" in answer.problem(500)
+    assert "The service failed to answer" in answer.problem(500)
     assert USER.encode() not in answer.body and answer.headers["x-content-type-options"] == "nosniff"
     assert watched.counted("GET", "unmatched", 500)
     (record,) = [json.loads(line) for line in errors.getvalue().splitlines()]

@@ -84,12 +84,12 @@ def test_every_digest_is_compared_whichever_fits(keys: Keys, key: str, monkeypat
 
 
 def test_no_keys() -> None:
-    assert not Keys.none() and Keys.none().holder(bearer(READER)) is None
+    assert not Keys({}) and Keys({}).holder(bearer(READER)) is None
     assert not Keys.load(None, {}) and not Keys.load(None, {"SEGUE_READ_KEYS": " , "})
 
 
 def test_keys_are_nowhere_to_be_seen(keys: Keys) -> None:
-    known = vars(Keys)["_known"].__get__(keys)
+    known = vars(Keys)["_holders"].__get__(keys)
     for shown in (repr(keys), str(keys), repr(known), f"{keys!r}", repr(pickle.dumps(keys)), repr(copy.copy(keys))):
         assert not any(key in shown for key in (READER, WRITER, BOTH))
     assert roles(pickle.loads(pickle.dumps(keys)), bearer(BOTH)) == {"read", "write"}  # for a worker process
@@ -131,14 +131,14 @@ SECRET = "a-secret-in-the-wrong-place"
         ("read = []", "has no key"),
         ('reed = ["0123456789abcdef"]', "sections of a key file are read, write, admin; .* has 'reed'"),
         (f'{SECRET} = "read"', "has a long one"),
-        (f'read = "{SECRET}"', "must be a list of texts"),
-        (f'read = ["{SECRET}", 7]', "must be a list of texts"),
-        (f"[read]\n{SECRET} = 1", "must be a list of texts"),
+        (f'read = "{SECRET}"', "must be a list of strings"),
+        (f'read = ["{SECRET}", 7]', "must be a list of strings"),
+        (f"[read]\n{SECRET} = 1", "must be a list of strings"),
         ('read = ["0123456789abcde"]', "at least 16 ASCII characters.* number 1 of read"),
         (f'write = ["{SECRET}", "two words 0123456"]', "number 2 of write"),
         ('admin = ["schlüssel-0123456789"]', "number 1 of admin"),
-        (f'read = ["{SECRET}"', "is not a key file"),
-        (f"{SECRET} {SECRET}", "is not a key file"),
+        (f'read = ["{SECRET}"', "is not TOML"),
+        (f"{SECRET} {SECRET}", "is not TOML"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, sentence: str) -> None:
@@ -152,7 +152,7 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read: No such file"):
         Keys.load(tmp_path / "none.toml", {})
     (tmp_path / "keys.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="is not a key file"):
+    with pytest.raises(InputError, match="is not TOML"):
         Keys.load(tmp_path / "keys.toml", {})
 
 
@@ -169,22 +169,22 @@ def resolved(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
 def test_loopback_needs_no_keys(host: str) -> None:
-    check_binding(host, Keys.none())
+    check_binding(host, Keys({}))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "2001:db8::1"])
 def test_other_addresses_need_keys(host: str, keys: Keys) -> None:
-    with pytest.raises(InputError, match=r"Without keys only this machine.*--keys FILE.*SEGUE_READ_KEYS.*secrets"):
-        check_binding(host, Keys.none())
+    with pytest.raises(InputError, match=r"Without keys, --host must be.*--keys FILE.*SEGUE_READ_KEYS.*secrets"):
+        check_binding(host, Keys({}))
     check_binding(host, keys)
 
 
 def test_names_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved(monkeypatch, "127.0.1.1", "::1")
-    check_binding("box", Keys.none())
+    check_binding("box", Keys({}))
     resolved(monkeypatch, "127.0.1.1", "192.0.2.7")
-    with pytest.raises(InputError, match="'box' is open to others"):
-        check_binding("box", Keys.none())
+    with pytest.raises(InputError, match="'box' is not: write"):
+        check_binding("box", Keys({}))
 
 
 def test_a_name_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_a_name_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(InputError, match="'nowhere' is not an address of this machine"):
-        check_binding("nowhere", Keys.none())
+        check_binding("nowhere", Keys({}))
 
 
 def test_loopback_by_name_alone() -> None:

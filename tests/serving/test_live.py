@@ -520,7 +520,7 @@ def test_a_store_that_fails_is_503_and_says_nothing_of_itself(
         client.post("/explanations", json={"user": "u"}),
         client.get("/health/ready"),
     ):
-        assert_problem(response, 503, "The store of histories cannot be used just now; ask again in a few seconds.")
+        assert_problem(response, 503, "The store of histories is not available at the moment")
         assert response.headers["retry-after"] == "5"
         assert "secret" not in response.text
     assert client.get("/health/live").status_code == 200

@@ -194,5 +194,5 @@ def test_the_bound_is_shared_by_the_runs_of_a_service(cycle_run: Path, tmp_path:
             assert engine.models.active.memories.most_bytes == each
         finally:
             engine.close()
-    with pytest.raises(InputError, match="--cache-mb must be at least 0, which remembers nothing, got -1"):
+    with pytest.raises(InputError, match="--cache-mb must be at least 0, which caches nothing, got -1"):
         ServiceSettings(runs=(cycle_run,), cache_mb=-1)

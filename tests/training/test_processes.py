@@ -288,14 +288,17 @@ def test_each_training_of_a_program_has_names_of_its_own(monkeypatch: pytest.Mon
 
 
 def test_signals_that_are_ignored_stay_so(tmp_path: Path) -> None:
-    """As `nohup` and a shell's background want it."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    """As `nohup` and a shell's background want it, however these tests were started."""
+    handled = {}
+    before = signal.getsignal(signal.SIGHUP)
     try:
-        handled = processes._this_machine(2, 0, tmp_path).signals_to_handle
+        for disposition in (signal.SIG_IGN, signal.SIG_DFL):
+            signal.signal(signal.SIGHUP, disposition)
+            handled[disposition] = processes._this_machine(2, 0, tmp_path).signals_to_handle
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert "SIGHUP" not in handled and "SIGTERM" in handled
-    assert "SIGHUP" in processes._this_machine(2, 0, tmp_path).signals_to_handle
+    assert "SIGHUP" not in handled[signal.SIG_IGN] and "SIGTERM" in handled[signal.SIG_IGN]
+    assert "SIGHUP" in handled[signal.SIG_DFL]
 
 
 def test_what_the_listener_raises_ends_everything_though_ctrl_c_is_ignored() -> None:

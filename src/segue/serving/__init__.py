@@ -1,4 +1,4 @@
-"""A run folder as a live HTTP service: `service` does the work, `app` is its HTTP face, `server` runs it.
+"""A run folder as a live HTTP service: `service` calls the engine and the store, `http` is its interface.
 
-Nothing is imported here: the engine's process needs no HTTP, and that of HTTP no torch.
+Nothing is imported here: the engine's process must not load the HTTP side, nor the HTTP process torch.
 """

@@ -1,4 +1,4 @@
-"""How a service is started, in one struct that worker processes can be handed."""
+"""The settings of `segue serve`."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from segue.serving.http.guard import read_origin
 from segue.serving.http.limits import RateLimit
 from segue.serving.http.logs import Level, check_level
 
-STORE = "segue.sqlite"  # in the folder one stands in
+STORE = "segue.sqlite"  # in the current folder
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What `segue serve` was told."""
+    """The options of `segue serve`, in a struct that can be sent to its worker processes."""
 
     runs: tuple[Path, ...]
     """The runs to serve: one, or two side by side."""
     runs_folder: Path | None = None
-    """Runs that may be switched to while serving."""
+    """The folder of the runs that can be switched to."""
     store: str = STORE
     host: str = "127.0.0.1"
     workers: int = 1
     cache_mb: int = 256
-    """Megabytes in which each worker may remember encoded histories, so that a new event costs one token."""
+    """Megabytes of each worker's KV cache, with which a user's new event costs one token to encode."""
     keys: Path | None = None
     rate_limit: float | None = None
-    """Requests a second that one client may send."""
+    """Requests a second allowed to one client."""
     origins: tuple[str, ...] = ()
-    """Other sites whose pages may ask."""
+    """Origins of other sites whose pages may send requests."""
     log_level: Level = "info"
     joining: bool = False
-    """Whether the service is running already, and a process of it is started, or started again: what it was told to
-    begin with is then no wish any more."""
+    """Whether a process joins a running service: a worker, or a restarted engine. It serves the store's active run,
+    and does not switch to the first of `runs`."""
 
     def __post_init__(self) -> None:
+        """Check everything before the first process starts."""
         if not 1 <= len(self.runs) <= 2:
-            raise InputError(f"Serve one run, or two to set them side by side; got {len(self.runs)}.")
+            raise InputError(f"Give one run to serve, or two to compare side by side; got {len(self.runs)}.")
         if self.workers < 1:
             raise InputError(f"--workers must be at least 1, got {self.workers}.")
         if self.cache_mb < 0:
-            raise InputError(f"--cache-mb must be at least 0, which remembers nothing, got {self.cache_mb}.")
+            raise InputError(f"--cache-mb must be at least 0, which caches nothing, got {self.cache_mb}.")
         if self.runs_folder is not None and not self.runs_folder.is_dir():
-            raise InputError(f"--runs must name a folder that holds run folders; {self.runs_folder} is none.")
-        # Said here, before anything is started, and not by every process later.
+            raise InputError(f"--runs must be a folder with run folders in it; {self.runs_folder} is not a folder.")
         check_level(self.log_level)
         if self.rate_limit is not None:
             RateLimit(self.rate_limit)

@@ -1,1 +1,1 @@
-"""The HTTP side: routes, keys, limits, logs, metrics."""
+"""The HTTP interface: routes, bodies, problems, keys, limits, logs, metrics, and the server that runs them."""

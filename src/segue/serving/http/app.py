@@ -1,87 +1,61 @@
-"""A Service → an HTTP application, described by OpenAPI, with its pages."""
+"""A Service → an ASGI application with its routes, its OpenAPI document and its page."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
-from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from litestar import Litestar, Request, Response
-from litestar.exceptions import HTTPException
+from litestar import Litestar
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Example, Parameter, RequestBody
-from litestar.types import Receive, Scope, Send
+from litestar.types import Receive, Send
 
-from segue.errors import FolderError, SegueError, StoreError
 from segue.serving.http.bodies import MAX_BODY_BYTES
 from segue.serving.http.fast_path import fast_request
+from segue.serving.http.json_request import JsonRequest, hide_id
 from segue.serving.http.pages import PAGE_ROUTES, SchemaPage
-from segue.serving.http.problems import (
-    JsonRequest,
-    http_problem,
-    not_found,
-    overloaded,
-    refused,
-    unavailable,
-    unexpected,
-)
+from segue.serving.http.problems import EXCEPTION_HANDLERS
 from segue.serving.http.routes import ROUTES
-from segue.serving.requests import OverloadedError, UnknownModelError
 from segue.serving.service import Service
-
-PROBLEMS: dict[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]] = {
-    HTTPException: http_problem,
-    OverloadedError: overloaded,
-    StoreError: unavailable,
-    UnknownModelError: not_found,
-    FolderError: unexpected,  # a damaged run is not the client's doing
-    SegueError: refused,
-    Exception: unexpected,
-}
 
 
 class Application(Litestar):
-    """Routes by the path as it was sent, piece by piece: an encoded slash belongs to its id and parts nothing."""
+    """The framework's application, with the fast path before its routing."""
 
     service: Service
 
     async def __call__(self, scope: Any, receive: Receive | Any, send: Send | Any) -> None:
         if scope["type"] == "http":
-            plain = fast_request(self.service, scope, receive)
-            if plain is not None:
-                scope["path_template"], answer = plain
-                await self._answer(answer, scope, receive, send)
+            fast = fast_request(self.service, scope, receive)
+            if fast is not None:
+                scope["path_template"], answer = fast
+                await self._respond(answer, scope, receive, send)
                 return
-            scope["path"] = _encoded_path(scope)
+            hide_id(scope)
         await super().__call__(scope, receive, send)
 
-    async def _answer(self, answer: Awaitable[bytes], scope: Any, receive: Any, send: Any) -> None:
+    async def _respond(self, answer: Awaitable[bytes], scope: Any, receive: Any, send: Any) -> None:
+        """Send the answer of the fast path, or the problem response for the error that it raises."""
         try:
             body = await answer
-        except Exception as error:  # noqa: BLE001  # each kind has its own sentence
+        except Exception as error:  # noqa: BLE001  # every kind has a handler
             scope["litestar_app"] = self
             request = JsonRequest(scope, receive, send)
-            told = next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)(request, error)
-            await told.to_asgi_response(app=None, request=request)(scope, receive, send)
+            handler = next(EXCEPTION_HANDLERS[kind] for kind in type(error).__mro__ if kind in EXCEPTION_HANDLERS)
+            response = handler(request, error)
+            await response.to_asgi_response(app=None, request=request)(scope, receive, send)
             return
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 
-def _encoded_path(scope: Scope | Any) -> str:
-    """The path with every piece encoded in the same one way."""
-    raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    pieces = raw.partition(b"?")[0].split(b"/")
-    return "/".join(quote_from_bytes(unquote_to_bytes(piece), safe="") for piece in pieces)
-
-
 def create_app(service: Service, *, examples: Sequence[str] = ()) -> Litestar:
-    """The application for a Service, which it runs and closes.
+    """The application of a Service, which it runs and closes.
 
-    `examples`: items to show in the OpenAPI document, which anyone may read.
+    `examples`: ids of items for the OpenAPI document, which anyone may read.
     """
 
     def running(_: Litestar) -> AbstractAsyncContextManager[None]:
@@ -90,14 +64,14 @@ def create_app(service: Service, *, examples: Sequence[str] = ()) -> Litestar:
     app = Application(
         [*ROUTES, *PAGE_ROUTES],
         lifespan=[running],
-        exception_handlers=PROBLEMS,
+        exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=MAX_BODY_BYTES,
         request_class=JsonRequest,
         logging_config=None,
         openapi_config=OpenAPIConfig(
             title="segue",
             version="1",
-            description="Next-item recommendations, live: every event changes the next answer.",
+            description="Live next-item recommendations: every event changes the next answer.",
             render_plugins=[SchemaPage(), JsonRenderPlugin()],
         ),
     )
@@ -108,7 +82,7 @@ def create_app(service: Service, *, examples: Sequence[str] = ()) -> Litestar:
 
 
 def _add_examples(app: Litestar, ids: list[str]) -> None:
-    """Examples in the OpenAPI document that this very service answers."""
+    """Put requests that this service can answer into the OpenAPI document."""
     bodies: dict[str, dict[str, Any]] = {
         "/recommendations": {"history": ids, "k": 5},
         "/explanations": {"history": ids},

@@ -1,4 +1,4 @@
-"""What requests carry and what the service says, as JSON. Recommendations themselves are `recommend.answers`."""
+"""The JSON bodies of requests and responses. A recommendation itself is `recommend.answer.Recommendation`."""
 
 from __future__ import annotations
 
@@ -14,89 +14,104 @@ from segue.recommend.history import Entry
 MAX_K = 1000
 MAX_PLAN = 50  # items of a plan
 MAX_BEAM = 32
-MAX_BODY_BYTES = 1_000_000  # of a request's body
-MAX_ENTRIES = 10_000
-MAX_EVENTS = 1000
-MAX_NEW_ITEMS = 1000  # added in one request
+MAX_BODY_BYTES = 1_000_000
+MAX_ENTRIES = 10_000  # of a history or a list of ids
+MAX_EVENTS = 1000  # in one request
+MAX_NEW_ITEMS = 1000  # in one request
 MAX_COLUMNS = 64
 MAX_VECTOR = 4096
-MAX_TEXT = 10_000  # characters of what a catalogue says of an item
-MAX_ID = 1024  # characters of a user, item, event id or kind that is kept
+MAX_TEXT = 10_000  # characters in a column of the catalogue
+MAX_ID = 1024  # characters of a user, item, event id or kind
+PROBLEM_TYPE = "application/problem+json"
+
+
+def described(text: str) -> msgspec.Meta:
+    """A field's description in the OpenAPI document."""
+    return msgspec.Meta(description=text)
+
 
 Ids = Annotated[list[str | int], msgspec.Meta(max_length=MAX_ENTRIES)]
 ShortText = Annotated[str, msgspec.Meta(max_length=MAX_ID)]
+LongText = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID)] | int
-K = Annotated[int, msgspec.Meta(ge=1, le=MAX_K, description="How many items to answer.")]
-
-
-def about(description: str) -> msgspec.Meta:
-    """What the OpenAPI document says of a field."""
-    return msgspec.Meta(description=description)
-
-
+K = Annotated[int, msgspec.Meta(ge=1, le=MAX_K, description="The number of items to return.")]
 History = Annotated[
     list[str | int | Entry],
     msgspec.Meta(
         max_length=MAX_ENTRIES,
-        description="Item ids, oldest first, or entries with an item and perhaps a time, a kind and a value; "
-        "they are sorted by time where every one has it.",
+        description="Item ids, oldest first, or entries with an item and optionally a time, a kind and a value. "
+        "Entries are sorted by time if all of them have one.",
     ),
 ]
-KeepSeen = Annotated[bool | None, about("Whether items of the history may be answered; null is the run's own way.")]
 Where = Annotated[
     dict[str, Annotated[list[str | int | float | bool], msgspec.Meta(max_length=MAX_ENTRIES)]],
-    msgspec.Meta(max_length=16, description="Columns of the catalogue and the values that an answer may have in them."),
+    msgspec.Meta(max_length=16, description="Catalogue columns, each with the values that an item may have there."),
 ]
-Now = Annotated[
-    float | datetime | None,
-    about("The moment of the question, for models that use it: seconds since 1970, or ISO 8601."),
+HistoryOrNone = Annotated[History | None, described("A history; give this or a user.")]
+UserOrNone = Annotated[Id | None, described("A user whose history is in the store.")]
+EventTime = Annotated[
+    float | datetime | None, described("Seconds since 1970 or ISO 8601; the time of the request if missing.")
 ]
-ModelName = Annotated[str | None, about("Which of the models served; null is the active one.")]
+EventKind = Annotated[ShortText | None, described("The kind of event, such as click or buy.")]
+EventValue = Annotated[float | None, described("A value, such as a rating.")]
+EventId = Annotated[Id | None, described("An id of the event, unique over all users. An id sent twice is stored once.")]
 
 
-class RecommendationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A history, and what the answer may hold."""
+class AnswerRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that recommendations, explanations and plans share: the model, the time, and the items allowed."""
+
+    exclude: Annotated[Ids | None, described("Ids that may not be in the answer.")] = None
+    only: Annotated[
+        Ids | None, described("The only ids that may be in the answer; ids that the model does not know are ignored.")
+    ] = None
+    keep_seen: Annotated[
+        bool | None, described("Whether the answer may hold items of the history; null is the run's default.")
+    ] = None
+    where: Annotated[Where | None, described("Filters on the catalogue.")] = None
+    now: Annotated[
+        float | datetime | None,
+        described("The request time, for models that use it: seconds since 1970, or ISO 8601."),
+    ] = None
+    model: Annotated[str | None, described("The name of a served model; null is the active one.")] = None
+
+
+class RecommendationRequest(AnswerRules, frozen=True):
+    """A history and the rules of the answer."""
 
     history: History
     k: K = 10
-    exclude: Annotated[Ids | None, about("Ids that are no answer.")] = None
-    only: Annotated[Ids | None, about("Ids that may be an answer; unknown ones are ignored.")] = None
-    keep_seen: KeepSeen = None
-    where: Annotated[Where | None, about("Filters on the catalogue.")] = None
-    now: Now = None
-    model: ModelName = None
 
 
 class Answer(Recommendation, frozen=True, kw_only=True):
-    """A recommendation and the run that gave it."""
+    """A recommendation and the name of the run that made it."""
 
     model: str
 
 
 class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that a user did with an item."""
+    """An interaction of a user with an item."""
 
     user: Id
     item: Id
-    time: Annotated[float | datetime | None, about("Seconds since 1970 or ISO 8601; without it, now.")] = None
-    kind: Annotated[ShortText | None, about("What happened, such as click or buy.")] = None
-    value: Annotated[float | None, about("How much of it, such as a rating.")] = None
-    id: Annotated[Id | None, about("The event's own id, of all users: what is sent twice with it is kept once.")] = None
+    time: EventTime = None
+    kind: EventKind = None
+    value: EventValue = None
+    id: EventId = None
 
 
 class EventsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One event, with its fields here; or several in `events`, kept together or not at all."""
+    """One event in the fields of this object, or several in `events`: all of them are stored, or none."""
 
     user: Id | None = None
     item: Id | None = None
-    time: Annotated[float | datetime | None, about("Seconds since 1970 or ISO 8601; without it, now.")] = None
-    kind: Annotated[ShortText | None, about("What happened, such as click or buy.")] = None
-    value: Annotated[float | None, about("How much of it, such as a rating.")] = None
-    id: Annotated[Id | None, about("The event's own id, of all users: what is sent twice with it is kept once.")] = None
+    time: EventTime = None
+    kind: EventKind = None
+    value: EventValue = None
+    id: EventId = None
     events: Annotated[list[EventBody], msgspec.Meta(max_length=MAX_EVENTS)] | None = None
 
     def as_list(self) -> list[EventBody]:
-        """The events."""
+        """The events in either form."""
         single = [getattr(self, field) for field in EventBody.__struct_fields__]
         if self.events is not None and all(field is None for field in single):
             return self.events
@@ -106,13 +121,13 @@ class EventsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EventsReceipt(msgspec.Struct, frozen=True):
-    """What became of events: they are on disk."""
+    """The answer to events: they are on disk."""
 
     accepted: int
     duplicates: int
-    """Events whose id was there already."""
+    """Events whose id was stored before."""
     unknown: list[str]
-    """Items, each once, that the active model does not know. Their events are kept."""
+    """Items that the active model does not know, each once. Their events are stored."""
 
 
 class CatalogueItem(msgspec.Struct, frozen=True):
@@ -121,34 +136,25 @@ class CatalogueItem(msgspec.Struct, frozen=True):
     id: str
     title: str | None
     count: int
-    """Events that the active model was trained on."""
+    """Events of the item in the active model's training log."""
     details: dict[str, Any]
-    """Further columns of the catalogue."""
+    """The other columns of the catalogue."""
 
 
 class CatalogueItems(msgspec.Struct, frozen=True):
-    """Items that fit a search."""
+    """The items that match a search."""
 
     items: list[CatalogueItem]
 
 
-Detail = (
-    Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-    | int
-    | float
-    | bool
-    | Annotated[list[float | Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]], msgspec.Meta(max_length=MAX_VECTOR)]
-    | None
-)
-Title = Annotated[
-    Annotated[str, msgspec.Meta(max_length=MAX_TEXT)] | None, about("Its title; a part of what it is known by.")
-]
+Detail = LongText | int | float | bool | Annotated[list[float | LongText], msgspec.Meta(max_length=MAX_VECTOR)] | None
+Title = Annotated[LongText | None, described("The title. Models with content may encode it.")]
 Details = Annotated[
     dict[ShortText, Detail],
     msgspec.Meta(
         max_length=MAX_COLUMNS,
-        description="Further columns of the catalogue: its vector, its category, whatever there is to filter by. "
-        "Columns that the run does not have are kept and left aside.",
+        description="Further columns of the catalogue, such as a vector, a category or values to filter by. Columns "
+        "that the run does not have are stored and not used.",
     ),
 ]
 
@@ -162,7 +168,7 @@ class NewItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewItemsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One item, with its fields here; or several in `items`, kept together or not at all."""
+    """One item in the fields of this object, or several in `items`: all of them are stored, or none."""
 
     id: Id | None = None
     title: Title = None
@@ -170,7 +176,7 @@ class NewItemsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     items: Annotated[list[NewItem], msgspec.Meta(max_length=MAX_NEW_ITEMS)] | None = None
 
     def as_list(self) -> list[NewItem]:
-        """The items."""
+        """The items in either form."""
         if self.items is not None and self.id is None and self.title is None and not self.details:
             return self.items
         if self.items is not None or self.id is None:
@@ -179,14 +185,14 @@ class NewItemsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ItemsReceipt(msgspec.Struct, frozen=True):
-    """What became of new items: they are on disk, and every worker and replica follows within a second."""
+    """The answer to new items: they are on disk, and all workers and replicas load them within a second."""
 
     accepted: int
-    """Items kept; the same id again is the same item, with what was said last."""
+    """Items stored. An id that is sent again replaces the earlier item."""
     served: int
-    """Those of them that the active model answers from now on."""
+    """Accepted items that the active model can recommend from now on."""
     reason: str | None
-    """Why it does not answer the others."""
+    """Why the active model cannot recommend the others."""
 
 
 class HistoryEvent(msgspec.Struct, frozen=True):
@@ -207,116 +213,97 @@ class UserHistory(msgspec.Struct, frozen=True):
     user: str
     events: list[HistoryEvent]
     more: bool
-    """Whether there are older ones."""
+    """Whether the store has older events."""
 
 
 class Deletion(msgspec.Struct, frozen=True):
-    """What was removed."""
+    """The answer to the deletion of a user."""
 
     removed: int
-    """Events of the user."""
+    """Events removed."""
 
 
-class ExplanationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why an item is answered to a history, or to a user."""
+class ExplanationRequest(AnswerRules, frozen=True):
+    """A history or a user, and the item to explain."""
 
-    history: Annotated[History | None, about("A history; else name a user.")] = None
-    user: Annotated[Id | None, about("A user whose history the service keeps.")] = None
-    item: Annotated[Id | None, about("The item to explain; null is the first answer.")] = None
-    exclude: Annotated[Ids | None, about("Ids that are no answer.")] = None
-    only: Annotated[Ids | None, about("Ids that may be an answer; unknown ones are ignored.")] = None
-    keep_seen: KeepSeen = None
-    where: Annotated[Where | None, about("Filters on the catalogue.")] = None
-    attention: Annotated[bool, about("Whether to give the attention weights too.")] = True
-    now: Now = None
-    model: ModelName = None
+    history: HistoryOrNone = None
+    user: UserOrNone = None
+    item: Annotated[Id | None, described("The item to explain; null is the first recommendation.")] = None
+    attention: Annotated[bool, described("Whether to return the attention weights as well.")] = True
 
 
-class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A history, or a user, and what the plan may hold."""
+class PlanRequest(AnswerRules, frozen=True):
+    """A history or a user, and the rules of the plan."""
 
-    history: Annotated[History | None, about("A history; else name a user.")] = None
-    user: Annotated[Id | None, about("A user whose history the service keeps.")] = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_PLAN, description="How many items to plan.")] = 5
-    beam: Annotated[int, msgspec.Meta(ge=1, le=MAX_BEAM, description="How many plans are followed side by side.")] = (
-        BEAM
-    )
-    exclude: Annotated[Ids | None, about("Ids that are no part of a plan.")] = None
-    only: Annotated[Ids | None, about("Ids that may be part of it; unknown ones are ignored.")] = None
-    keep_seen: Annotated[
-        bool | None, about("Whether items of the history may be planned; null is the run's own way.")
-    ] = None
-    repeats: Annotated[bool, about("Whether an item may come twice.")] = False
-    where: Annotated[Where | None, about("Filters on the catalogue.")] = None
-    now: Now = None
-    model: ModelName = None
+    history: HistoryOrNone = None
+    user: UserOrNone = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_PLAN, description="The number of items to plan.")] = 5
+    beam: Annotated[int, msgspec.Meta(ge=1, le=MAX_BEAM, description="The width of the beam search.")] = BEAM
+    repeats: Annotated[bool, described("Whether an item may occur twice.")] = False
 
 
 class PlanAnswer(Plan, frozen=True, kw_only=True):
-    """A plan and the run that made it."""
+    """A plan and the name of the run that made it."""
 
     model: str
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """A run being served: what it is and how it was measured."""
+    """A served run, with its evaluation report."""
 
     name: str
     seen: Literal["excluded", "kept"]
     items: int
     length: int
-    """The newest events that the model looks at, at most."""
+    """The number of newest events that the model uses."""
     attention: bool
     plan: bool
-    """Whether it can plan several items: see POST /plans."""
+    """Whether the model can plan several items (POST /plans)."""
     columns: list[str]
-    """Columns of the catalogue, to filter by."""
+    """Catalogue columns to filter by."""
     added: int
-    """Items that were added since it was trained."""
+    """Items added since training."""
     left_out: int
-    """Items of POST /items that it cannot take."""
+    """Items of POST /items that the model cannot recommend."""
     left_out_because: str | None
     manifest: dict[str, Any]
     report: dict[str, Any] | None
-    """As `segue evaluate --json` prints it."""
+    """The output of `segue evaluate --json`."""
 
 
 class ModelsStatus(msgspec.Struct, frozen=True):
-    """What is being served."""
+    """The served runs and those that can be switched to."""
 
     active: str
     previous: str | None
-    """The run that a rollback would bring back."""
+    """The run that a rollback activates."""
     switchable: list[str]
-    """Runs that may be switched to."""
+    """Runs under --runs."""
     models: list[ModelCard]
     """The active one first."""
 
 
 class SwitchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The run to serve from now on."""
+    """The run to serve."""
 
-    run: Annotated[str, msgspec.Meta(max_length=255, description="The name of a folder under --runs, never a path.")]
+    run: Annotated[str, msgspec.Meta(max_length=255, description="The name of a folder under --runs, not a path.")]
 
 
 class ActiveRun(msgspec.Struct, frozen=True):
-    """What is served now."""
+    """The active run after a switch."""
 
     active: str
     previous: str | None
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The service's own state."""
+    """The state of the process."""
 
     status: Literal["live", "ready"]
 
 
-PROBLEM_TYPE = "application/problem+json"
-
-
 class Problem(msgspec.Struct, frozen=True):
-    """Why a request was not answered (RFC 9457)."""
+    """Why a request failed (RFC 9457)."""
 
     title: str
     status: int

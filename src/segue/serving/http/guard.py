@@ -1,4 +1,4 @@
-"""An ASGI application → the same one behind keys, limits and origin checks, with its requests counted and logged."""
+"""The ASGI middleware before the application: keys, limits and origin checks; it counts and logs every request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import msgspec
 
 from segue.errors import InputError
 from segue.serving.http.bodies import PROBLEM_TYPE, Problem
-from segue.serving.http.keys import Holder, Keys, Role, is_loopback
+from segue.serving.http.keys import KeyHolder, Keys, Role, is_loopback
 from segue.serving.http.limits import RateLimit
 from segue.serving.http.logs import REQUEST_ID, JsonLogHandler
 from segue.serving.http.metrics import Metrics
@@ -31,16 +31,16 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 MAX_PATH_BYTES = 8192  # bytes
 MAX_QUERY_BYTES = 65_536
-CLIENT_GONE = 499  # in logs and metrics: nobody was there to be answered
-UNMATCHED = "unmatched"  # the route of a request that the application has no route for
-GUARD = "guard"  # the route of a request that the guard answered itself
+CLIENT_CLOSED = 499  # in logs and metrics: the client closed the connection before the response
+UNMATCHED = "unmatched"  # the route in logs and metrics if the application has none for the path
+GUARD = "guard"  # the route in logs and metrics if the guard answered
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS = SAFE | {"POST", "PUT", "PATCH", "DELETE"}
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
-# The first piece of a path, and how many pieces it has. What is not named here needs `read` if it is safe and `admin`
-# if it is not, so that a route someone forgets to name is closed rather than open.
+# By the method, the first piece of the path and the number of pieces. A route that is missing here needs `read` if its
+# method is safe and `admin` if not, so a forgotten route is closed and not open.
 OPEN = frozenset({b"", b"page", b"schema", b"health"})
 ROLES: dict[tuple[str, bytes, int], Role] = {
     ("POST", b"recommendations", 1): "read",
@@ -64,8 +64,8 @@ SECURITY: list[Header] = [
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
-NOT_KEPT: Header = (b"cache-control", b"no-store")
-ASKED_AGAIN: Header = (b"cache-control", b"no-cache")  # the page's files: after an upgrade, never the old ones
+NO_STORE: Header = (b"cache-control", b"no-store")
+NO_CACHE: Header = (b"cache-control", b"no-cache")  # for files of the page: browsers revalidate them after an upgrade
 PREFLIGHT: list[Header] = [
     (b"access-control-allow-methods", b"GET, POST, PUT, DELETE"),
     (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
@@ -73,16 +73,16 @@ PREFLIGHT: list[Header] = [
 ]
 EXPOSED: Header = (b"access-control-expose-headers", b"x-request-id, retry-after")
 
-STARTED = os.urandom(5).hex()  # tells the requests of this process from those of all others
-COUNT = itertools.count(1)
-GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+PROCESS = os.urandom(5).hex()  # the prefix of request ids that this process makes
+REQUESTS = itertools.count(1)
+CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 ORIGIN = re.compile(r"https?://[^/\s?#@*,]+")
 
 logger = logging.getLogger(__name__)
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What the guard answers in the application's place."""
+    """A response of the guard itself."""
 
     status: int
     headers: Sequence[Header] = ()
@@ -90,14 +90,14 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def refusal(status: HTTPStatus, detail: str, *headers: Header) -> Reply:
-    """A problem, in the shape of all the service's problems."""
+    """A problem response like those of the application."""
     body = msgspec.json.encode(Problem(title=status.phrase, status=status.value, detail=detail))
-    about = ((b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode()))
-    return Reply(status.value, (*about, *headers), body)
+    entity = ((b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode()))
+    return Reply(status.value, (*entity, *headers), body)
 
 
 class Guard:
-    """Stands before an application: whatever it refuses never gets there, whatever comes back is counted and logged."""
+    """Refuses requests before they reach the application; adds headers to every response, counts it and logs it."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Guard:
         allowed_origins: Iterable[str] = (),
         host: str = "localhost",
     ) -> None:
-        """`host` is the name that was bound; without keys it and the loopback addresses are what one may ask for."""
+        """`host`: the bound name. Without keys, a request's Host header must be this or a loopback name."""
         self._app = app
         self._keys = keys
         self._metrics = metrics
@@ -127,11 +127,11 @@ class Guard:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
-        else:  # nothing here speaks WebSocket
+        else:  # no WebSocket route exists
             await send({"type": "websocket.close", "code": 1008})
 
     async def _http(self, scope: Scope, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         headers: Headers = dict(scope["headers"])
         request_id = _request_id(headers)
         pieces = path_pieces(scope)
@@ -147,52 +147,49 @@ class Guard:
                 await exchange.answer(reply)
         except Exception:
             logger.exception("A request failed outside its handler")
-            await exchange.answer(SOMETHING_WRONG)
+            await exchange.answer(INTERNAL_ERROR)
         finally:
             REQUEST_ID.reset(token)
             if route is UNMATCHED:
                 route = scope.get("path_template") or UNMATCHED
-            self._record(scope["method"], route, exchange.status or CLIENT_GONE, began, request_id)
-
-    def _record(self, method: str, route: str, status: int, began: float, request_id: str) -> None:
-        method = method if method in METHODS else "other"  # whatever a client makes up is one label
-        seconds = time.perf_counter() - began
-        self._metrics.request(method=method, route=route, status=status, seconds=seconds)
-        if self._logs is not None:
-            self._logs.request(request_id=request_id, method=method, route=route, status=status, seconds=seconds)
+            method = scope["method"] if scope["method"] in METHODS else "other"  # an invented method adds no label
+            status, seconds = exchange.status or CLIENT_CLOSED, time.perf_counter() - start
+            self._metrics.request(method=method, route=route, status=status, seconds=seconds)
+            if self._logs is not None:
+                self._logs.request(request_id=request_id, method=method, route=route, status=status, seconds=seconds)
 
     def _added_headers(self, headers: Headers, pieces: list[bytes], request_id: str) -> list[Header]:
-        kept = ASKED_AGAIN if pieces and pieces[0] == b"page" else NOT_KEPT
-        added = [*self._added, kept, (b"x-request-id", request_id.encode())]
+        caching = NO_CACHE if pieces and pieces[0] == b"page" else NO_STORE
+        added = [*self._added, caching, (b"x-request-id", request_id.encode())]
         if self._origins and headers.get(b"origin") in self._origins:
             added += [(b"access-control-allow-origin", headers[b"origin"]), EXPOSED]
         return added
 
     def _reply(self, scope: Scope, headers: Headers, pieces: list[bytes]) -> Reply | None:
-        """The guard's own answer; None if the request may pass."""
+        """The guard's response; None if the request may pass."""
         method: str = scope["method"]
         holder = self._keys.holder(headers.get(b"authorization")) if self._keys else None
         return (
             _too_long(scope)
             or self._wrong_host(headers)
-            or self._too_often(scope, holder, pieces)
+            or self._over_rate_limit(scope, holder, pieces)
             or (self._preflight(headers) if method == "OPTIONS" else None)
-            or self._no_right(method, headers, holder, pieces)
-            or (self._unsafe(method, headers) if method not in SAFE else None)
+            or self._forbidden(method, headers, holder, pieces)
+            or (self._unsafe_request(method, headers) if method not in SAFE else None)
         )
 
     def _wrong_host(self, headers: Headers) -> Reply | None:
-        """A page elsewhere may point its own name at this machine; it cannot make a browser send another name."""
-        if self._keys or names_this_machine(headers.get(b"host", b""), self._host):
+        """Against DNS rebinding: a foreign site can resolve its name to this machine, but browsers send that name."""
+        if self._keys or is_own_host(headers.get(b"host", b""), self._host):
             return None
         return refusal(
             HTTPStatus.FORBIDDEN,
-            "Without keys the service answers only to localhost and the loopback addresses, and the request's Host "
-            "is another; ask for one of these, or start the service with keys.",
+            "Without keys, the request's Host must be localhost or a loopback address, and it is another; use one of "
+            "these, or start the service with keys.",
         )
 
-    def _too_often(self, scope: Scope, holder: Holder | None, pieces: list[bytes]) -> Reply | None:
-        if self._rate_limit is None or (pieces and pieces[0] == b"health"):  # a probe that fails ends the service
+    def _over_rate_limit(self, scope: Scope, holder: KeyHolder | None, pieces: list[bytes]) -> Reply | None:
+        if self._rate_limit is None or (pieces and pieces[0] == b"health"):  # a failed health check ends the service
             return None
         client = scope.get("client")
         seconds = self._rate_limit.wait(holder.number if holder else client[0] if client else None)
@@ -200,7 +197,7 @@ class Guard:
             return None
         return refusal(
             HTTPStatus.TOO_MANY_REQUESTS,
-            "More requests came from you than the service takes in a second; wait as Retry-After says.",
+            "This client sent more requests a second than the service allows; wait the seconds in Retry-After.",
             (b"retry-after", str(math.ceil(seconds)).encode()),
         )
 
@@ -209,14 +206,16 @@ class Guard:
             return Reply(HTTPStatus.NO_CONTENT.value, PREFLIGHT)
         return None
 
-    def _no_right(self, method: str, headers: Headers, holder: Holder | None, pieces: list[bytes]) -> Reply | None:
+    def _forbidden(self, method: str, headers: Headers, holder: KeyHolder | None, pieces: list[bytes]) -> Reply | None:
         if not self._keys:
             return None
         role = needed_role(method, pieces)
         if role is None or (holder is not None and role in holder.roles):
             return None
         if holder is not None:
-            return refusal(HTTPStatus.FORBIDDEN, f"This needs a key with the role {role}, and yours is for another.")
+            return refusal(
+                HTTPStatus.FORBIDDEN, f"This needs a key with the role {role}; the key sent has another role."
+            )
         sent = "the one sent is not known" if b"authorization" in headers else "none was sent"
         return refusal(
             HTTPStatus.UNAUTHORIZED,
@@ -224,36 +223,36 @@ class Guard:
             (b"www-authenticate", b"Bearer"),
         )
 
-    def _unsafe(self, method: str, headers: Headers) -> Reply | None:
-        """What may change something: not for pages from elsewhere, and its body is bounded JSON."""
+    def _unsafe_request(self, method: str, headers: Headers) -> Reply | None:
+        """A request that may change state: not from a foreign site's page, and with a body of bounded JSON."""
         origin = headers.get(b"origin")
         if origin is not None and origin not in self._origins and not _same_host(origin, headers.get(b"host")):
             return refusal(
                 HTTPStatus.FORBIDDEN,
-                "The request comes from a page of another site, which the service was not told to allow.",
+                "The request comes from a page of another site, which is not allowed; allow its origin with --cors.",
             )
         length = int(headers.get(b"content-length", b"0"))
         if length > self._max_body_bytes:
             return refusal(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"A body has at most {self._max_body_bytes} bytes, got {length}; send less at a time.",
+                f"A body has at most {self._max_body_bytes} bytes, got {length}; split the request.",
             )
         has_body = length > 0 or b"transfer-encoding" in headers
         if has_body and method in WITH_BODY and not _is_json(headers.get(b"content-type", b"")):
             return refusal(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                "A body is JSON and says so; send it with Content-Type: application/json.",
+                "The body must be JSON; send it with Content-Type: application/json.",
             )
         return None
 
 
-SOMETHING_WRONG = refusal(
-    HTTPStatus.INTERNAL_SERVER_ERROR, "Something went wrong in the service; its log says what, under X-Request-Id."
+INTERNAL_ERROR = refusal(
+    HTTPStatus.INTERNAL_SERVER_ERROR, "The service failed to answer; its log has the reason under X-Request-Id."
 )
 
 
 class Exchange:
-    """One request and its response: adds the headers, and remembers what became of it."""
+    """The messages of one request and its response: adds the headers and records the status."""
 
     __slots__ = ("_added", "_receive", "_send", "status")
 
@@ -262,16 +261,16 @@ class Exchange:
         self._send = send
         self._added = added
         self.status = 0
-        """Of the response that was begun; CLIENT_GONE once there is nobody to begin it for."""
+        """Of the response sent; CLIENT_CLOSED if the client left before it; 0 before either."""
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self.status:
-            self.status = CLIENT_GONE
+            self.status = CLIENT_CLOSED
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Not a coroutine function: it hands the server's own awaitable on, which saves one a message."""
+        """Not a coroutine function: it returns the server's awaitable, which saves a coroutine a message."""
         if message["type"] == "http.response.start":
             self.status = self.status or message["status"]
             message = {**message, "headers": [*message.get("headers", ()), *self._added]}
@@ -279,21 +278,21 @@ class Exchange:
         return sent
 
     async def answer(self, reply: Reply) -> None:
-        """The guard's own response, unless another was begun."""
+        """Send the guard's response, unless another one has started."""
         if not self.status:
             await self.send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
             await self.send({"type": "http.response.body", "body": reply.body})
 
 
 def path_pieces(scope: Scope) -> list[bytes]:
-    """The path between its slashes, decoded: however a path is spelled, the guard reads what the router reads."""
+    """The decoded pieces of the path between its slashes. The guard and the router both read these."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     pieces = [piece for piece in raw.partition(b"?")[0].split(b"/") if piece]
     return [unquote_to_bytes(piece) for piece in pieces] if b"%" in raw else pieces
 
 
 def needed_role(method: str, pieces: Sequence[bytes]) -> Role | None:
-    """The role that a request needs; None if everyone may."""
+    """The role that a request needs; None if it needs no key."""
     first = pieces[0] if pieces else b""
     if method in SAFE:
         return None if first in OPEN else "read"
@@ -306,35 +305,35 @@ def _too_long(scope: Scope) -> Reply | None:
         return None
     return refusal(
         HTTPStatus.REQUEST_URI_TOO_LONG,
-        f"A path has at most {MAX_PATH_BYTES} bytes and a query {MAX_QUERY_BYTES}, got {path} and {query}.",
+        f"A path has at most {MAX_PATH_BYTES} bytes and a query string {MAX_QUERY_BYTES}, got {path} and {query}.",
     )
 
 
 @lru_cache(256)
-def names_this_machine(header: bytes, bound: str) -> bool:
-    """Whether a Host header, its port aside, is a loopback name or address, or the very name that was bound."""
+def is_own_host(header: bytes, bound: str) -> bool:
+    """Whether a Host header, without its port, is a loopback name or address, or the bound name."""
     host = header.decode("latin-1").lower()
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return name == bound or is_loopback(name)
 
 
 def _request_id(headers: Headers) -> str:
-    given = headers.get(b"x-request-id")
-    if given is not None and GIVEN_ID.fullmatch(given):
-        return given.decode()
-    return f"{STARTED}-{next(COUNT):x}"
+    sent = headers.get(b"x-request-id")
+    if sent is not None and CLIENT_REQUEST_ID.fullmatch(sent):
+        return sent.decode()
+    return f"{PROCESS}-{next(REQUESTS):x}"
 
 
 def read_origin(name: str) -> bytes:
-    """An origin as browsers send it."""
+    """An origin of --cors in the form that browsers send."""
     origin = name.lower().removesuffix("/")
     if not ORIGIN.fullmatch(origin):
-        raise InputError(f"An origin is a scheme and a host, such as https://shop.example, got {name!r}.")
+        raise InputError(f"An origin of --cors is a scheme and a host, such as https://shop.example, got {name!r}.")
     return origin.encode()
 
 
 def _same_host(origin: bytes, host: bytes | None) -> bool:
-    """The scheme may differ: TLS often ends before the service."""
+    """Whether an origin has this host. The scheme may differ: TLS often ends at a proxy."""
     return host is not None and origin.lower().partition(b"://")[2] == host.lower()
 
 

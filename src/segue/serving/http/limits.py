@@ -1,4 +1,4 @@
-"""Requests of a client → whether the next one may pass now, or how long it has to wait."""
+"""A client's requests → whether the next one may pass, or how long it must wait."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MAX_CLIENTS = 10_000
 
 
 class RateLimit:
-    """A bucket of tokens a client, filled at `per_second` and holding a second of it, or one; a request takes one.
+    """A token bucket for each client, refilled at `per_second`, with room for one second's tokens and at least one.
 
-    For one thread. The clients heard of longest ago are forgotten, which gives them a full bucket.
+    For one thread. The least recently active clients are dropped, so their next request meets a full bucket.
     """
 
     def __init__(
@@ -25,22 +25,20 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0 < per_second < float("inf"):
-            raise InputError(
-                f"A rate limit is a number of requests a second above 0, got {per_second}; set it with --rate-limit."
-            )
+            raise InputError(f"--rate-limit must be a number of requests a second above 0, got {per_second}.")
         self._rate = per_second
         self._full = max(per_second, 1)
-        self._most_clients = max_clients
+        self._max_clients = max_clients
         self._clock = clock
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # tokens left, and when
 
     def wait(self, client: Hashable) -> float:
-        """Zero if the client's request may pass, which is then counted; else the seconds until one may."""
+        """Take a token and return 0; if there is none, return the seconds until there is."""
         now = self._clock()
-        tokens, then = self._buckets.pop(client, (self._full, now))
-        tokens = min(self._full, tokens + (now - then) * self._rate)
+        tokens, counted = self._buckets.pop(client, (self._full, now))
+        tokens = min(self._full, tokens + (now - counted) * self._rate)
         passes = tokens >= 1
         self._buckets[client] = (tokens - 1 if passes else tokens, now)
-        if len(self._buckets) > self._most_clients:
+        if len(self._buckets) > self._max_clients:
             self._buckets.popitem(last=False)
         return 0.0 if passes else (1 - tokens) / self._rate

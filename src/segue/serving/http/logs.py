@@ -1,4 +1,4 @@
-"""Log records and answered requests → JSON lines on standard error, with a request's id and without users' ids."""
+"""Log records and requests → JSON lines on standard error, with the request's id and without users' ids."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Level = Literal["debug", "info", "warning", "error"]
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 REQUESTS = "segue.serving.requests"
 SERVER_ERROR = 500
-# Their texts speak of code and of tables; any other exception's may quote what a request held.
-HARMLESS_TEXTS = (TypeError, AttributeError, NameError, sqlite3.Error)
+# Their messages name code and tables; the message of any other exception may quote a request.
+SAFE_MESSAGES = (TypeError, AttributeError, NameError, sqlite3.Error)
 
 
 class RecordLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A record of `logging`."""
+    """The line of a `logging` record."""
 
     time: datetime
     level: str
@@ -37,7 +37,7 @@ class RecordLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestLine(msgspec.Struct, frozen=True):
-    """A request that was answered, or whose client left."""
+    """The line of a request that was answered, or whose client closed the connection."""
 
     time: datetime
     level: Level
@@ -46,13 +46,13 @@ class RequestLine(msgspec.Struct, frozen=True):
     request_id: str
     method: str
     route: str
-    """The template, such as /users/{id}/history: a path holds a user's id."""
+    """The path template, such as /users/{id}/history: the path itself may hold a user's id."""
     status: int
     milliseconds: float
 
 
 class JsonLogHandler(logging.Handler):
-    """Writes each record and each request as one line of JSON, and goes on when nobody can read it."""
+    """Writes each record and each request as one line of JSON; a stream that fails is ignored."""
 
     def __init__(self, stream: BinaryIO, level: int = logging.INFO) -> None:
         super().__init__(level)
@@ -60,7 +60,7 @@ class JsonLogHandler(logging.Handler):
         self._encode = msgspec.json.Encoder().encode
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A record of `logging`."""
+        """Write a record of `logging`."""
         error = record.exc_info[1] if record.exc_info else None
         self._write(
             RecordLine(
@@ -74,7 +74,7 @@ class JsonLogHandler(logging.Handler):
         )
 
     def request(self, *, request_id: str, method: str, route: str, status: int, seconds: float) -> None:
-        """A request, past the machinery of `logging`, which would cost more than the rest of the guard."""
+        """Write a request, without a `logging` record, which would cost more than the rest of the guard."""
         failed = status >= SERVER_ERROR
         if self.level > (logging.WARNING if failed else logging.INFO):
             return
@@ -96,12 +96,13 @@ class JsonLogHandler(logging.Handler):
         try:
             self._stream.write(self._encode(line) + b"\n")
             self._stream.flush()
-        except (OSError, ValueError):  # full, closed or gone: the service outlives its log
+        except (OSError, ValueError):  # full or closed: the service goes on without its log
             pass
 
 
 def configure_logs(level: Level = "info") -> JsonLogHandler:
-    """Send every logger of this process, uvicorn's too, to standard error as JSON lines; again replaces the first."""
+    """Write all loggers of this process, uvicorn's included, to standard error as JSON lines. A second call replaces
+    the handler of the first."""
     check_level(level)
     number = logging.getLevelNamesMapping()[level.upper()]
     lines = JsonLogHandler(sys.stderr.buffer, number)
@@ -114,15 +115,15 @@ def configure_logs(level: Level = "info") -> JsonLogHandler:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.asgi"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
-    # It writes paths, without a handler too if it is loud enough; `JsonLogHandler.request` is in its place.
+    # It logs paths, and above WARNING even without a handler; `JsonLogHandler.request` replaces it.
     logging.getLogger("uvicorn.access").disabled = True
     return lines
 
 
 def check_level(level: str) -> None:
-    """Refuse what is no level."""
+    """Raise if this is not a log level."""
     if level not in get_args(Level):
-        raise InputError(f"A log level is one of {', '.join(get_args(Level))}, got {level!r}.")
+        raise InputError(f"--log-level must be one of {', '.join(get_args(Level))}, got {level!r}.")
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -130,20 +131,20 @@ def _message(record: logging.LogRecord) -> str:
         message = record.getMessage()
     except (TypeError, ValueError, KeyError):
         return str(record.msg)
-    # asyncio adds the future, and in it the text of its exception, on lines of their own
+    # asyncio adds further lines with the future and the message of its exception
     return message.partition("\n")[0] if record.name == "asyncio" else message
 
 
 def redacted_traceback(error: BaseException) -> str:
-    """A traceback that says where and what kind, without the texts of exceptions: they may quote a user's id."""
+    """A traceback with the lines of code and the exceptions' types, without their messages, which may quote an id."""
     parts = []
     for each in _chain(error, set()):
-        parts += [*traceback.format_tb(each.__traceback__), _kind(each)]
+        parts += [*traceback.format_tb(each.__traceback__), _type_line(each)]
     return "".join(parts).rstrip("\n")
 
 
 def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """What led to the error, the first cause first, then the error."""
+    """The causes of an error, the first one first, then the error."""
     if id(error) in seen:
         return
     seen.add(id(error))
@@ -156,6 +157,6 @@ def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
     yield error
 
 
-def _kind(error: BaseException) -> str:
-    text = error.strerror if isinstance(error, OSError) else str(error) if isinstance(error, HARMLESS_TEXTS) else None
-    return f"{type(error).__module__}.{type(error).__qualname__}{f': {text}' if text else ''}\n"
+def _type_line(error: BaseException) -> str:
+    message = error.strerror if isinstance(error, OSError) else str(error) if isinstance(error, SAFE_MESSAGES) else None
+    return f"{type(error).__module__}.{type(error).__qualname__}{f': {message}' if message else ''}\n"

@@ -1,4 +1,4 @@
-"""The files of the page, as they are in `page/`: served from memory, by name, nothing loaded from elsewhere."""
+"""The routes of the page: the files in `page/`, served from memory by name."""
 
 from __future__ import annotations
 
@@ -20,17 +20,14 @@ MEDIA_TYPES = {
 }
 
 
-def _read() -> dict[str, tuple[bytes, str]]:
-    """Name → (content, media type) of every file: a path cannot lead anywhere else."""
-    found = {}
-    for file in files("segue.serving").joinpath("page").iterdir():
-        ending = "." + file.name.rpartition(".")[2]
-        if ending in MEDIA_TYPES:
-            found[file.name] = (file.read_bytes(), MEDIA_TYPES[ending])
-    return found
+def _read_files() -> dict[str, tuple[bytes, str]]:
+    """Name → (content, media type) of every file, so that no request reads a path."""
+    folder = files("segue.serving").joinpath("page")
+    types = {file: MEDIA_TYPES.get("." + file.name.rpartition(".")[2]) for file in folder.iterdir()}
+    return {file.name: (file.read_bytes(), media_type) for file, media_type in types.items() if media_type}
 
 
-FILES = _read()
+FILES = _read_files()
 
 
 def _file(name: str) -> Response[bytes]:
@@ -54,11 +51,11 @@ PAGE_ROUTES: list[BaseRouteHandler] = [index, page_file]
 
 
 class SchemaPage(OpenAPIRenderPlugin):
-    """The OpenAPI document as a page to read and try."""
+    """The page on which the OpenAPI document can be read and tried."""
 
     def __init__(self) -> None:
         super().__init__(path="/", favicon="")
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:  # noqa: ARG002
-        """The page, which asks for the document itself."""
+        """The page, which fetches the document itself."""
         return FILES["schema.html"][0]

@@ -1,59 +1,25 @@
-"""Whatever goes wrong → application/problem+json with a sentence, and never a traceback."""
+"""Errors → application/problem+json responses with one sentence each, never a traceback."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
-import msgspec
 from litestar import Request, Response
-from litestar.exceptions import ClientException, HTTPException
+from litestar.exceptions import HTTPException
 from litestar.openapi.datastructures import ResponseSpec
 
-from segue.errors import SegueError, StoreError
+from segue.errors import FolderError, SegueError, StoreError
 from segue.serving.http.bodies import PROBLEM_TYPE, Problem
-from segue.serving.requests import OverloadedError
+from segue.serving.http.guard import path_pieces
+from segue.serving.http.json_request import encoded_path, service_of
+from segue.serving.requests import OverloadedError, UnknownModelError
 
-if TYPE_CHECKING:
-    from segue.serving.service import Service
-
-MISSING_BODY = "'data'"  # the framework's whole message for it: the name of the argument that it could not fill
+MISSING_BODY = "'data'"  # the framework's whole message for it: the name of the handler's parameter
 
 logger = logging.getLogger(__name__)
-
-
-class JsonRequest(Request[Any, Any, Any]):
-    """A request whose body is decoded straight into what the handler takes, and refused with a sentence.
-
-    The framework would decode it untyped and then convert it leniently, taking the text "10" for a number.
-    """
-
-    @property
-    def service(self) -> Service:
-        """What the application serves."""
-        return service_of(self)
-
-    async def json(self) -> Any:
-        wanted = self.route_handler.parsed_data_field
-        return read_json(await self.body(), Any if wanted is None else wanted.annotation)
-
-
-def read_json(body: bytes, wanted: Any) -> Any:
-    """A body as what is wanted, or what is wrong with it."""
-    try:
-        return msgspec.json.decode(body, type=wanted)
-    except msgspec.ValidationError as error:
-        raise ClientException(f"The body cannot be used: {error}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ClientException(f"The body cannot be read as JSON: {error}.") from None
-
-
-def service_of(request: Request[Any, Any, Any]) -> Service:
-    """An attribute of the application: as one of the framework's dependencies it would cost more than its routing."""
-    service: Service = request.app.service  # type: ignore[attr-defined]  # of `app.Application`
-    return service
 
 
 def problem(status: int, detail: str, *, headers: Mapping[str, str] | None = None) -> Response[Problem]:
@@ -62,46 +28,47 @@ def problem(status: int, detail: str, *, headers: Mapping[str, str] | None = Non
     return Response(body, status_code=status, media_type=PROBLEM_TYPE, headers=headers)
 
 
-def refused(_: Request[Any, Any, Any], error: SegueError) -> Response[Problem]:
-    """Input that is understood and cannot be used."""
+def bad_request(_: Request[Any, Any, Any], error: SegueError) -> Response[Problem]:
+    """400: the input is readable and cannot be used."""
     return problem(HTTPStatus.BAD_REQUEST, str(error))
 
 
 def not_found(_: Request[Any, Any, Any], error: SegueError) -> Response[Problem]:
-    """The item that a path names is not known."""
+    """404: an unknown item or model."""
     return problem(HTTPStatus.NOT_FOUND, str(error))
 
 
 def conflict(_: Request[Any, Any, Any], error: SegueError) -> Response[Problem]:
-    """What is asked does not fit the state of the service."""
+    """409: the request does not fit the state of the service."""
     return problem(HTTPStatus.CONFLICT, str(error))
 
 
 def overloaded(request: Request[Any, Any, Any], error: OverloadedError) -> Response[Problem]:
-    """Too much to do; the client should come back."""
+    """503: too many requests wait; the client should retry."""
     service_of(request).metrics.unavailable(error.reason)
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), headers={"Retry-After": "1"})
 
 
-def unavailable(request: Request[Any, Any, Any], error: StoreError) -> Response[Problem]:
-    """The store cannot be reached: the log says why, the client is told to come back."""
+def store_unavailable(request: Request[Any, Any, Any], error: StoreError) -> Response[Problem]:
+    """503: the store failed. The reason is logged and not sent to the client."""
     metrics = service_of(request).metrics
     metrics.unavailable("store")
     metrics.store_error()
     logger.error("%s", error)
-    detail = "The store of histories cannot be used just now; ask again in a few seconds."
+    detail = "The store of histories is not available at the moment; send the request again in a few seconds."
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"Retry-After": "5"})
 
 
 def http_problem(request: Request[Any, Any, Any], error: HTTPException) -> Response[Problem]:
-    """What the framework refuses, in our words where its own are none."""
-    status, path = error.status_code, request.scope["path"]
+    """The framework's own refusals."""
+    status, scope = error.status_code, cast("dict[str, Any]", request.scope)
+    path = encoded_path(path_pieces(scope))
     if status == HTTPStatus.NOT_FOUND:
-        detail = f"There is nothing at {path}; /schema lists what there is."
+        detail = f"There is nothing at {path}; /schema lists the paths."
     elif status == HTTPStatus.METHOD_NOT_ALLOWED:
-        detail = f"{request.method} is not answered at {path}; /schema says what is."
+        detail = f"{path} does not take {request.method}; /schema lists the methods of each path."
     elif status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        detail = "The body is too large; ask with a shorter history."
+        detail = "The body is too large; send a shorter history or fewer events."
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return unexpected(request, error)
     else:
@@ -110,18 +77,18 @@ def http_problem(request: Request[Any, Any, Any], error: HTTPException) -> Respo
 
 
 def unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
-    """A bug: the log has it, the client has not."""
-    route = request.scope.get("path_template", "a request")  # not the path: it may hold a user's id
+    """500: a bug or a damaged run. The traceback is logged and not sent to the client."""
+    route = request.scope.get("path_template", "a request")  # not the path, which may hold a user's id
     logger.error("%s %s failed", request.method, route, exc_info=error)
-    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "Something went wrong in the service; its log says what.")
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "The service failed to answer; its log has the reason.")
 
 
 def _reasons(error: HTTPException) -> str:
-    """The framework lists what is wrong where in `extra`; one sentence says it all."""
-    listed = error.extra if isinstance(error.extra, list) else []
-    if any(fault.get("message") == MISSING_BODY for fault in listed):
+    """The framework's list of faults in `extra` as one sentence."""
+    faults = error.extra if isinstance(error.extra, list) else []
+    if any(fault.get("message") == MISSING_BODY for fault in faults):
         return "The request has no body; send a JSON object, as /schema shows."
-    reasons = [f"{fault.get('key', 'The request')}: {fault['message']}" for fault in listed if "message" in fault]
+    reasons = [f"{fault.get('key', 'The request')}: {fault['message']}" for fault in faults if "message" in fault]
     return "; ".join(reasons) + "." if reasons else error.detail
 
 
@@ -130,3 +97,14 @@ def problem_spec(description: str) -> ResponseSpec:
     return ResponseSpec(
         data_container=Problem, description=description, media_type=PROBLEM_TYPE, generate_examples=False
     )
+
+
+EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]] = {
+    HTTPException: http_problem,
+    OverloadedError: overloaded,
+    StoreError: store_unavailable,
+    UnknownModelError: not_found,
+    FolderError: unexpected,  # a damaged run is not the client's fault
+    SegueError: bad_request,
+    Exception: unexpected,
+}

@@ -1,13 +1,10 @@
-"""The routes: what is asked over HTTP → what `Service` does."""
+"""The routes of the API: HTTP requests → calls of `Service`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import unquote
 
 from litestar import MediaType, Response, delete, get, post, put
-from litestar._asgi.routing_trie.traversal import parse_path_params
-from litestar.exceptions import HTTPException
 from litestar.handlers import BaseRouteHandler
 from litestar.params import JSONBody, PathParameter, QueryParameter
 
@@ -35,44 +32,47 @@ from segue.serving.http.bodies import (
     SwitchRequest,
     UserHistory,
 )
-from segue.serving.http.problems import JsonRequest, conflict, not_found, problem_spec
+from segue.serving.http.json_request import JsonRequest
+from segue.serving.http.problems import conflict, not_found, problem_spec
 from segue.serving.requests import CannotSwitchError, RecommendationQuery
 from segue.serving.service import Service
 
-MAX_LISTED = 200  # items of a search
+MAX_LISTED = 200  # items in a search result
 
-User = Annotated[str, PathParameter(description="A user's id.")]
-Item = Annotated[str, PathParameter(description="An item's id.")]
-K = Annotated[int, QueryParameter(ge=1, le=MAX_K, description="How many items to answer.")]
-Model = Annotated[str | None, QueryParameter(description="Which of the models served; without it, the active one.")]
+User = Annotated[str, PathParameter(description="The id of a user.")]
+Item = Annotated[str, PathParameter(description="The id of an item.")]
+K = Annotated[int, QueryParameter(ge=1, le=MAX_K, description="The number of items to return.")]
+Model = Annotated[str | None, QueryParameter(description="The name of a served model; the active one if missing.")]
 KeepSeen = Annotated[
-    bool | None, QueryParameter(description="Whether seen items may be answered; without it, the run's own way.")
+    bool | None,
+    QueryParameter(description="Whether the answer may hold items of the history; the run's default if missing."),
 ]
-IdList = Annotated[list[str] | None, QueryParameter(description="Ids; may be repeated.", max_items=MAX_ENTRIES)]
+IdList = Annotated[list[str] | None, QueryParameter(description="An id; may be repeated.", max_items=MAX_ENTRIES)]
 WhereList = Annotated[
     list[str] | None,
     QueryParameter(
-        description="column:value of the catalogue; of one column any value will do, of several all must fit.",
+        description="A filter column:value on the catalogue; may be repeated. An item matches if, in every column "
+        "named, it has one of the values.",
         max_items=MAX_ENTRIES,
     ),
 ]
 
 BAD = problem_spec("The request cannot be used")
-UNKNOWN = problem_spec("It is not known")
+UNKNOWN = problem_spec("The item or model is not known")
 LARGE = problem_spec("The body is too large")
 NOT_JSON = problem_spec("The body is not JSON")
-BUSY = problem_spec("Too much to do just now; Retry-After says when to ask again")
-CONFLICT = problem_spec("The run cannot be served; the one being served goes on")
+BUSY = problem_spec("The service is overloaded; Retry-After has the seconds to wait")
+CONFLICT = problem_spec("The run cannot be served; the active run stays")
 
-# What stands before the application may answer everywhere. Probes have no key and are never too many.
+# Responses of the guard, which stands before the application. Health checks need no key and have no rate limit.
 PROBED = {
-    403: problem_spec("The key is for something else, or the request comes from a site that may not ask"),
-    414: problem_spec("The path or the query is too long"),
+    403: problem_spec("The key has another role, or the request comes from a site that is not allowed"),
+    414: problem_spec("The path or the query string is too long"),
 }
 GUARDED = {
     **PROBED,
     401: problem_spec("A key is needed"),
-    429: problem_spec("Too many requests; Retry-After says when"),
+    429: problem_spec("Too many requests; Retry-After has the seconds to wait"),
 }
 WITH_BODY = {**GUARDED, 413: LARGE, 415: NOT_JSON}
 
@@ -80,8 +80,8 @@ WITH_BODY = {**GUARDED, 413: LARGE, 415: NOT_JSON}
 @post(
     "/events",
     status_code=200,
-    summary="Tell what users did",
-    description="One event, or several as {events: […]}. The answer comes when they are on disk.",
+    summary="Store events",
+    description="One event, or several as {events: […]}. The response is sent when they are on disk.",
     responses={**WITH_BODY, 400: BAD, 503: BUSY},
 )
 async def events(data: JSONBody[EventsBody], request: JsonRequest) -> EventsReceipt:
@@ -90,8 +90,9 @@ async def events(data: JSONBody[EventsBody], request: JsonRequest) -> EventsRece
 
 @get(
     "/users/{id:str}/recommendations",
-    summary="The items that come next for a user",
-    description="From the events kept of the user. One without any is answered by popularity, and the answer says so.",
+    summary="Recommendations for a user",
+    description="From the user's events in the store. A user without events gets the most popular items, and the field "
+    "`fallback` is set.",
     responses={**GUARDED, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
 async def user_recommendations(
@@ -104,16 +105,16 @@ async def user_recommendations(
     only: IdList = None,
     where: WhereList = None,
 ) -> Response[Answer]:
-    return await _answered(
+    return await _recommend(
         request.service,
         RecommendationQuery(
-            user=decoded(id),
+            user=id,
             k=k,
             model=model,
             keep_seen=keep_seen,
             exclude=exclude,
             only=only,
-            where=None if where is None else _columns(where),
+            where=None if where is None else _by_column(where),
         ),
     )
 
@@ -121,12 +122,12 @@ async def user_recommendations(
 @post(
     "/recommendations",
     status_code=200,
-    summary="The items that come next in a history",
-    description="A history without any known item is answered by popularity, and the answer says so.",
+    summary="Recommendations for a history",
+    description="A history without any known item gets the most popular items, and the field `fallback` is set.",
     responses={**WITH_BODY, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
 async def recommendations(data: JSONBody[RecommendationRequest], request: JsonRequest) -> Response[Answer]:
-    return await _answered(
+    return await _recommend(
         request.service,
         RecommendationQuery(
             history=read_history(data.history),
@@ -143,25 +144,25 @@ async def recommendations(data: JSONBody[RecommendationRequest], request: JsonRe
 
 @get(
     "/items/{id:str}/similar",
-    summary="The items nearest to an item",
-    description="Scores are cosines. The id is percent-encoded, its slashes included.",
+    summary="The nearest items of an item",
+    description="Scores are cosine similarities. The id is percent-encoded, including its slashes.",
     exception_handlers={InputError: not_found},
     responses={**GUARDED, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
 async def similar(request: JsonRequest, id: Item, k: K = 10, model: Model = None) -> Answer:
-    return await request.service.similar(decoded(id), k, model)
+    return await request.service.similar(id, k, model)
 
 
 @get(
     "/items",
     summary="Search the catalogue",
-    description="By a part of an id or a title, in any case. Without a text, the most frequent items.",
+    description="By a part of an id or a title, ignoring case. Without a text, the most frequent items.",
     responses={**GUARDED, 400: BAD, 503: BUSY},
 )
 async def items(
     request: JsonRequest,
     search: Annotated[str, QueryParameter(description="A part of an id or a title.", max_length=1024)] = "",
-    limit: Annotated[int, QueryParameter(ge=1, le=MAX_LISTED, description="How many items to list.")] = 20,
+    limit: Annotated[int, QueryParameter(ge=1, le=MAX_LISTED, description="The number of items to return.")] = 20,
 ) -> CatalogueItems:
     return CatalogueItems(items=await request.service.search(search, limit))
 
@@ -170,8 +171,8 @@ async def items(
     "/items",
     status_code=200,
     summary="Add items that the model was not trained on",
-    description="One item, or several as {items: […]}. A model that knows items by their content answers them from now "
-    "on, here and within a second in every worker and replica; the answer comes when they are on disk.",
+    description="One item, or several as {items: […]}. A model with item content recommends them at once, and within a "
+    "second in every worker and replica. The response is sent when they are on disk.",
     responses={**WITH_BODY, 400: BAD, 503: BUSY},
 )
 async def new_items(data: JSONBody[NewItemsBody], request: JsonRequest) -> ItemsReceipt:
@@ -186,31 +187,27 @@ async def new_items(data: JSONBody[NewItemsBody], request: JsonRequest) -> Items
 async def history(
     request: JsonRequest,
     id: User,
-    limit: Annotated[int, QueryParameter(ge=1, le=MAX_ENTRIES, description="How many events to list.")] = 100,
+    limit: Annotated[int, QueryParameter(ge=1, le=MAX_ENTRIES, description="The number of events to return.")] = 100,
 ) -> UserHistory:
-    return await request.service.history(decoded(id), limit)
+    return await request.service.history(id, limit)
 
 
 @delete(
     "/users/{id:str}",
     status_code=200,
-    summary="Forget a user",
-    description="Every event of the user is removed.",
+    summary="Delete a user",
+    description="Removes every event of the user.",
     responses={**GUARDED, 400: BAD, 503: BUSY},
 )
 async def forget(request: JsonRequest, id: User) -> Deletion:
-    removed = await request.service.delete_user(decoded(id))
-    # The framework remembers paths that were asked for, and they hold the id.
-    request.app.asgi_router.handle_routing.cache_clear()
-    parse_path_params.cache_clear()
-    return Deletion(removed=removed)
+    return Deletion(removed=await request.service.delete_user(id))
 
 
 @post(
     "/explanations",
     status_code=200,
-    summary="Why an item is answered",
-    description="How much each entry of the history contributed: the score less the score without that entry.",
+    summary="Why an item is recommended",
+    description="The contribution of each entry of the history: the score minus the score without that entry.",
     responses={**WITH_BODY, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
 async def explanations(data: JSONBody[ExplanationRequest], request: JsonRequest) -> Explanation:
@@ -221,23 +218,23 @@ async def explanations(data: JSONBody[ExplanationRequest], request: JsonRequest)
     "/plans",
     status_code=200,
     summary="The next items as one plan",
-    description="Each is chosen knowing those before it, by a model that can plan; GET /model says which can. A "
-    "history without any known item gets the most frequent items, and the plan says so.",
+    description="Each item is chosen given the items before it, by a model that can plan (see GET /model). A history "
+    "without any known item gets the most popular items, and the field `fallback` is set.",
     responses={**WITH_BODY, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
 async def plans(data: JSONBody[PlanRequest], request: JsonRequest) -> PlanAnswer:
     return await request.service.plan(data)
 
 
-@get("/model", summary="What is being served", responses={**GUARDED, 503: BUSY})
+@get("/model", summary="The served models", responses={**GUARDED, 503: BUSY})
 async def model_served(request: JsonRequest) -> ModelsStatus:
     return await request.service.models()
 
 
 @put(
     "/model",
-    summary="Serve another run",
-    description="It is loaded and checked beside the one being served, then takes over between two requests.",
+    summary="Switch to another run",
+    description="The run is loaded and checked beside the active one, and becomes active between two requests.",
     exception_handlers={CannotSwitchError: conflict},
     responses={**WITH_BODY, 400: BAD, 409: CONFLICT, 503: BUSY},
 )
@@ -248,7 +245,7 @@ async def switch(data: JSONBody[SwitchRequest], request: JsonRequest) -> ActiveR
 @post(
     "/model/rollback",
     status_code=200,
-    summary="Serve the previous run again",
+    summary="Switch back to the previous run",
     exception_handlers={CannotSwitchError: conflict},
     responses={**WITH_BODY, 409: CONFLICT, 503: BUSY},
 )
@@ -263,7 +260,7 @@ async def live() -> Health:
 
 @get(
     "/health/ready",
-    summary="Whether questions can be answered: a model is loaded, the store is there",
+    summary="Whether the service can answer: a model is loaded and the store is available",
     responses={**PROBED, 503: BUSY},
 )
 async def ready(request: JsonRequest) -> Health:
@@ -271,7 +268,7 @@ async def ready(request: JsonRequest) -> Health:
     return Health(status="ready")
 
 
-@get("/metrics", summary="Counts and times for Prometheus", media_type="text/plain", responses=GUARDED)
+@get("/metrics", summary="Metrics in Prometheus' text format", media_type="text/plain", responses=GUARDED)
 async def metrics(request: JsonRequest) -> Response[bytes]:
     body, media_type = await request.service.render_metrics()
     return Response(body, media_type=media_type)
@@ -297,24 +294,16 @@ ROUTES: list[BaseRouteHandler] = [
 ]
 
 
-async def _answered(service: Service, question: RecommendationQuery) -> Response[Answer]:
-    """An answer comes from the engine as JSON already."""
-    encoded: Any = await service.answer(question)
+async def _recommend(service: Service, query: RecommendationQuery) -> Response[Answer]:
+    """An answer, which comes from the engine as JSON."""
+    encoded: Any = await service.answer(query)
     return Response(encoded, media_type=MediaType.JSON)
 
 
-def decoded(id: str) -> str:
-    """An id of a path as it was written, before it was percent-encoded."""
-    try:
-        return unquote(id, errors="strict")
-    except UnicodeDecodeError:
-        raise HTTPException(status_code=400, detail="The id in the path is not percent-encoded UTF-8.") from None
-
-
-def _columns(where: list[str]) -> dict[str, list[Any]]:
-    """`column:value` texts, by column."""
+def _by_column(filters: list[str]) -> dict[str, list[Any]]:
+    """Filters `column:value` → the values of each column."""
     columns: dict[str, list[Any]] = {}
-    for text in where:
+    for text in filters:
         column, colon, value = text.partition(":")
         if not colon:
             raise InputError(f"A filter is column:value, such as where=category:books, got {text!r}.")

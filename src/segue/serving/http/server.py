@@ -1,4 +1,4 @@
-"""Run the service: everything is loaded and the port bound before anyone is told that it serves."""
+"""Run the service: bind the port, load the runs, then report the address and serve."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from segue.serving.settings import ServiceSettings
 from segue.serving.store.fill import FillReport, fill_store
 from segue.serving.store.store import open_store
 
-STOPPING_SECONDS = 10  # requests in flight get this long at the end
-SETTINGS_VARIABLE = "SEGUE_SERVICE"  # the environment variable in which workers find their settings
+SHUTDOWN_SECONDS = 10  # for requests in flight
+SETTINGS_VARIABLE = "SEGUE_SERVICE"  # the environment variable with the settings of worker processes
 
 
 def serve(
@@ -42,9 +42,10 @@ def serve(
     started: Callable[[str], None] | None = None,
     before: Callable[[], None] | None = None,
 ) -> None:
-    """Answer requests until interrupted. `started` is told the address; port 0 takes any free one.
+    """Serve until interrupted.
 
-    `before`: done once it is known that the service may be started, such as to fill its store.
+    `port`: 0 takes any free one. `started`: called with the address. `before`: called once the port is bound and the
+    settings are checked, such as to fill the store.
     """
     check_binding(settings.host, Keys.load(settings.keys, os.environ))
     for run in settings.runs:
@@ -52,22 +53,22 @@ def serve(
     with listening_socket(settings.host, port) as listening:
         if before is not None:
             before()
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-        url = f"http://{shown}:{listening.getsockname()[1]}"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"http://{host}:{listening.getsockname()[1]}"
         if settings.workers > 1:
             _serve_with_workers(settings, listening, lambda: started and started(url))
             return
         server = uvicorn.Server(_configuration(make_app(settings)))
-        with _leaving_quietly(server):
+        with _ending_on_sigterm(server):
             if started is not None:
                 started(url)
             server.run(sockets=[listening])
 
 
 @contextlib.contextmanager
-def _leaving_quietly(server: uvicorn.Server) -> Iterator[None]:
-    """SIGTERM ends the server before it listens for signals itself, and is no error: ended by one, it raises it again
-    for whoever was there before."""
+def _ending_on_sigterm(server: uvicorn.Server) -> Iterator[None]:
+    """End the server on SIGTERM, before it installs its own handler, and with exit code 0: after a signal, uvicorn
+    raises it again for the handler that was there before."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -79,7 +80,7 @@ def _leaving_quietly(server: uvicorn.Server) -> Iterator[None]:
 
 
 def fill_histories(url: str, data: Path | str, progress: Callable[[int, int], None] | None = None) -> FillReport:
-    """Put a data folder's histories into a store that is empty; `progress` is told the events done, and of how many."""
+    """Write a data folder's histories into an empty store; `progress` gets the events written and their total."""
     log = Data.open(data)
     store = open_store(url)
     try:
@@ -90,11 +91,11 @@ def fill_histories(url: str, data: Path | str, progress: Callable[[int, int], No
 
 
 def make_app(settings: ServiceSettings) -> Guard:
-    """The guarded application of one process."""
+    """The application of one process, behind its guard."""
     keys = Keys.load(settings.keys, os.environ)
     logs = configure_logs(settings.log_level)
     engine = EngineProcess(settings)
-    from segue.serving.http.app import create_app  # the web framework is loaded while the engine loads torch
+    from segue.serving.http.app import create_app  # the framework is imported while the engine imports torch
 
     metrics = Metrics()
     engine.wait_until_ready()
@@ -114,20 +115,20 @@ def make_app(settings: ServiceSettings) -> Guard:
 
 
 def worker_app() -> Guard:
-    """The application of a worker process, which finds its settings in the environment."""
+    """The application of a worker process, with the settings in its environment."""
     return make_app(
         msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=ServiceSettings, dec_hook=lambda kind, text: kind(text))
     )
 
 
 def _serve_with_workers(settings: ServiceSettings, listening: socket.socket, started: Callable[[], Any]) -> None:
-    """Several processes on one port; one that dies is replaced."""
+    """Serve with several processes on one port; one that dies is replaced."""
     configure_logs(settings.log_level)
-    trial = EngineProcess(settings)  # what is wrong with a run or a store is said once, here, not by every worker
+    trial = EngineProcess(settings)  # so that a broken run or store is reported once, not by every worker
     trial.wait_until_ready()
     trial.end()
-    joining = msgspec.structs.replace(settings, joining=True)
-    os.environ[SETTINGS_VARIABLE] = msgspec.json.encode(joining, enc_hook=str).decode()
+    worker_settings = msgspec.structs.replace(settings, joining=True)
+    os.environ[SETTINGS_VARIABLE] = msgspec.json.encode(worker_settings, enc_hook=str).decode()
     configuration = _configuration("segue.serving.http.server:worker_app", factory=True, workers=settings.workers)
     try:
         with shared_between_workers():
@@ -137,24 +138,24 @@ def _serve_with_workers(settings: ServiceSettings, listening: socket.socket, sta
         del os.environ[SETTINGS_VARIABLE]
 
 
-def _configuration(app: Guard | str, **more: Any) -> uvicorn.Config:
+def _configuration(app: Guard | str, **options: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
         date_header=False,
-        proxy_headers=False,  # a client would say of itself where it comes from
+        proxy_headers=False,  # a client could forge them
         ws="none",
-        timeout_graceful_shutdown=STOPPING_SECONDS,
-        **more,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        **options,
     )
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Bind early, so that a port in use is a sentence and not a log line of the server."""
+    """Bind the port; raise an InputError with the reason if that fails."""
     if not 0 <= port <= 65535:
-        raise InputError(f"A port is a number from 0 to 65535, got {port}; choose one with --port.")
+        raise InputError(f"--port must be a number from 0 to 65535, got {port}.")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
