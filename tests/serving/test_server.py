@@ -193,9 +193,7 @@ def test_refusals(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
     for workers in ("1", "2"):
         how = ("serve", cycle_run, "--port", "0", "--workers", workers)
         line.refuses(*how, "--rate-limit", "0", says=("--rate-limit must be a number", "above 0, got 0"))
-        line.refuses(
-            *how, "--cors", "shop.example", says=("--cors is a scheme and a host", "'shop.example'")
-        )
+        line.refuses(*how, "--cors", "shop.example", says=("--cors is a scheme and a host", "'shop.example'"))
         line.refuses(
             *how, "--log-level", "loud", says=("--log-level must be one of debug, info, warning, error, got 'loud'",)
         )
