@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from segue import testing
-from segue.layers.attention.one_token import OneToken
+from segue.layers.incremental import TokenStep
 from segue.layers.packed import PackedBatch, pack, pad
-from segue.layers.positions.positions import LearnedPositions
+from segue.layers.positions.embeddings import LearnedPositions
 from segue.models.build import Builder
 from segue.models.encoders.bert4rec import bert4rec
 from segue.models.encoders.sasrec import sasrec
@@ -22,7 +22,7 @@ from segue.models.items.tables import ItemTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.dot import Dot
-from segue.models.weight_init import xavier_start
+from segue.models.weight_init import xavier_init
 from segue.testing import Case
 
 
@@ -50,7 +50,7 @@ class Sums(nn.Module):
         """There are none."""
 
 
-def builder_of(block: type[Sums], start: Callable[..., None] = xavier_start, **options: Any) -> Builder:
+def builder_of(block: type[Sums], start: Callable[..., None] = xavier_init, **options: Any) -> Builder:
     def build(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
         model = SequenceModel(
             items,
@@ -146,17 +146,17 @@ class SeesTheNewestOnly(Sums):
 class ClaimsToBeContinued(Sums):
     """Says that nothing has to be remembered."""
 
-    timed, looks_back = False, True
+    timed, causal = False, True
 
-    def kept(self, x: Tensor) -> Tensor:
+    def keys_values(self, x: Tensor) -> Tensor:
         return x.new_zeros(len(x), 2, 1, 1)
 
-    def one_token(self) -> OneToken:
+    def token_step(self) -> TokenStep:
         return lambda x, _kept, _buckets: x
 
 
 def drawn_from_nowhere(model: SequenceModel, generator: torch.Generator) -> None:
-    xavier_start(model, generator)
+    xavier_init(model, generator)
     nn.init.normal_(cast(Sums, model.blocks[0]).map.weight)
 
 

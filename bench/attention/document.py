@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from bench.attention.model import BOUGHT_NEXT, HISTORY, SHAPE, Kept, kept, recommender
 from segue.demo.shop import CREDIT
-from segue.layers.attention.hard_attention import chosen
 from segue.layers.attention.scores import Additive, Bilinear, Product
+from segue.layers.attention.weights import select_weights
 from segue.layers.blocks.transformer import SASRecBlock
 from segue.layers.packed import PackedBatch
-from segue.layers.positions.positions import Rotary, distance_buckets, sinusoids
+from segue.layers.positions.embeddings import Rotary, distance_buckets, sinusoids
 from segue.recommend.explain.attention_text import View, attention_lines
 from segue.recommend.recommender import Recommender
 
@@ -64,8 +64,8 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def softly(scores: Tensor, may_look: Tensor | None = None) -> Tensor:
-    return chosen(scores, may_look, "soft", temperature=1.0, training=False, generator=None).weights
+def softly(scores: Tensor, may_attend: Tensor | None = None) -> Tensor:
+    return select_weights(scores, may_attend, "soft", temperature=1.0, training=False, generator=None).weights
 
 
 # --- the exercise -------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def _masks() -> dict[str, str]:
     padded = torch.tensor([0.4, 0.0, 0.0, 0.0], dtype=torch.float64)
     only = torch.tensor([True, False, False, False])
     logits = torch.tensor([0.5, 1.5, 1.0], dtype=torch.float64)
-    hard = chosen(logits, None, "straight-through", temperature=1.0, training=False, generator=None).weights
+    hard = select_weights(logits, None, "straight-through", temperature=1.0, training=False, generator=None).weights
     return {
         "pad_score": f"{float(padded[0]):g}",
         "pad_leaked": number(float(softly(padded)[0]), 4),

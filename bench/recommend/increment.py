@@ -28,7 +28,7 @@ from segue.data.batch import Batch
 from segue.errors import InputError
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.kv_cache import Continuation
+from segue.models.kv_cache import IncrementalEncoder
 from segue.models.sequence import SequenceModel
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
     recipe, changes = CASES[name]
     settings = make_settings(read_recipe(recipe), [*changes, "model.length=200"]).model
     model = build_model(settings, N_ITEMS, generator=torch.Generator().manual_seed(1)).eval()
-    continuation = Continuation(model)
+    continuation = IncrementalEncoder(model)
     users = [_history(user) for user in range(USERS)]
     alternating, in_a_row = Times([], []), Times([], [])
     for place in range(WARM + rounds):

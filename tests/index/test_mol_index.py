@@ -18,7 +18,7 @@ from segue.errors import FolderError
 from segue.index import mol as mol_index
 from segue.index.mol import Cut, Groups, MolIndex, alike
 from segue.index.search import ItemIndex, Ragged
-from segue.layers.dropout import draw_from
+from segue.layers.dropout import set_generator
 from segue.models.similarity import mol as mol_model
 from segue.models.similarity.mol import Mixture, Side
 
@@ -207,7 +207,7 @@ def test_equal_items_have_equal_scores_wherever_they_stand() -> None:
 def test_the_model_can_go_on_learning() -> None:
     """An index has its own copy of what scores, and it stays as it was."""
     mixture = Mixture(query_parts=4, item_parts=4, part_width=8, gate_hidden=16, gate_dropout=0.5).train()
-    draw_from(mixture, torch.Generator().manual_seed(1))
+    set_generator(mixture, torch.Generator().manual_seed(1))
     index = MolIndex.build(mixture, normal(30, 1))
     before = index.search(normal(2, 2), 5)
     assert mixture.training and all(weight.requires_grad for weight in mixture.parameters())

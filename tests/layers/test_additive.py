@@ -49,7 +49,7 @@ def test_looking_back_only_what_lies_back_is_scored(
     queries, keys, vector = (normal(*shape, seed=1).requires_grad_() for shape in ((2, 8, 3), (2, 8, 3), (3,)))
     back = torch.ones(8, 8, dtype=torch.bool).tril()
     wanted = normal(2, 8, 8, seed=4) * back
-    found = additive_scores(queries, keys, vector, activation, looking_back=True)
+    found = additive_scores(queries, keys, vector, activation, causal=True)
     expected = plain(queries, keys, vector, activation)
     assert_close(found[:, back], expected[:, back], 1e-12)
     gradients = [torch.autograd.grad(one, (queries, keys, vector), wanted) for one in (found, expected)]

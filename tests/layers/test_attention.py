@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_twins import torch_attention
 
-from segue.layers.attention.attention import Attention, Relative
-from segue.layers.attention.hard_attention import Choice
+from segue.layers.attention.multi_head import Attention, Relative
 from segue.layers.attention.scores import ScoreKind
+from segue.layers.attention.weights import Choice
 from segue.layers.packed import PackedBatch, pack
-from segue.layers.positions.positions import RelativeBuckets, Rotary
+from segue.layers.positions.embeddings import RelativeBuckets, Rotary
 
 # G1: queries, keys and values of the eight tokens, one head of width two.
 G1_ROWS = [[0, 0], [0, 0.6], [0.1, 0.2], [0, 0.3], [-0.1, 0.4], [0, 0.5], [-0.2, 0.6], [0, 0.7]]
@@ -320,18 +320,18 @@ def padding(*lengths: int) -> Tensor:
 def test_among_padded_tokens_it_is_torchs_own_with_every_mask(heads: int, padded: bool, causal: bool) -> None:
     """Causal, padding, both or none; torch wants True where one may NOT look."""
     ours = attention_of(4, heads, causal=causal)
-    theirs, x, may_look = torch_attention(ours), normal(3, 5, 4, seed=20), padding(5, 2, 4) if padded else None
+    theirs, x, may_attend = torch_attention(ours), normal(3, 5, 4, seed=20), padding(5, 2, 4) if padded else None
     blocked = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
     expected, expected_weights = theirs(
         x,
         x,
         x,
         attn_mask=blocked,
-        key_padding_mask=None if may_look is None else ~may_look[:, 0, 0],
+        key_padding_mask=None if may_attend is None else ~may_attend[:, 0, 0],
         average_attn_weights=False,
     )
-    assert_close(ours.among(x, ours.kept(x), may_look), expected, 1e-12)
-    found, how = ours.chosen_among(x, ours.kept(x), may_look)
+    assert_close(ours.attend(x, ours.keys_values(x), may_attend), expected, 1e-12)
+    found, how = ours.attend_with_weights(x, ours.keys_values(x), may_attend)
     assert_close(found, expected, 1e-12)
     assert_close(how.weights, expected_weights, 1e-12)
 
@@ -339,17 +339,19 @@ def test_among_padded_tokens_it_is_torchs_own_with_every_mask(heads: int, padded
 @pytest.mark.parametrize("heads", [1, 2])
 def test_across_to_another_stream_it_is_torchs_own(heads: int) -> None:
     ours = attention_of(4, heads, causal=False)
-    theirs, asking, memory, may_look = (
+    theirs, asking, memory, may_attend = (
         torch_attention(ours),
         normal(3, 2, 4),
         normal(3, 5, 4, seed=21),
         padding(5, 2, 4),
     )
     expected, expected_weights = theirs(
-        asking, memory, memory, key_padding_mask=~may_look[:, 0, 0], average_attn_weights=False
+        asking, memory, memory, key_padding_mask=~may_attend[:, 0, 0], average_attn_weights=False
     )
-    assert_close(ours.among(asking, ours.kept(memory), may_look), expected, 1e-12)
-    assert_close(ours.chosen_among(asking, ours.kept(memory), may_look)[1].weights, expected_weights, 1e-12)
+    assert_close(ours.attend(asking, ours.keys_values(memory), may_attend), expected, 1e-12)
+    assert_close(
+        ours.attend_with_weights(asking, ours.keys_values(memory), may_attend)[1].weights, expected_weights, 1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", SCORES)
@@ -357,9 +359,9 @@ def test_across_to_another_stream_it_is_torchs_own(heads: int) -> None:
 def test_one_key_that_may_be_looked_at_gives_its_value(kind: ScoreKind, rows: int) -> None:
     """Mask polarity: True is where one may look."""
     attention, kept = attention_of(4, 2, output=False, causal=False, scores=kind), normal(2, 5, 2, 2, 2, seed=5)
-    may_look = torch.zeros(2, 1, 1, 5, dtype=torch.bool)
-    may_look[0, :, :, 3] = may_look[1, :, :, 1] = True
-    found = attention.among(normal(2, rows, 4, seed=4), kept, may_look)
+    may_attend = torch.zeros(2, 1, 1, 5, dtype=torch.bool)
+    may_attend[0, :, :, 3] = may_attend[1, :, :, 1] = True
+    found = attention.attend(normal(2, rows, 4, seed=4), kept, may_attend)
     assert_close(found[0], kept[0, 3, 1].reshape(1, 4).expand(rows, 4), 1e-12)
     assert_close(found[1], kept[1, 1, 1].reshape(1, 4).expand(rows, 4), 1e-12)
 
@@ -367,9 +369,9 @@ def test_one_key_that_may_be_looked_at_gives_its_value(kind: ScoreKind, rows: in
 @every_variant
 def test_tokens_one_by_one_or_a_few_at_a_time_get_what_they_get_together(variant: str) -> None:
     attention, x = variant_of(variant), normal(2, 6, 4, seed=22)
-    whole, kept = attention.among(x, attention.kept(x)), attention.kept(x)
+    whole, kept = attention.attend(x, attention.keys_values(x)), attention.keys_values(x)
     for begin, end in ((0, 1), (1, 4), (4, 5), (5, 6)):
-        assert_close(attention.among(x[:, begin:end], kept[:, :end]), whole[:, begin:end], 1e-12)
+        assert_close(attention.attend(x[:, begin:end], kept[:, :end]), whole[:, begin:end], 1e-12)
     packed = attention(x[0], x[0], batch_of(6))
     assert_close(whole[0], packed, 1e-12)
 
@@ -377,9 +379,9 @@ def test_tokens_one_by_one_or_a_few_at_a_time_get_what_they_get_together(variant
 @every_variant
 def test_one_token_in_numpy_gets_what_it_gets_among_all(variant: str) -> None:
     attention, x = variant_of(variant).float(), normal(6, 4, seed=23, dtype=torch.float32)
-    expected, one = attention(x, x, batch_of(6)).detach(), attention.one_token()
+    expected, one = attention(x, x, batch_of(6)).detach(), attention.token_step()
     for place in range(6):
-        kept = attention.kept(x[: place + 1]).detach().permute(1, 2, 0, 3).contiguous().numpy()
+        kept = attention.keys_values(x[: place + 1]).detach().permute(1, 2, 0, 3).contiguous().numpy()
         own, kept[:, :, -1] = kept[:, :, -1].copy(), 0
         found = one(x[place].numpy(), x[place].numpy(), kept)
         torch.testing.assert_close(torch.from_numpy(found), expected[place], rtol=1e-5, atol=1e-5)
@@ -393,14 +395,14 @@ def test_one_token_in_numpy_gets_what_it_gets_among_all(variant: str) -> None:
 def test_where_tokens_stand_has_no_say_and_how_far_apart_they_are_has(variant: str) -> None:
     """The same tokens one place later, behind one that may not be looked at; and with a gap between two of them."""
     attention, x = variant_of(variant), normal(1, 5, 4, seed=24)
-    kept = attention.kept(x)
+    kept = attention.keys_values(x)
     later = torch.cat((normal(1, 2, 2, 2, 2, seed=25), kept), dim=1)
-    may_look = torch.tensor([False, False, True, True, True, True, True])[None, None, None]
-    found = attention.among(x[:, -1:], kept)
-    assert_close(attention.among(x[:, -1:], later, may_look), found, 1e-6)
+    may_attend = torch.tensor([False, False, True, True, True, True, True])[None, None, None]
+    found = attention.attend(x[:, -1:], kept)
+    assert_close(attention.attend(x[:, -1:], later, may_attend), found, 1e-6)
     apart = torch.cat((kept[:, :2], later[:, :2], kept[:, 2:]), dim=1)
-    may_look = torch.tensor([True, True, False, False, True, True, True])[None, None, None]
-    assert (attention.among(x[:, -1:], apart, may_look) - found).abs().max() > 1e-3
+    may_attend = torch.tensor([True, True, False, False, True, True, True])[None, None, None]
+    assert (attention.attend(x[:, -1:], apart, may_attend) - found).abs().max() > 1e-3
 
 
 def test_a_bucket_adds_its_number_to_the_scores_of_its_head() -> None:
@@ -441,16 +443,16 @@ def test_straight_through_learns_as_soft_attention_does_of_its_weights() -> None
 
 def test_reinforce_learns_from_chances_only_and_says_so() -> None:
     attention, x = attention_of(4, 2, choice="reinforce", causal=False).train(), normal(1, 3, 4)
-    kept = attention.kept(x)
+    kept = attention.keys_values(x)
     attention.generator = torch.Generator().manual_seed(1)
-    mixed, how = attention.chosen_among(x, kept)
-    assert how.log_chance is not None and how.log_chance.shape == (1, 2, 3)
+    mixed, how = attention.attend_with_weights(x, kept)
+    assert how.log_probability is not None and how.log_probability.shape == (1, 2, 3)
     through = torch.autograd.grad(mixed.sum(), attention.query.weight, allow_unused=True, retain_graph=True)
     assert [gradient is None for gradient in through] == [True]
-    (of_chances,) = torch.autograd.grad(how.log_chance.sum(), attention.query.weight)
+    (of_chances,) = torch.autograd.grad(how.log_probability.sum(), attention.query.weight)
     assert (of_chances != 0).any()
-    with pytest.raises(AssertionError, match="chosen_among"):
-        attention.among(x, kept)
+    with pytest.raises(AssertionError, match="attend_with_weights"):
+        attention.attend(x, kept)
 
 
 # --- which kernel -------------------------------------------------------------------------------------------------
@@ -499,7 +501,7 @@ def test_the_fused_kernel_is_called_where_it_is_said_to_be(monkeypatch: pytest.M
         calls.append("fused")
         return real(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("segue.layers.attention.attention.fused_attention", counted)
+    monkeypatch.setattr("segue.layers.attention.multi_head.fused_attention", counted)
     x, batch = normal(6, 4), batch_of(2, 1, 3)
     for name in VARIANTS:
         for gradients in (True, False):
@@ -509,7 +511,7 @@ def test_the_fused_kernel_is_called_where_it_is_said_to_be(monkeypatch: pytest.M
                 attention(x, x, batch)
                 assert len(calls) == attention.fused, name
                 attention.newest(x[batch.last], x, batch)
-                attention.among(x[None], attention.kept(x[None]))
+                attention.attend(x[None], attention.keys_values(x[None]))
                 assert len(calls) == 3 * attention.fused, name
 
 

@@ -10,8 +10,8 @@ import torch
 from packed_users import assert_close, normal
 from torch import Tensor
 
-from segue.layers.attention.hard_attention import chosen
 from segue.layers.attention.scores import Additive, Bilinear, ScoreKind, make_score
+from segue.layers.attention.weights import select_weights
 
 KINDS: tuple[ScoreKind, ...] = ("dot", "scaled-dot", "bilinear", "additive")
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -37,8 +37,8 @@ CAUSAL_MIXED = [
 ]
 
 
-def soft(scores: Tensor, may_look: Tensor | None = None) -> Tensor:
-    return chosen(scores, may_look, "soft", temperature=1.0, training=False, generator=None).weights
+def soft(scores: Tensor, may_attend: Tensor | None = None) -> Tensor:
+    return select_weights(scores, may_attend, "soft", temperature=1.0, training=False, generator=None).weights
 
 
 def row(*numbers: float) -> Tensor:
@@ -119,7 +119,7 @@ def test_whatever_stands_before_is_left_alone(kind: ScoreKind) -> None:
 @every_kind
 def test_one_query_in_numpy_scores_as_all_do(kind: ScoreKind) -> None:
     score, queries, keys = make_score(kind, 4, 4, 5), normal(3, 4, seed=1).float(), normal(6, 4, seed=2).float()
-    one = score.one_token()
+    one = score.token_step()
     expected = score(queries, keys).detach()
     for query, wanted in zip(queries.numpy(), expected, strict=True):
         torch.testing.assert_close(torch.from_numpy(one(query, keys.numpy())), wanted)

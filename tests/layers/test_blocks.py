@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_twins import torch_encoder
 
-from segue.layers.attention.attention import Attention, Relative
+from segue.layers.attention.multi_head import Attention, Relative
 from segue.layers.attention.scores import ScoreKind
 from segue.layers.blocks.transformer import FeedForward, GatedBlock, PostNormBlock, PreNormBlock, SASRecBlock, SwiGLU
-from segue.layers.dropout import draw_from
+from segue.layers.dropout import set_generator
 from segue.layers.packed import PackedBatch
-from segue.layers.positions.positions import RelativeBuckets, Rotary
+from segue.layers.positions.embeddings import RelativeBuckets, Rotary
 
 G_TOKENS = [[1.0, 0, -1], [0.5, 1, 0]]
 Kind = type[SASRecBlock] | type[GatedBlock] | type[PreNormBlock] | type[PostNormBlock]
@@ -147,10 +147,10 @@ def test_transformer_blocks_are_torchs_own(name: str, heads: int) -> None:
     theirs, found, begin = torch_encoder(block), block(x, batch), 0
     for length in (3, 1, 5):
         own = slice(begin, begin + length)
-        blocked = torch.ones(length, length, dtype=torch.bool).triu(1) if block.looks_back else None
+        blocked = torch.ones(length, length, dtype=torch.bool).triu(1) if block.causal else None
         assert_close(found[own], theirs(x[None, own], src_mask=blocked)[0], 1e-12)
         begin += length
-    assert block.looks_back is not (name.endswith("both ways") or name == "BERT's")
+    assert block.causal is not (name.endswith("both ways") or name == "BERT's")
 
 
 @pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock])
@@ -168,12 +168,12 @@ def test_one_token_more_is_what_the_block_gives_it_among_all(
     relative = relatives.get(places)
     block, x = kind(4, 2, 6, 0.0, scores=scores, relative=relative), normal(7, 4, seed=52, dtype=torch.float32)
     randomised(block)
-    expected, step = block(x, batch_of(7)).detach(), block.one_token()
+    expected, step = block(x, batch_of(7)).detach(), block.token_step()
     kept = np.zeros((2, 2, 7, 2), dtype=np.float32)  # keys and values, heads, tokens, features of a head
     for place in range(7):
         found = step(x[place].numpy(), kept[:, :, : place + 1], None)
         torch.testing.assert_close(torch.from_numpy(found), expected[place], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(torch.from_numpy(kept), block.kept(x).permute(1, 2, 0, 3), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(kept), block.keys_values(x).permute(1, 2, 0, 3), rtol=1e-4, atol=1e-4)
 
 
 def test_feed_forward_has_no_activation_after_its_second_map() -> None:
@@ -249,7 +249,7 @@ def test_dropout_is_on_the_updates_of_a_gated_block_and_not_on_its_stream() -> N
     """At one half each number of an update is gone or doubled; the gates and the stream stay whole."""
     block, x, batch = GatedBlock(8, 2, 8, 0.5).double(), normal(60, 8, seed=40), batch_of(30, 30)
     randomised(block)
-    draw_from(block, torch.Generator().manual_seed(0))
+    set_generator(block, torch.Generator().manual_seed(0))
     nn.init.zeros_(block.feed_forward.outer.weight)
     whole = block.eval()(x, batch) - x
     found = block.train()(x, batch) - x
@@ -260,7 +260,7 @@ def test_dropout_is_on_the_updates_of_a_gated_block_and_not_on_its_stream() -> N
 
 def test_dropout_is_on_the_feed_forward_part_of_a_sasrec_block() -> None:
     block, x, batch = SASRecBlock(8, 2, 8, 0.5).double(), normal(60, 8, seed=41), batch_of(30, 30)
-    draw_from(block, torch.Generator().manual_seed(0))
+    set_generator(block, torch.Generator().manual_seed(0))
     outer = block.feed_forward.outer
     nn.init.zeros_(outer.weight)
     nn.init.zeros_(outer.bias)
@@ -276,7 +276,7 @@ def test_dropout_is_on_the_feed_forward_part_of_a_sasrec_block() -> None:
 def test_dropout_is_on_both_updates_of_a_post_norm_block_and_not_on_its_stream() -> None:
     """Updates of one, everywhere: what reaches a norm is the stream with nothing or two added."""
     block, x, batch = PostNormBlock(8, 2, 8, 0.5).double().train(), normal(60, 8, seed=42), batch_of(30, 30)
-    draw_from(block, torch.Generator().manual_seed(0))
+    set_generator(block, torch.Generator().manual_seed(0))
     assert isinstance(block.attention.output, nn.Linear)
     for last in (block.attention.output, block.feed_forward.outer):
         nn.init.zeros_(last.weight)
@@ -295,7 +295,7 @@ def test_dropout_is_on_both_updates_of_a_post_norm_block_and_not_on_its_stream()
 def test_dropout_is_on_both_updates_of_a_pre_norm_block_and_not_on_its_stream() -> None:
     """Updates of one, everywhere: the stream gets nothing or two of each."""
     block, x, batch = PreNormBlock(8, 2, 8, 0.5).double().train(), normal(60, 8, seed=43), batch_of(30, 30)
-    draw_from(block, torch.Generator().manual_seed(0))
+    set_generator(block, torch.Generator().manual_seed(0))
     assert isinstance(block.attention.output, nn.Linear)
     for last in (block.attention.output, block.feed_forward.outer):
         nn.init.zeros_(last.weight)

@@ -100,8 +100,8 @@ def test_the_largest_answer_does_not_depend_on_where_in_the_image_it_stands() ->
 
 def test_a_user_in_company_and_with_room_for_more_is_the_user_alone() -> None:
     x, batch = normal(8, 3), batch_of(5, 3)
-    roomy = PackedBatch(items=torch.zeros(10), times=torch.zeros(10), lengths=batch.lengths, roomy=True)
+    padded = PackedBatch(items=torch.zeros(10), times=torch.zeros(10), lengths=batch.lengths, padded=True)
     spread = torch.cat((x, x.new_zeros(2, 3)))
     for block in (caser_of(), DilatedBlock(3, 2, 1, dropout=0.0).double()):
-        assert_close(block.newest(spread, roomy), block.newest(x, batch), 1e-12)
+        assert_close(block.newest(spread, padded), block.newest(x, batch), 1e-12)
         assert_close(block(x, batch)[5:], block(x[5:], batch_of(3)), 1e-12)

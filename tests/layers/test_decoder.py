@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_twins import torch_decoder
 
 from segue.layers.blocks.transformer import DecoderBlock, Decoding
-from segue.layers.dropout import draw_from
+from segue.layers.dropout import set_generator
 
 Norm = Literal["pre", "post"]
 both_norms = pytest.mark.parametrize("norm", ["pre", "post"])
@@ -46,14 +46,14 @@ def step_by_step(block: DecoderBlock, x: Tensor, so_far: Decoding) -> Tensor:
 def test_it_is_torchs_own(norm: Norm, heads: int, padded: bool) -> None:
     """torch.nn.TransformerDecoderLayer with the same weights; there True is where one may not look."""
     block, x, memory = block_of(norm, heads), normal(3, 5, 4, seed=60), normal(3, 4, 4, seed=61)
-    may_look = padding(4, 1, 2) if padded else None
+    may_attend = padding(4, 1, 2) if padded else None
     expected = torch_decoder(block)(
         x,
         memory,
         tgt_mask=torch.ones(5, 5, dtype=torch.bool).triu(1),
-        memory_key_padding_mask=None if may_look is None else ~may_look[:, 0, 0],
+        memory_key_padding_mask=None if may_attend is None else ~may_attend[:, 0, 0],
     )
-    assert_close(block(x, memory, may_look), expected, 1e-12)
+    assert_close(block(x, memory, may_attend), expected, 1e-12)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -64,20 +64,20 @@ def test_one_step_at_a_time_is_what_it_is_at_once(
 ) -> None:
     block, x = block_of(norm, seed=seed), normal(rows, tokens, 4, seed=seed)
     lengths = data.draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows))
-    memory, may_look = normal(rows, max(lengths), 4, seed=seed + 1), padding(*lengths)
-    assert_close(step_by_step(block, x, block.start(memory, may_look)), block(x, memory, may_look), 1e-12)
+    memory, may_attend = normal(rows, max(lengths), 4, seed=seed + 1), padding(*lengths)
+    assert_close(step_by_step(block, x, block.start(memory, may_attend)), block(x, memory, may_attend), 1e-12)
 
 
 @both_norms
 def test_a_beam_goes_on_from_some_of_its_rows(norm: Norm) -> None:
     """Two rows become four: the second three times, each with another token, and the first once."""
-    block, x, memory, may_look = block_of(norm), normal(2, 3, 4, seed=62), normal(2, 4, 4, seed=63), padding(4, 2)
-    so_far = block.start(memory, may_look)
+    block, x, memory, may_attend = block_of(norm), normal(2, 3, 4, seed=62), normal(2, 4, 4, seed=63), padding(4, 2)
+    so_far = block.start(memory, may_attend)
     for place in range(3):
         _, so_far = block.step(x[:, place], so_far)
     chosen, more = torch.tensor([1, 1, 0, 1]), normal(4, 4, seed=64)
     found, _ = block.step(more, so_far.rows(chosen))
-    whole = block(torch.cat((x[chosen], more[:, None]), dim=1), memory[chosen], may_look[chosen])
+    whole = block(torch.cat((x[chosen], more[:, None]), dim=1), memory[chosen], may_attend[chosen])
     assert_close(found, whole[:, -1], 1e-12)
     first, _ = block.step(more, block.start(memory).rows(chosen))
     assert_close(first, block(more[:, None], memory[chosen])[:, 0], 1e-12)
@@ -85,53 +85,53 @@ def test_a_beam_goes_on_from_some_of_its_rows(norm: Norm) -> None:
 
 @both_norms
 def test_no_token_sees_a_later_one_or_padding_of_the_memory(norm: Norm) -> None:
-    block, x, memory, may_look = block_of(norm), normal(2, 5, 4, seed=65), normal(2, 4, 4, seed=66), padding(4, 2)
-    before = block(x, memory, may_look)
+    block, x, memory, may_attend = block_of(norm), normal(2, 5, 4, seed=65), normal(2, 4, 4, seed=66), padding(4, 2)
+    before = block(x, memory, may_attend)
     for place in range(5):
         changed = x.clone()
         changed[0, place, 0] += 1  # a norm would take the same from all features
-        after = block(changed, memory, may_look)
+        after = block(changed, memory, may_attend)
         assert torch.equal(after[0, :place], before[0, :place]) and torch.equal(after[1], before[1])
         assert (after[0, place:] != before[0, place:]).any(-1).all()
     changed = memory.clone()
     changed[1, 2:] += 1
-    assert torch.equal(block(x, changed, may_look), before)
+    assert torch.equal(block(x, changed, may_attend), before)
     changed[1, 1] += 1
-    after = block(x, changed, may_look)
+    after = block(x, changed, may_attend)
     assert torch.equal(after[0], before[0]) and (after[1] != before[1]).any(-1).all()
 
 
 @both_norms
 def test_weights_say_who_looked_back_at_whom_and_across(norm: Norm) -> None:
     """As torch's own attention has them, of the streams that reach it."""
-    block, x, memory, may_look = block_of(norm), normal(2, 5, 4, seed=67), normal(2, 4, 4, seed=68), padding(4, 2)
+    block, x, memory, may_attend = block_of(norm), normal(2, 5, 4, seed=67), normal(2, 4, 4, seed=68), padding(4, 2)
     theirs = torch_decoder(block)
-    back, across = block.attention_weights(x, memory, may_look)
+    back, across = block.attention_weights(x, memory, may_attend)
     blocked = torch.ones(5, 5, dtype=torch.bool).triu(1)
     normal_x = theirs.norm1(x) if norm == "pre" else x
     update, expected = theirs.self_attn(normal_x, normal_x, normal_x, attn_mask=blocked, average_attn_weights=False)
     assert_close(back, expected, 1e-12)
     middle = theirs.norm2(x + update) if norm == "pre" else theirs.norm1(x + update)
     _, expected = theirs.multihead_attn(
-        middle, memory, memory, key_padding_mask=~may_look[:, 0, 0], average_attn_weights=False
+        middle, memory, memory, key_padding_mask=~may_attend[:, 0, 0], average_attn_weights=False
     )
     assert_close(across, expected, 1e-12)
 
 
 @both_norms
 def test_gradients_of_the_decoders_block(norm: Norm) -> None:
-    block, may_look = block_of(norm), padding(3, 2)
+    block, may_attend = block_of(norm), padding(3, 2)
     x, memory = normal(2, 3, 4, seed=69).requires_grad_(), normal(2, 3, 4, seed=70).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x, memory: block(x, memory, may_look), (x, memory))
+    assert torch.autograd.gradcheck(lambda x, memory: block(x, memory, may_attend), (x, memory))
     assert sum(1 for _ in block.parameters()) == 22
-    torch.autograd.backward(block(x, memory, may_look).square().sum())
+    torch.autograd.backward(block(x, memory, may_attend).square().sum())
     assert all(parameter.grad is not None and (parameter.grad != 0).any() for parameter in block.parameters())
 
 
 def test_dropout_is_on_all_three_updates_and_not_on_the_stream() -> None:
     """Updates of one, everywhere: the stream gets nothing or two of each."""
     block, x = DecoderBlock(8, 2, 8, 0.5).double().train(), normal(4, 30, 8, seed=71)
-    draw_from(block, torch.Generator().manual_seed(0))
+    set_generator(block, torch.Generator().manual_seed(0))
     for last in (block.own.output, block.across.output, block.feed_forward.outer):
         assert isinstance(last, torch.nn.Linear)
         torch.nn.init.zeros_(last.weight)

@@ -7,7 +7,7 @@ import torch
 from packed_users import most_chi_square, normal
 from torch import Tensor, nn
 
-from segue.layers.dropout import Dropout, byte_mask, draw_from
+from segue.layers.dropout import Dropout, byte_mask, set_generator
 
 COUNT = 200_000
 CPU = torch.device("cpu")
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 def seeded(share: float, seed: int = 0) -> Dropout:
     dropout = Dropout(share)
-    draw_from(dropout, torch.Generator().manual_seed(seed))
+    set_generator(dropout, torch.Generator().manual_seed(seed))
     return dropout.train()
 
 
@@ -131,7 +131,7 @@ def test_any_number_of_elements(count: int) -> None:
 def test_one_generator_for_every_dropout_of_a_module() -> None:
     parts = nn.Sequential(Dropout(0.1), nn.Sequential(Dropout(0.2)), nn.Dropout(0.3))
     generator = torch.Generator()
-    draw_from(parts, generator)
+    set_generator(parts, generator)
     found = [part for part in parts.modules() if isinstance(part, Dropout)]
     assert len(found) == 2
     assert all(part.generator is generator for part in found)

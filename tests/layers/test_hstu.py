@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from segue.layers.attention import silu_attention as kernel
-from segue.layers.attention.silu_attention import place_bias, silu_attention
+from segue.layers.attention import pointwise as kernel
+from segue.layers.attention.pointwise import position_bias, silu_attention
 from segue.layers.blocks.hstu import HSTUBlock
 from segue.layers.packed import PackedBatch
 from segue.layers.positions.time_buckets import BUCKETS, time_buckets
@@ -55,7 +55,7 @@ def test_there_is_a_bucket_for_every_gap_that_can_be_written() -> None:
 
 
 def test_a_bias_by_distance_stands_on_the_diagonals() -> None:
-    assert place_bias(torch.tensor([0.0, 1.0, 2.0]), 3).tril().tolist() == [[0, 0, 0], [1, 0, 0], [2, 1, 0]]
+    assert position_bias(torch.tensor([0.0, 1.0, 2.0]), 3).tril().tolist() == [[0, 0, 0], [1, 0, 0], [2, 1, 0]]
 
 
 def golden_block() -> HSTUBlock:
@@ -67,7 +67,7 @@ def golden_block() -> HSTUBlock:
         block.inner.weight.copy_(torch.cat((gate, queries, values, keys)))
         block.outer.weight.copy_(torch.tensor([[0.7, -0.3], [0.2, 0.9]]))
         block.outer.bias.copy_(torch.tensor([0.05, -0.05]))
-        block.bias.places.copy_(torch.tensor([0, -0.1, -0.2, -0.3]))  # 0, 1, 2, 3 tokens back
+        block.bias.positions.copy_(torch.tensor([0, -0.1, -0.2, -0.3]))  # 0, 1, 2, 3 tokens back
         block.bias.times.copy_(0.01 * torch.arange(BUCKETS))
     return block.eval()
 
@@ -100,22 +100,22 @@ def test_the_attention_and_its_gradients_are_the_plain_formula(most: int, monkey
     monkeypatch.setattr(kernel, "MOST_WEIGHTS", most)
     generator = torch.Generator().manual_seed(5)
     q, k, v = (torch.randn(3, 2, 5, 4, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(3))
-    places = torch.randn(9, dtype=torch.float64, generator=generator, requires_grad=True)
+    positions = torch.randn(9, dtype=torch.float64, generator=generator, requires_grad=True)
     times = torch.randn(BUCKETS, dtype=torch.float64, generator=generator, requires_grad=True)
     buckets = torch.randint(0, BUCKETS, (3, 5, 5), dtype=torch.int32, generator=generator)
 
     def plain() -> Tensor:
         rows = []
         for i in range(5):
-            bias = torch.stack([places[i - j] + times[buckets[:, i, j].long()] for j in range(i + 1)], dim=-1)
+            bias = torch.stack([positions[i - j] + times[buckets[:, i, j].long()] for j in range(i + 1)], dim=-1)
             weights = functional.silu((q[:, :, i, None] * k[:, :, : i + 1]).sum(-1) + bias[:, None]) / 9
             rows.append((weights[..., None] * v[:, :, : i + 1]).sum(2))
         return torch.stack(rows, dim=2)
 
-    found = silu_attention(q, k, v, places=places, times=times, buckets=buckets, length=9)
+    found = silu_attention(q, k, v, positions=positions, times=times, buckets=buckets, length=9)
     torch.testing.assert_close(found, plain())
     outgoing = torch.randn(found.shape, dtype=torch.float64, generator=generator)
-    inputs = (q, k, v, places, times)
+    inputs = (q, k, v, positions, times)
     wanted = torch.autograd.grad(plain(), inputs, outgoing)
     for ours, theirs in zip(torch.autograd.grad(found, inputs, outgoing), wanted, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -126,12 +126,12 @@ def test_the_gradients_are_those_of_small_changes() -> None:
     x = random_tokens(5).requires_grad_()
     assert torch.autograd.gradcheck(lambda tokens: block(tokens, batch), (x,))
 
-    def of_biases(places: Tensor, times: Tensor) -> Tensor:
-        named = {"bias.places": places, "bias.times": times}
+    def of_biases(positions: Tensor, times: Tensor) -> Tensor:
+        named = {"bias.positions": positions, "bias.times": times}
         result: Tensor = torch.func.functional_call(block, named, (x.detach(), batch))
         return result
 
-    assert torch.autograd.gradcheck(of_biases, (block.bias.places, block.bias.times))
+    assert torch.autograd.gradcheck(of_biases, (block.bias.positions, block.bias.times))
 
 
 users_times = st.lists(st.lists(st.integers(0, 10**9), min_size=1, max_size=9).map(sorted), min_size=1, max_size=4)
@@ -184,9 +184,9 @@ def test_weights_are_divided_by_the_length_that_was_configured() -> None:
     short, long = random_block(length=12), random_block(length=24)
     with torch.no_grad():
         for name, parameter in short.state_dict().items():
-            if name != "bias.places":
+            if name != "bias.positions":
                 long.state_dict()[name].copy_(parameter)
-        long.bias.places[:12] = short.bias.places
+        long.bias.positions[:12] = short.bias.positions
     batch, x = batch_at([[0, 10, 20]], [30]), random_tokens(3)
     weights = short.attention_weights(x, batch)
     assert bool((weights[0, :, 2] != 0).all())

@@ -10,10 +10,10 @@ from packed_users import assert_close, batch_of, normal
 from torch import Tensor
 from torch.nn import functional
 
-from segue.layers.attention.hard_attention import Choice, chosen
 from segue.layers.attention.scores import Additive, ScoreKind
+from segue.layers.attention.weights import Choice, select_weights
 from segue.layers.blocks.narm import NarmBlock
-from segue.layers.dropout import draw_from
+from segue.layers.dropout import set_generator
 from segue.layers.packed import pack, pad
 
 every_score = pytest.mark.parametrize("scores", get_args(ScoreKind))
@@ -26,7 +26,7 @@ def block_of(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         block = NarmBlock(width, width, 0.0, scores=scores, choice=choice, temperature=temperature).double().eval()
-    draw_from(block, torch.Generator().manual_seed(seed))
+    set_generator(block, torch.Generator().manual_seed(seed))
     return block
 
 
@@ -53,7 +53,7 @@ def test_a_masked_softmax_is_the_softmax_over_what_is_there() -> None:
     theirs = (scores * mask).softmax(0) * mask
     theirs = theirs / theirs.sum()
     assert_close(theirs[:2], torch.tensor([0.622459, 0.377541]), 1e-6)
-    ours = chosen(scores, mask == 1, "soft", temperature=1.0, training=False, generator=None).weights
+    ours = select_weights(scores, mask == 1, "soft", temperature=1.0, training=False, generator=None).weights
     assert_close(ours, torch.tensor([0.622459, 0.377541, 0.0]), 1e-6)
 
 

@@ -30,10 +30,10 @@ def test_index_arithmetic_of_g32() -> None:
 
 def test_where_there_are_tokens_in_the_padded_view() -> None:
     """True = may look."""
-    looks = batch_of(2, 1, 3).may_look
+    looks = batch_of(2, 1, 3).may_attend
     assert looks is not None and looks.shape == (3, 1, 1, 3)
     assert looks[:, 0, 0].tolist() == [[True, True, False], [True, False, False], [True, True, True]]
-    assert batch_of(2, 2).may_look is None
+    assert batch_of(2, 2).may_attend is None
 
 
 def test_newest_token_of_each_user() -> None:
@@ -140,14 +140,14 @@ def test_a_question_comes_after_the_newest_event_of_each_user() -> None:
         kinds=np.array([4, 1, 1]),
         values=np.array([1.0, 2.0, 3.0], dtype=np.float32),
     )
-    found = tensors(batch).with_question(99)
+    found = tensors(batch).with_query_token(99)
     assert found.items.tolist() == [5, 6, 99, 7, 99] and found.lengths.tolist() == [3, 2]
     assert found.times.tolist() == [10, 20, 20, 30, 30] and found.query_times is None
     assert found.kinds is not None and found.kinds.tolist() == [4, 1, 0, 1, 0]
     assert found.values is not None and found.values.dtype == torch.float32
     assert found.values.nan_to_num(-1).tolist() == [1, 2, -1, 3, -1]
     assert found.last.tolist() == [2, 4]
-    known = tensors(replace(batch, query_times=np.array([25, 31]), kinds=None, values=None)).with_question(99)
+    known = tensors(replace(batch, query_times=np.array([25, 31]), kinds=None, values=None)).with_query_token(99)
     assert known.times.tolist() == [10, 20, 25, 30, 31]
     assert known.query_times is not None and known.query_times.tolist() == [25, 31]
     assert known.kinds is None and known.values is None
@@ -156,23 +156,23 @@ def test_a_question_comes_after_the_newest_event_of_each_user() -> None:
 
 def test_a_user_without_events_is_not_asked_about() -> None:
     with pytest.raises(AssertionError):
-        batch_of(2, 0, 3).with_question(99)
+        batch_of(2, 0, 3).with_query_token(99)
 
 
 def test_with_room_by_hand() -> None:
     """Zeros after each user's tokens; the newest tokens and what may be looked at stay the users' own."""
     batch = replace(batch_of(2, 1, 3), items=torch.arange(1, 7))
-    roomy = batch.with_room()
-    assert roomy.items.tolist() == [1, 2, 0, 3, 0, 0, 4, 5, 6]
-    assert roomy.rectangular and roomy.longest == 3 and roomy.size == 3
-    assert roomy.last.tolist() == [1, 3, 8]
-    assert roomy.position.tolist() == [0, 1, 2] * 3
-    assert roomy.position_from_newest.tolist() == [1, 0, 0, 0, 0, 0, 2, 1, 0]
-    assert roomy.may_look is not None and batch.may_look is not None
-    assert roomy.may_look.tolist() == batch.may_look.tolist()
+    padded = batch.with_padding()
+    assert padded.items.tolist() == [1, 2, 0, 3, 0, 0, 4, 5, 6]
+    assert padded.rectangular and padded.longest == 3 and padded.size == 3
+    assert padded.last.tolist() == [1, 3, 8]
+    assert padded.position.tolist() == [0, 1, 2] * 3
+    assert padded.position_from_newest.tolist() == [1, 0, 0, 0, 0, 0, 2, 1, 0]
+    assert padded.may_attend is not None and batch.may_attend is not None
+    assert padded.may_attend.tolist() == batch.may_attend.tolist()
 
 
 def test_room_that_would_cost_more_than_it_saves_is_not_made() -> None:
     long, equal = batch_of(1, 1, 1, 9), batch_of(3, 3)
-    assert long.with_room() is long
-    assert equal.with_room() is equal
+    assert long.with_padding() is long
+    assert equal.with_padding() is equal

@@ -56,7 +56,7 @@ def assert_equal(packed: PackedBatch, padded: PaddedBatch) -> None:
         assert_same(getattr(padded, name)[inside], getattr(packed, name))
     assert_same(padded.items[padded.last], packed.items[packed.last])
     looks = torch.ones(packed.size, 1, 1, packed.longest, dtype=torch.bool)
-    assert_same(padded.may_look, looks if packed.may_look is None else packed.may_look)
+    assert_same(padded.may_attend, looks if packed.may_attend is None else packed.may_attend)
     own = inside.view(packed.size, -1)
     pairs = own[:, :, None] & own[:, None]
     for name in PAIRS:
@@ -74,16 +74,16 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 def test_a_rectangle_says_what_packed_tokens_say(lengths: list[int]) -> None:
     packed, padded = both(lengths)
     assert_equal(packed, padded)
-    assert padded.with_room() is padded
+    assert padded.with_padding() is padded
 
 
 @settings(max_examples=15)
 @given(lengths_of_users)
 def test_it_grows_as_packed_tokens_do(lengths: list[int]) -> None:
     packed, padded = both(lengths)
-    assert_equal(packed.with_question(99), padded.with_question(99))
-    assert_equal(packed.doubled(), padded.doubled())
-    assert_equal(packed.with_question(99).doubled(), padded.with_question(99).doubled())
+    assert_equal(packed.with_query_token(99), padded.with_query_token(99))
+    assert_equal(packed.with_tokens_twice(), padded.with_tokens_twice())
+    assert_equal(packed.with_query_token(99).with_tokens_twice(), padded.with_query_token(99).with_tokens_twice())
 
 
 @given(st.lists(st.integers(-(2**40), 2**40), min_size=1))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packed_users import assert_close, batch_of, normal
 
-from segue.layers.positions.positions import (
+from segue.layers.positions.embeddings import (
     CountedFrom,
     LearnedPositions,
     NoPositions,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from segue.layers.attention.attention import Attention
+from segue.layers.attention.multi_head import Attention
 from segue.layers.blocks.transformer import DecoderBlock, FeedForward, PostNormBlock, PreNormBlock
 
 

@@ -72,7 +72,7 @@ def test_from_items_to_scores(positions: str, places: list[int]) -> None:
     for block in model.blocks:
         states = block(states, batch)
     assert_close(model.encode(batch), states)
-    head = model.at_question
+    head = model.query_transform
     assert isinstance(head, MaskedHead)
     inner = functional.gelu(states @ head.dense.weight.T + head.dense.bias)
     expected = functional.layer_norm(inner, (4,), head.norm.weight, head.norm.bias, 1e-12) @ table.T + bias
@@ -119,7 +119,7 @@ def test_the_loss_of_the_vectors_is_the_loss_of_the_scores() -> None:
     model = model_of()
     states = model.encode(packed([3, MASK, 2, 1, MASK]))[[1, 4]]
     targets = torch.tensor([4, 2])
-    logits = model.at_question(states) @ model.items.into[1:].T + model.items.biases()[1:]
+    logits = model.query_transform(states) @ model.items.into[1:].T + model.items.biases()[1:]
     found = full_softmax(model.head(states), model.item_vectors()[1:], targets - 1)
     assert_close(found, functional.cross_entropy(logits, targets - 1))
 

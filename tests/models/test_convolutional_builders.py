@@ -65,7 +65,7 @@ def test_nextitnet_takes_items_as_they_are_and_ends_with_a_linear_map() -> None:
     for block in model.blocks:
         x = block(x, batch)
     torch.testing.assert_close(model.encode(batch), x, rtol=0, atol=1e-12)
-    linear = model.at_question
+    linear = model.query_transform
     assert isinstance(linear, nn.Linear)
     torch.testing.assert_close(model.head(x), functional.linear(x, linear.weight, linear.bias), rtol=0, atol=1e-12)
 

@@ -153,15 +153,15 @@ def test_the_newest_time_is_the_only_thing_of_later_events_that_earlier_ones_kno
 
 
 def test_such_a_model_is_not_continued_event_by_event() -> None:
-    assert not model_of(positions="oldest").continuable and model_of(positions="oldest").window_step == 1
-    assert model_of(positions="oldest", inputs="items", kind_width=16).continuable
+    assert not model_of(positions="oldest").incremental and model_of(positions="oldest").window_step == 1
+    assert model_of(positions="oldest", inputs="items", kind_width=16).incremental
 
 
 def test_the_newest_states_are_the_questions_however_a_batch_is_laid_out() -> None:
     model, batch = model_of(output="mlp", similarity="cosine", item_width=4), events()
     expected = model.head(model.encode(batch)[[2, 4]])
     torch.testing.assert_close(model.query(batch), expected)
-    assert batch.with_room().roomy and expected.shape == (2, 4)
+    assert batch.with_padding().padded and expected.shape == (2, 4)
     alone = events()
     first = PackedBatch(
         items=alone.items[:3],
@@ -177,7 +177,7 @@ def test_kinds_are_saved_with_the_model(tmp_path: Path) -> None:
     model = model_of(output="mlp", similarity="cosine", temperature="learned").float()
     save_model(model, settings_of(output="mlp", similarity="cosine", temperature="learned"), tmp_path)
     again, batch = load_model(tmp_path), events()
-    assert again.kinds == again.told_kinds == KINDS and model_of(inputs="items", kind_width=16).told_kinds == ()
+    assert again.kinds == again.input_kinds == KINDS and model_of(inputs="items", kind_width=16).input_kinds == ()
     model.requires_grad_(requires_grad=False)
     assert torch.equal(again.query(batch), model.query(batch))
 

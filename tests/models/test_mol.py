@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from segue.errors import SettingsError
-from segue.layers.dropout import draw_from
+from segue.layers.dropout import set_generator
 from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
 from segue.models.settings import ModelSettings
 from segue.models.similarity import mol
 from segue.models.similarity.dot import Dot
 from segue.models.similarity.mol import Mixture, MixtureOfLogits, gates, imbalance, make_similarity, mixed
-from segue.models.weight_init import xavier_start
+from segue.models.weight_init import xavier_init
 
 WIDTH = 6
 NUMBERS: dict[str, Any] = {
@@ -122,7 +122,7 @@ def test_a_score_is_as_it_is_written(query_hidden: int, gate_hidden: int) -> Non
     made = mixture_of_logits(query_hidden=query_hidden, gate_hidden=gate_hidden).eval()
     states, vectors = normal(4, WIDTH), normal(5, WIDTH, seed=2)
     expected = [[written_out(made, state, vector) for vector in vectors.numpy()] for state in states.numpy()]
-    assert_close(made.score(made.question(states), made.item(vectors)), np.array(expected))
+    assert_close(made.score(made.query(states), made.item(vectors)), np.array(expected))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -136,7 +136,7 @@ def test_one_component_each_is_the_cosine_whatever_the_gates(seed: int) -> None:
             tower.bias.zero_()
     states, vectors = normal(4, WIDTH), normal(5, WIDTH, seed=2)
     expected = torch.cosine_similarity(states[:, None], vectors[None], dim=2) / 0.2
-    assert_close(made.score(made.question(states), made.item(vectors)), expected)
+    assert_close(made.score(made.query(states), made.item(vectors)), expected)
 
 
 # --- laws ---------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_one_component_each_is_the_cosine_whatever_the_gates(seed: int) -> None:
 
 def test_components_have_length_one_and_nothing_is_not_made_longer() -> None:
     made = mixture_of_logits(temperature=0.25)
-    ours = made.mixture.side(made.question(normal(4, WIDTH))).components
+    ours = made.mixture.side(made.query(normal(4, WIDTH))).components
     theirs = made.mixture.side(made.item(normal(5, WIDTH))).components
     assert (ours.shape, theirs.shape) == ((4, 3, 4), (5, 2, 4))
     assert_close(ours.norm(dim=2), torch.full((4, 3), 4.0, dtype=torch.float64))
@@ -152,7 +152,7 @@ def test_components_have_length_one_and_nothing_is_not_made_longer() -> None:
     with torch.no_grad():
         made.item_tower.bias.zero_()
     vectors = torch.zeros(1, WIDTH, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(made.score(made.question(normal(4, WIDTH)), made.item(vectors)).sum(), vectors)
+    (slope,) = torch.autograd.grad(made.score(made.query(normal(4, WIDTH)), made.item(vectors)).sum(), vectors)
     assert slope.isfinite().all()
 
 
@@ -160,7 +160,7 @@ def test_components_have_length_one_and_nothing_is_not_made_longer() -> None:
 @given(st.integers(0, 4), st.integers(0, 5), st.integers(1, 30), st.integers(0, 2**32))
 def test_tiles_change_nothing_and_own_items_are_scored_like_all(rows: int, columns: int, tile: int, seed: int) -> None:
     made = mixture_of_logits(seed=seed).eval()
-    queries, items = made.question(normal(rows, WIDTH, seed=seed)), made.item(normal(columns, WIDTH, seed=seed + 1))
+    queries, items = made.query(normal(rows, WIDTH, seed=seed)), made.item(normal(columns, WIDTH, seed=seed + 1))
     whole = made.score(queries, items)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mol, "TILE_PAIRS", tile)
@@ -181,7 +181,7 @@ def test_gradients_do_not_depend_on_tiles(own: bool, monkeypatch: pytest.MonkeyP
             normal(5, WIDTH).requires_grad_(),
             normal(6, WIDTH).requires_grad_(),
         )
-        queries, items = made.question(states), made.item(vectors)
+        queries, items = made.query(states), made.item(vectors)
         scores = made.own(queries, items.expand(5, -1, -1)) if own else made.score(queries, items)
         found.append(torch.autograd.grad(scores.square().sum(), [states, vectors, *made.parameters()]))
     for whole, *others in zip(*found, strict=True):
@@ -198,7 +198,7 @@ class Asked(nn.Module):
         self.what = what
 
     def forward(self, states: Tensor, vectors: Tensor) -> Tensor:
-        queries, items = self.made.question(states), self.made.item(vectors)
+        queries, items = self.made.query(states), self.made.item(vectors)
         if self.what == "shared":
             return self.made.score(queries, items)
         if self.what == "own":
@@ -220,7 +220,7 @@ def test_gradient_check(what: str, dropout: float, kept: int, monkeypatch: pytes
     names = [name for name, _ in asked.named_parameters()]
 
     def scores(states: Tensor, vectors: Tensor, *weights: Tensor) -> Tensor:
-        draw_from(asked, torch.Generator().manual_seed(4))
+        set_generator(asked, torch.Generator().manual_seed(4))
         found: Tensor = torch.func.functional_call(asked, dict(zip(names, weights, strict=True)), (states, vectors))
         return found
 
@@ -248,7 +248,7 @@ def test_a_large_catalogue_needs_bounded_memory(rows: int, monkeypatch: pytest.M
     monkeypatch.setattr(mol, "TILE_PAIRS", 50)
     monkeypatch.setattr(mol, "KEPT_PAIRS", 300)
     made = mixture_of_logits(gate_hidden=100)
-    queries, items = made.question(normal(rows, WIDTH)).detach(), made.item(normal(400, WIDTH)).detach()
+    queries, items = made.query(normal(rows, WIDTH)).detach(), made.item(normal(400, WIDTH)).detach()
     with LargestMade() as largest:
         scores = made.score(queries, items.requires_grad_())
         torch.autograd.backward(scores.sum())
@@ -273,8 +273,8 @@ def test_dropped_gates_count_nothing_and_the_others_add_up_to_one() -> None:
 
 
 def scores_of(made: MixtureOfLogits, seed: int) -> Tensor:
-    draw_from(made, torch.Generator().manual_seed(seed))
-    return made.score(made.question(normal(50, WIDTH)), made.item(normal(40, WIDTH, seed=2)))
+    set_generator(made, torch.Generator().manual_seed(seed))
+    return made.score(made.query(normal(50, WIDTH)), made.item(normal(40, WIDTH, seed=2)))
 
 
 @pytest.mark.parametrize("name", ["item_dropout", "gate_dropout"])
@@ -298,14 +298,14 @@ def test_the_gates_of_an_item_see_all_of_it() -> None:
 def test_the_share_of_dropped_gates_is_the_one_asked_for() -> None:
     made = mixture_of_logits(gate_dropout=0.25)
     shares = made.mixture.gates(
-        made.mixture.side(made.question(normal(400, WIDTH))), made.mixture.side(made.item(normal(400, WIDTH))[:, None])
+        made.mixture.side(made.query(normal(400, WIDTH))), made.mixture.side(made.item(normal(400, WIDTH))[:, None])
     )
     assert (shares == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
 
 
 def test_what_learning_adds_is_the_answers_imbalance() -> None:
     made, states, vectors = mixture_of_logits(balance=0.3).eval(), normal(7, WIDTH), normal(7, WIDTH, seed=2)
-    queries, answers = made.question(states), made.item(vectors)
+    queries, answers = made.query(states), made.item(vectors)
     extra = made.extra_loss(queries, answers)
     assert extra is not None
     shares = []
@@ -321,7 +321,7 @@ def test_a_step_against_the_imbalance_lowers_it() -> None:
     made, states, vectors = mixture_of_logits(balance=1.0), normal(30, WIDTH), normal(30, WIDTH, seed=2)
     found: list[float] = []
     for _ in range(2):
-        extra = made.extra_loss(made.question(states), made.item(vectors))
+        extra = made.extra_loss(made.query(states), made.item(vectors))
         assert extra is not None
         found.append(extra.item())
         slopes = torch.autograd.grad(extra, list(made.parameters()))
@@ -401,9 +401,9 @@ def test_settings_that_cannot_be_are_refused_by_name(changed: dict[str, Any]) ->
 def test_weights_start_from_the_generator() -> None:
     """Xavier-normal, biases zero, whatever the global state."""
     made = MixtureOfLogits(64, **{**NUMBERS, "query_hidden": 256, "part_width": 64})
-    xavier_start(made, torch.Generator().manual_seed(1))
+    xavier_init(made, torch.Generator().manual_seed(1))
     again = MixtureOfLogits(64, **{**NUMBERS, "query_hidden": 256, "part_width": 64})
-    xavier_start(again, torch.Generator().manual_seed(1))
+    xavier_init(again, torch.Generator().manual_seed(1))
     for (name, one), other in zip(made.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
         assert one.dim() == 2 or (one == 0).all(), name
@@ -428,5 +428,5 @@ def test_a_mixture_alone_scores_what_the_whole_scores() -> None:
     made = mixture_of_logits().eval()
     alone = Mixture(query_parts=3, item_parts=2, part_width=4, gate_hidden=7).double().eval()
     alone.load_state_dict(made.mixture.state_dict())
-    queries, items = made.question(normal(4, WIDTH)), made.item(normal(5, WIDTH))
+    queries, items = made.query(normal(4, WIDTH)), made.item(normal(5, WIDTH))
     assert torch.equal(alone.score(alone.side(queries), alone.side(items)), made.score(queries, items))

@@ -13,13 +13,13 @@ from torch import nn
 
 from segue.data.batch import Batch
 from segue.errors import SettingsError
-from segue.layers.attention.hard_attention import Choice
 from segue.layers.attention.scores import Additive, ScoreKind
+from segue.layers.attention.weights import Choice
 from segue.layers.blocks.narm import NarmBlock
 from segue.layers.blocks.recurrent import GRUBlock
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS, build_model
-from segue.models.draws import DrawingModel
+from segue.models.sampled_attention import SamplingModel
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.testing import Case, laws
@@ -67,7 +67,7 @@ def test_gru4rec_is_torchs_gru_over_scaled_items_and_a_linear_map() -> None:
     gru, tokens = torchs(model, 2), model.items.into * math.sqrt(4)
     expected = torch.cat([gru(tokens[users][None])[0][0] for users in ([3, 1, 2], [5, 4])])
     torch.testing.assert_close(model.encode(TWO_USERS), expected, rtol=0, atol=1e-12)
-    linear = model.at_question
+    linear = model.query_transform
     assert isinstance(linear, nn.Linear)
     asked = expected[[2, 4]] @ linear.weight.T + linear.bias
     torch.testing.assert_close(model.query(TWO_USERS), asked, rtol=0, atol=1e-12)
@@ -103,8 +103,8 @@ def test_states_may_be_wider_than_tokens(builder: str) -> None:
     laws.saving_changes_nothing(case)
     if builder == "narm":
         drawing = narm_case(choice="reinforce", state_width=7).new().train()
-        assert isinstance(drawing, DrawingModel) and drawing.draws(drawing.encode(TWO_USERS)) is not None
-        assert drawing.draws(drawing.eval().encode(TWO_USERS)) is None
+        assert isinstance(drawing, SamplingModel) and drawing.sampled_attention(drawing.encode(TWO_USERS)) is not None
+        assert drawing.sampled_attention(drawing.eval().encode(TWO_USERS)) is None
 
 
 @pytest.mark.parametrize("scores", get_args(ScoreKind))
@@ -122,7 +122,7 @@ def test_narm_keeps_the_laws_however_it_looks(scores: ScoreKind, choice: Choice)
 def test_hard_attention_learns_a_cycle_and_so_do_its_scores(choice: Choice) -> None:
     """What comes next is the item after the last."""
     model = narm_case(width=16, scores="bilinear", choice=choice).new()
-    assert isinstance(model, DrawingModel)
+    assert isinstance(model, SamplingModel)
     looking = model.blocks[1]
     assert isinstance(looking, NarmBlock)
     (scores,) = looking.score.parameters()

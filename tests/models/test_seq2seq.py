@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from segue.data.batch import Batch
-from segue.layers.attention.attention import Attention
+from segue.layers.attention.multi_head import Attention
 from segue.layers.attention.scores import Additive
 from segue.layers.blocks.transformer import DecoderBlock, PostNormBlock
-from segue.layers.decoders.recurrent import RecurrentDecoder, RecurrentReader
-from segue.layers.dropout import draw_from
+from segue.layers.decoders.recurrent import BidirectionalGRU, RecurrentDecoder
+from segue.layers.dropout import set_generator
 from segue.layers.packed import PackedBatch, tensors
-from segue.models.attention_map import Mapped
+from segue.models.attention_map import HasAttentionMaps
 from segue.models.build import build_model
 from segue.models.encoders.seq2seq import EncoderDecoder
 from segue.models.settings import ModelSettings
@@ -96,8 +96,8 @@ def test_a_plan_may_be_longer_than_any_history(body: str) -> None:
 @both_bodies
 def test_it_can_plan_and_be_looked_into_and_is_read_whole_each_time(body: str) -> None:
     model = model_of(body)
-    assert isinstance(model, Planner) and isinstance(model, Mapped)
-    assert not model.continuable and model.window_step == 1 and not model.target_time
+    assert isinstance(model, Planner) and isinstance(model, HasAttentionMaps)
+    assert not model.incremental and model.window_step == 1 and not model.target_time
 
 
 @both_bodies
@@ -131,7 +131,7 @@ def test_attention_has_a_row_for_each_step_of_a_plan(body: str) -> None:
 def by_hand(model: EncoderDecoder, history: list[int], plan: list[int]) -> tuple[Tensor, Tensor]:
     """The recurrent states of one user, written out with torch's cells and the formulas of additive attention, and
     where each step looked."""
-    decoder, (reader,) = cast(RecurrentDecoder, model.decoder), cast(list[RecurrentReader], list(model.blocks))
+    decoder, (reader,) = cast(RecurrentDecoder, model.decoder), cast(list[BidirectionalGRU], list(model.blocks))
     vectors = model.items.into * math.sqrt(WIDTH)
     read, _ = reader.gru(vectors[history][None])
     ends = torch.cat((read[0, -1, :WIDTH], read[0, 0, WIDTH:]))
@@ -233,7 +233,7 @@ def test_the_transformer_is_torchs_own() -> None:
 def test_dropout_is_drawn_from_the_generator_alone(body: str) -> None:
     """torch's own networks would draw from the global one."""
     model, before = model_of(body, dropout=0.5), torch.get_rng_state()
-    draw_from(model, torch.Generator().manual_seed(1))
+    set_generator(model, torch.Generator().manual_seed(1))
     batch = packed(USERS, READ)
     assert not torch.equal(model.train().encode(batch), model.encode(batch))
     assert torch.equal(torch.get_rng_state(), before)

@@ -16,7 +16,7 @@ from segue.errors import SettingsError
 from segue.layers.attention.scores import Additive, Bilinear, Product
 from segue.layers.blocks.transformer import PostNormBlock, PreNormBlock
 from segue.layers.packed import PackedBatch, tensors
-from segue.layers.positions.positions import NoPositions, RelativeBuckets, Rotary, sinusoids
+from segue.layers.positions.embeddings import NoPositions, RelativeBuckets, Rotary, sinusoids
 from segue.models.build import BUILDERS, build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -43,7 +43,7 @@ def tokens_of(model: SequenceModel) -> Tensor:
 def attention_parts(model: SequenceModel) -> list[tuple[type, type | None]]:
     parts = []
     for block in model.blocks:
-        assert isinstance(block, PreNormBlock | PostNormBlock) and block.looks_back
+        assert isinstance(block, PreNormBlock | PostNormBlock) and block.causal
         relative = block.attention.relative
         parts.append((type(block.attention.score), None if relative is None else type(relative)))
     return parts
@@ -119,7 +119,7 @@ def test_every_choice_can_be_combined_but_turned_features_with_other_scores() ->
             refused += 1
             continue
         model = model_of(norm=norm, positions=positions, scores=scores)
-        assert model.continuable is (positions != "newest")
+        assert model.incremental is (positions != "newest")
         query = model.query(BATCH)
         torch.testing.assert_close(query, model.head(model.encode(BATCH)[-1:]))
         states.append(query.detach())

@@ -1,4 +1,4 @@
-"""Draws and vectors that a test chooses, and a watch over what is made."""
+"""SampledAttention and vectors that a test chooses, and a watch over what is made."""
 
 from __future__ import annotations
 

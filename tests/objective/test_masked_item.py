@@ -40,7 +40,7 @@ def test_the_toy_user() -> None:
         found.add((tuple(first), int(place)))
     instances = [(mask, 20, 30, 40), (10, mask, 30, 40), (10, 20, mask, 40), (10, 20, 30, mask)]
     assert found == {(instance, place) for place, instance in enumerate(instances)}
-    assert tensors(newest(batch, 3)).with_question(mask).items.tolist() == [20, 30, 40, mask]
+    assert tensors(newest(batch, 3)).with_query_token(mask).items.tolist() == [20, 30, 40, mask]
 
 
 def test_the_worked_instance() -> None:

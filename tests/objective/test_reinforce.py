@@ -17,7 +17,7 @@ from segue.config import make_settings
 from segue.data.batch import Batch
 from segue.errors import SettingsError
 from segue.layers.blocks.narm import NarmBlock
-from segue.layers.dropout import draw_from
+from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.encoders.narm import NarmModel
@@ -60,12 +60,12 @@ def model_of(**changed: Any) -> NarmModel:
 
 def drawn_loss(model: NarmModel, examples: Examples, settings: ObjectiveSettings, seed: int) -> tuple[Tensor, Tensor]:
     """The training loss after the draws of a seed, and the logarithms of their chances [3]."""
-    draw_from(model, torch.Generator().manual_seed(seed))
+    set_generator(model, torch.Generator().manual_seed(seed))
     hidden = model.encode(tensors(examples.inputs))
-    draws = model.draws(hidden)
+    draws = model.sampled_attention(hidden)
     assert draws is not None
     loss = Objective(settings, COUNTS).loss(model, hidden, examples, torch.Generator().manual_seed(0))
-    return loss, draws.log_chance
+    return loss, draws.log_probability
 
 
 def gradients(model: NarmModel, loss: Tensor) -> list[Tensor]:
@@ -78,9 +78,9 @@ def every_draw(model: NarmModel, examples: Examples) -> list[tuple[float, Tensor
     logarithms of the three chances."""
     found: dict[float, tuple[float, Tensor, Tensor]] = {}
     for seed in range(500):
-        loss, log_chances = drawn_loss(model, examples, SOFTMAX, seed)
-        together = log_chances.sum().item()
-        found.setdefault(round(together, 9), (math.exp(together), loss, log_chances))
+        loss, log_probabilities = drawn_loss(model, examples, SOFTMAX, seed)
+        together = log_probabilities.sum().item()
+        found.setdefault(round(together, 9), (math.exp(together), loss, log_probabilities))
         if len(found) == 6:
             break
     assert sum(chance for chance, _, _ in found.values()) == pytest.approx(1, abs=1e-9)
@@ -134,7 +134,7 @@ def test_what_is_usual_makes_draws_less_various() -> None:
         stacked = torch.stack([torch.autograd.grad(one, weight, retain_graph=True)[0].flatten() for one in of_draws])
         return float(chances @ (stacked - chances @ stacked).square().sum(1))
 
-    blamed = [(loss.detach() * log_chances).mean() for _, loss, log_chances in draws]
+    blamed = [(loss.detach() * log_probabilities).mean() for _, loss, log_probabilities in draws]
     assert scatter(*(loss for _, loss, _ in draws)) < scatter(*blamed) / 2
 
 
@@ -144,7 +144,7 @@ def test_the_number_is_what_the_questions_lost(name: str, settings: ObjectiveSet
     """The same states without a word about draws cost the same."""
     model, examples = model_of(), EXAMPLES[name]
     loss, _ = drawn_loss(model, examples, settings, seed=3)
-    draw_from(model, torch.Generator().manual_seed(3))
+    set_generator(model, torch.Generator().manual_seed(3))
     hidden = model.encode(tensors(examples.inputs))[:, :3]
     plain = Objective(settings, COUNTS).loss(model, hidden, examples, torch.Generator().manual_seed(0))
     assert loss.item() == pytest.approx(plain.item(), abs=1e-12)
@@ -154,8 +154,8 @@ def test_entropy_is_worth_its_bonus() -> None:
     free, paid = model_of(), model_of(entropy_bonus=0.3)
     examples = EXAMPLES["every state"]
     first, second = (gradients(model, drawn_loss(model, examples, SOFTMAX, seed=5)[0]) for model in (free, paid))
-    draw_from(free, torch.Generator().manual_seed(5))
-    draws = free.draws(free.encode(tensors(HISTORY)))
+    set_generator(free, torch.Generator().manual_seed(5))
+    draws = free.sampled_attention(free.encode(tensors(HISTORY)))
     assert draws is not None
     entropy = torch.autograd.grad(draws.entropy.mean(), list(free.parameters()), materialize_grads=True)
     for without, with_bonus, of_entropy in zip(first, second, entropy, strict=True):
@@ -165,7 +165,7 @@ def test_entropy_is_worth_its_bonus() -> None:
 def test_answers_draw_nothing() -> None:
     model = model_of().eval()
     hidden = model.encode(tensors(HISTORY))
-    assert hidden.shape == (3, 3) and model.draws(hidden) is None
+    assert hidden.shape == (3, 3) and model.sampled_attention(hidden) is None
     assert torch.equal(model.encode(tensors(HISTORY)), hidden)
 
 

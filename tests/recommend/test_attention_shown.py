@@ -38,8 +38,8 @@ class Plain(nn.Module):
 
     length = 80
     window_step = 1
-    timed, told_kinds = False, ()
-    continuable = False
+    timed, input_kinds = False, ()
+    incremental = False
 
     def answerable(self, counts: np.ndarray) -> np.ndarray:
         return counts > 0

@@ -53,7 +53,7 @@ class Next(nn.Module):
 
     length = 2
     window_step = 1
-    timed, told_kinds = False, ()
+    timed, input_kinds = False, ()
 
     def answerable(self, counts: np.ndarray) -> np.ndarray:
         return counts > 0

@@ -25,7 +25,7 @@ from segue.errors import InputError
 from segue.index.exact import ExactIndex
 from segue.layers.blocks.transformer import SASRecBlock
 from segue.layers.packed import PackedBatch
-from segue.layers.positions.positions import LearnedPositions
+from segue.layers.positions.embeddings import LearnedPositions
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
@@ -44,7 +44,7 @@ class Votes(nn.Module):
 
     length = 3
     window_step = 1
-    timed, told_kinds = False, ()
+    timed, input_kinds = False, ()
 
     def __init__(self, n_items: int) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ class Pairs(nn.Module):
     """The score of an item depends on the two before it, by a table; a question is the number of such a pair."""
 
     window_step = 1
-    timed, told_kinds = False, ()
+    timed, input_kinds = False, ()
     length = 3
 
     def __init__(self, n_items: int, seed: int = 0) -> None:

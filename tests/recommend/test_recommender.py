@@ -41,7 +41,7 @@ class Cycle(nn.Module):
     """
 
     window_step = 1
-    timed, told_kinds = False, ()
+    timed, input_kinds = False, ()
 
     def __init__(self, n_items: int, length: int = 3) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ def test_similar_by_hand() -> None:
     class Plane(nn.Module):
         length = 5
         window_step = 1
-        timed, told_kinds = False, ()
+        timed, input_kinds = False, ()
 
         def answerable(self, counts: np.ndarray) -> np.ndarray:
             return counts > 0

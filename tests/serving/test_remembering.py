@@ -144,14 +144,14 @@ def test_who_is_forgotten_during_an_answer_is_not_remembered_by_it(
     engine = engine_asked_about(store, "anna", times=1)
     model = engine.models.active.recommender.model
     encoding, removed = threading.Event(), threading.Event()
-    encode = model.query_keeping
+    encode = model.query_with_kv
 
     def slow(*arguments: Any) -> Any:
         encoding.set()
         assert removed.wait(10)
         return encode(*arguments)
 
-    monkeypatch.setattr(model, "query_keeping", slow)
+    monkeypatch.setattr(model, "query_with_kv", slow)
     asking = threading.Thread(target=engine.answer, args=([RecommendationQuery(user="anna")],))
     asking.start()
     assert encoding.wait(10)

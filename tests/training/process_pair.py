@@ -23,7 +23,7 @@ from segue.evaluation.evaluate import evaluate
 from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.settings import EvaluateSettings
 from segue.evaluation.window.evaluate import find_targets, user_values, window_cases
-from segue.layers.dropout import draw_from
+from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.facts import Facts
@@ -128,7 +128,7 @@ def drawn_gradients(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
     """REINFORCE: of states that are the same however many processes there are, for no two draw the same."""
     case = Case(SHARED, {"builder": "narm", "feed_forward": 4, "scores": "bilinear", "choice": "reinforce"})
     recipe, model, objective = prepared(case)
-    draw_from(model, torch.Generator().manual_seed(5))
+    set_generator(model, torch.Generator().manual_seed(5))
     batch = next(LOG.windows(recipe).batches(60, np.random.default_rng(2)))
     examples = objective.examples(batch, np.random.default_rng(3))
     shard = BatchShard.of(examples, group)

@@ -52,14 +52,14 @@ class Dropout(nn.Module):
 
 
 @runtime_checkable
-class Drawing(Protocol):
+class UsesGenerator(Protocol):
     """A part that draws while training."""
 
     generator: torch.Generator | None
 
 
-def draw_from(module: nn.Module, generator: torch.Generator) -> None:
+def set_generator(module: nn.Module, generator: torch.Generator) -> None:
     """Let every dropout inside `module` draw from `generator`, and all else that draws while training."""
     for part in module.modules():
-        if isinstance(part, Drawing):
+        if isinstance(part, UsesGenerator):
             part.generator = generator

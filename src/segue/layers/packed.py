@@ -2,7 +2,7 @@
 
 Everything but attention runs on [T, D], the users' tokens one after another. Attention sees [B, N, D], N the
 longest of the batch, padded on the right: with a causal mask no valid query can then see padding, and without one
-`may_look` says where the tokens are.
+`may_attend` says where the tokens are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from segue.data.batch import Batch
 from segue.layers.positions.time_buckets import time_buckets
 
-MOST_ROOM = 1.5  # times its tokens: a batch of questions is laid out with room for its longest up to this size
+MAX_PADDING = 1.5  # times its tokens: a batch of questions is laid out with room for its longest up to this size
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class PackedBatch:
     kinds: Tensor | None = None  # [T] int64
     values: Tensor | None = None  # [T] float32
     histories: Tensor | None = None  # [B] int64, each at least 1: events that are history; those after continue it
-    roomy: bool = False  # T is B * N: each user has room for the longest one's tokens, zeros after its own
+    padded: bool = False  # T is B * N: each user has room for the longest one's tokens, zeros after its own
 
     @cached_property
     def size(self) -> int:
@@ -50,9 +50,9 @@ class PackedBatch:
     @cached_property
     def position_from_newest(self) -> Tensor:
         """Counted from the user's newest token, which is 0."""
-        rows = self.longest if self.roomy else self._counts
+        rows = self.longest if self.padded else self._counts
         from_newest = np.repeat(self._counts - 1, rows) - self._places
-        return self._tensor(np.maximum(from_newest, 0) if self.roomy else from_newest)  # [T]
+        return self._tensor(np.maximum(from_newest, 0) if self.padded else from_newest)  # [T]
 
     @cached_property
     def slot(self) -> Tensor:
@@ -66,7 +66,7 @@ class PackedBatch:
         return self.items.shape[0] == self.size * self.longest
 
     @cached_property
-    def may_look(self) -> Tensor | None:
+    def may_attend(self) -> Tensor | None:
         """True at tokens, False at padding [B, 1, 1, N]; None where there is no padding."""
         if self._counts.min() == self.longest:
             return None
@@ -76,7 +76,7 @@ class PackedBatch:
     def last(self) -> Tensor:
         """Each user's newest token."""
         assert self._counts.min() > 0, "a user without events has no newest token: this would be another's"
-        if self.roomy:
+        if self.padded:
             return self._tensor(np.arange(self.size) * self.longest + self._counts - 1)
         return self._tensor(np.cumsum(self._counts) - 1)  # [B]
 
@@ -114,16 +114,16 @@ class PackedBatch:
         """Whether each user's events have times [B]: a history without any has zeros."""
         return (self.times[self.last] != 0) | (self.times[self.last - self.lengths + 1] != 0)
 
-    def of_users(self, users: Tensor) -> Tensor:
+    def per_token(self, users: Tensor) -> Tensor:
         """What each user has [B] as what each of its tokens has [T]."""
-        if self.roomy:
+        if self.padded:
             return users[:, None].expand(self.size, self.longest).flatten()
         return users.repeat_interleave(self.lengths)
 
-    def with_room(self) -> PackedBatch:
+    def with_padding(self) -> PackedBatch:
         """The same users with zeros after each one's tokens, so that no block moves tokens to the padded view and
         back; as it is where that would be much more to encode. Only each user's newest state is of use then."""
-        if self.rectangular or self.size * self.longest > MOST_ROOM * self.items.shape[0]:
+        if self.rectangular or self.size * self.longest > MAX_PADDING * self.items.shape[0]:
             return self
         return PackedBatch(
             items=self._spread(self.items),
@@ -132,10 +132,10 @@ class PackedBatch:
             query_times=self.query_times,
             kinds=None if self.kinds is None else self._spread(self.kinds),
             values=None if self.values is None else self._spread(self.values),
-            roomy=True,
+            padded=True,
         )
 
-    def with_question(self, item: int) -> PackedBatch:
+    def with_query_token(self, item: int) -> PackedBatch:
         """The same users, each with one token more after its newest: `item`, at the moment asked about if it is known.
 
         It is no event: it has no value, and its kind is 0, as that of an event that is hidden.
@@ -157,7 +157,7 @@ class PackedBatch:
             values=None if self.values is None else joined(self.values, np.nan),
         )
 
-    def doubled(self) -> PackedBatch:
+    def with_tokens_twice(self) -> PackedBatch:
         """The same users with every token twice, one right after the other."""
         return PackedBatch(
             items=self.items.repeat_interleave(2),
@@ -189,7 +189,7 @@ class PackedBatch:
 
     @cached_property
     def _places(self) -> np.ndarray:
-        if self.roomy:
+        if self.padded:
             return np.tile(np.arange(self.longest), self.size)
         begins = np.cumsum(self._counts) - self._counts
         return np.asarray(np.arange(self.items.shape[0]) - np.repeat(begins, self._counts))

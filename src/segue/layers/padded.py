@@ -40,7 +40,7 @@ class PaddedBatch(PackedBatch):
             query_times=query_times,
             kinds=None if kinds is None else kinds.flatten(),
             values=values.flatten(),
-            roomy=True,
+            padded=True,
             room=items.shape[1],
         )
 
@@ -65,7 +65,7 @@ class PaddedBatch(PackedBatch):
         return True
 
     @cached_property
-    def may_look(self) -> Tensor:
+    def may_attend(self) -> Tensor:
         return (self._place < self.lengths[:, None])[:, None, None]
 
     @cached_property
@@ -78,10 +78,10 @@ class PaddedBatch(PackedBatch):
         assert self.query_times is not None
         return torch.where(newest, self.query_times[:, None], times.roll(-1, dims=1)).flatten()
 
-    def with_room(self) -> PaddedBatch:
+    def with_padding(self) -> PaddedBatch:
         return self
 
-    def with_question(self, item: int) -> PaddedBatch:
+    def with_query_token(self, item: int) -> PaddedBatch:
         assert self.query_times is not None
         place = torch.arange(self.room + 1, device=self.lengths.device)
         here = place == self.lengths[:, None]  # [B, N + 1]
@@ -100,7 +100,7 @@ class PaddedBatch(PackedBatch):
             room=self.room + 1,
         )
 
-    def doubled(self) -> PaddedBatch:
+    def with_tokens_twice(self) -> PaddedBatch:
         return replace(
             self,
             items=_twice(self.items),

@@ -25,7 +25,7 @@ class AttentionMap:
 
 
 @runtime_checkable
-class Attentive(Protocol):
+class HasAttention(Protocol):
     """What a model can do that has attention of one shape in each of its blocks."""
 
     def attention(self, batch: PackedBatch) -> Tensor | None:
@@ -37,7 +37,7 @@ class Attentive(Protocol):
 
 
 @runtime_checkable
-class Mapped(Protocol):
+class HasAttentionMaps(Protocol):
     """What a model can do whose attentions have names and shapes of their own."""
 
     def attention_maps(self, batch: PackedBatch) -> list[AttentionMap]:
@@ -50,9 +50,9 @@ class Mapped(Protocol):
 
 def attention_maps(model: object, batch: PackedBatch) -> list[AttentionMap]:
     """Every attention of a model, those without names of their own as layers; none where it has none to show."""
-    if isinstance(model, Mapped):
+    if isinstance(model, HasAttentionMaps):
         return model.attention_maps(batch)
-    weights = model.attention(batch) if isinstance(model, Attentive) else None
+    weights = model.attention(batch) if isinstance(model, HasAttention) else None
     if weights is None:
         return []
     return [AttentionMap(f"layer {layer}", own) for layer, own in enumerate(weights, start=1)]

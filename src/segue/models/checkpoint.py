@@ -96,7 +96,7 @@ def _facts(description: ModelDescription, weights: dict[str, Tensor]) -> Facts:
 
 def _texts(settings: ModelSettings, weights: dict[str, Tensor]) -> TextEncoder:
     buffers = {name.removeprefix(TEXTS): tensor for name, tensor in weights.items() if name.startswith(TEXTS)}
-    return TEXT_ENCODERS[settings.text_encoder].kept(buffers)
+    return TEXT_ENCODERS[settings.text_encoder].from_buffers(buffers)
 
 
 def saved_texts(path: Path, settings: ModelSettings) -> TextEncoder:

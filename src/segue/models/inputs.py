@@ -27,7 +27,7 @@ class Inputs(Protocol):
     width: int
     """Features of a token."""
     tokens_an_event: int
-    continuable: bool
+    incremental: bool
     """Whether a token is made of its own event alone, so that later events leave it as it is and it can be made alone,
     from an item and a value."""
     timed: bool
@@ -56,7 +56,7 @@ class ItemInputs(nn.Module):
     """A token is an item."""
 
     tokens_an_event = 1
-    continuable = True
+    incremental = True
     timed = False
     kinded = False
 
@@ -115,7 +115,7 @@ class CombinedInputs(nn.Module):
     """
 
     tokens_an_event = 2
-    continuable = True
+    incremental = True
     timed = False
     kinded = False
 
@@ -130,7 +130,7 @@ class CombinedInputs(nn.Module):
         return torch.stack((vectors, values), dim=1).flatten(0, 1)
 
     def expanded(self, batch: PackedBatch) -> PackedBatch:
-        return batch.doubled()
+        return batch.with_tokens_twice()
 
     def at_events(self, states: Tensor) -> Tensor:
         return states[1::2]
@@ -169,7 +169,7 @@ class EventInputs(ItemInputs):
     made alone.
     """
 
-    continuable = False
+    incremental = False
 
     def __init__(
         self, item_width: int, width: int, *, kinds: int, kind_width: int, times: Sequence[TimeSignal]
@@ -200,7 +200,7 @@ class EventInputs(ItemInputs):
 
     def _times(self, batch: PackedBatch, like: Tensor) -> list[Tensor]:
         """What is known of times [T, features of a signal], zero for users without times."""
-        known = batch.of_users(batch.has_times)[:, None].to(like.dtype)
+        known = batch.per_token(batch.has_times)[:, None].to(like.dtype)
         parts = []
         for name, periods in zip(self.signals, self.periods, strict=True):
             seconds = _seconds(name, batch)
@@ -215,7 +215,7 @@ def _seconds(signal: TimeSignal, batch: PackedBatch) -> Tensor:
         case "absolute":
             return batch.times
         case "since-newest":
-            return batch.of_users(batch.times[batch.last]) - batch.times
+            return batch.per_token(batch.times[batch.last]) - batch.times
         case "since-previous":
             return torch.where(batch.position == 0, 0, batch.times - batch.times.roll(1, dims=0))
 

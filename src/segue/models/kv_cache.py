@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.data.batch import Batch
-from segue.layers.attention.one_token import Continuable, Map, array, mapped
+from segue.layers.incremental import Incremental, VectorMap, array, numpy_map
 from segue.layers.packed import tensors
 from segue.layers.positions.time_buckets import time_buckets
 from segue.models.inputs import ItemInputs
@@ -29,7 +29,7 @@ MOST_TOKENS = 8  # that are encoded one by one; about here the whole window take
 OVERHEAD = 1000  # bytes that a memory takes beside its arrays, about
 
 
-class Memory:
+class KVCache:
     """What is kept of one user's window. For one thread at a time."""
 
     def __init__(self, made_from: tuple[bytes, ...], kept: np.ndarray) -> None:
@@ -43,18 +43,18 @@ class Memory:
         return OVERHEAD + sum(map(len, self.made_from)) + self.kept.nbytes
 
 
-class Continuation:
+class IncrementalEncoder:
     """A model that keeps what it encodes, and then encodes what is new: it asks as `SequenceModel.query` does.
 
     For a model in evaluation mode that is not trained any more.
     """
 
     def __init__(self, model: SequenceModel) -> None:
-        assert model.continuable
-        blocks = [cast(Continuable, block) for block in model.blocks]
+        assert model.incremental
+        blocks = [cast(Incremental, block) for block in model.blocks]
         self._model = model
-        self._one_token = [block.one_token() for block in blocks]
-        self._norm_tokens, self._norm, self._head = mapped(model.norm_tokens), mapped(model.norm), _head(model)
+        self._token_steps = [block.token_step() for block in blocks]
+        self._norm_tokens, self._norm, self._head = numpy_map(model.norm_tokens), numpy_map(model.norm), _head(model)
         self._places, self._scale = array(model.positions.table), np.float32(model.scale)
         self._timed = any(block.timed for block in blocks)
         self._valued = type(model.inputs) is not ItemInputs
@@ -64,17 +64,17 @@ class Continuation:
         # A token that looks back from the moment of the next event is settled when that event has come.
         self._unsettled = 1 if model.target_time else 0
 
-    def encode(self, windows: Batch, remembered: Sequence[int]) -> tuple[Tensor, list[Memory]]:
+    def encode(self, windows: Batch, remembered: Sequence[int]) -> tuple[Tensor, list[KVCache]]:
         """The questions after whole windows [B, Q], and memories of the users in these rows."""
         with torch.inference_mode():
-            questions, users = self._model.query_keeping(tensors(windows), remembered)
+            questions, users = self._model.query_with_kv(tensors(windows), remembered)
         memories = [
-            Memory(self._made_from(window_of(windows, row)), self._roomy(kept.permute(0, 2, 3, 1, 4).numpy()))
+            KVCache(self._made_from(window_of(windows, row)), self._with_capacity(kept.permute(0, 2, 3, 1, 4).numpy()))
             for row, kept in zip(remembered, users, strict=True)
         ]
         return questions, memories
 
-    def extend(self, memory: Memory, window: Batch) -> np.ndarray | None:
+    def extend(self, memory: KVCache, window: Batch) -> np.ndarray | None:
         """The question after the window of one user [Q]; `memory` is brought up to it.
 
         None where it cannot be, as the window does not begin with the events remembered, or would take as long to
@@ -92,7 +92,7 @@ class Continuation:
         if tokens - first > MOST_TOKENS:
             return None
         if memory.kept.shape[3] < tokens:
-            memory.kept = self._roomy(memory.kept[:, :, :, :first], tokens)
+            memory.kept = self._with_capacity(memory.kept[:, :, :, :first], tokens)
         memory.question = self._head(self._newest(memory.kept, window, first))
         memory.made_from = made_from
         return memory.question
@@ -104,8 +104,8 @@ class Continuation:
             for place, vector in enumerate(self._vectors(window, first), first):
                 seen = None if buckets is None else buckets[place - first, : place + 1]
                 x = self._norm_tokens(vector)
-                for one_token, rows in zip(self._one_token, kept, strict=True):
-                    x = one_token(x, rows[:, :, : place + 1], seen)
+                for token_step, rows in zip(self._token_steps, kept, strict=True):
+                    x = token_step(x, rows[:, :, : place + 1], seen)
             return self._norm(x)
 
     def _vectors(self, window: Batch, first: int) -> np.ndarray:
@@ -146,19 +146,19 @@ class Continuation:
         values = np.full(len(window.items), np.nan, dtype=np.float32) if window.values is None else window.values
         return window.items.tobytes(), window.times.tobytes(), values.tobytes()
 
-    def _roomy(self, kept: np.ndarray, tokens: int = 0) -> np.ndarray:
+    def _with_capacity(self, kept: np.ndarray, tokens: int = 0) -> np.ndarray:
         """A copy with room for so many tokens, and some more."""
         *before, rows, features = kept.shape
         capacity = min(-(-max(tokens, rows) // ROOM) * ROOM, len(self._places))
-        roomy = np.empty((*before, capacity, features), dtype=np.float32)
-        roomy[:, :, :, :rows] = kept
-        return roomy
+        padded = np.empty((*before, capacity, features), dtype=np.float32)
+        padded[:, :, :, :rows] = kept
+        return padded
 
 
-def _head(model: SequenceModel) -> Map:
+def _head(model: SequenceModel) -> VectorMap:
     """`SequenceModel.head` for one state [D] → [Q]; where that is an inner product's or a cosine's, without torch."""
     width, similarity = model.width, model.similarity
-    plain = isinstance(model.at_question, nn.Identity) and isinstance(model.output, nn.Identity)
+    plain = isinstance(model.query_transform, nn.Identity) and isinstance(model.output, nn.Identity)
     if isinstance(similarity, Dot) and plain and model.items.bias is None:
         if similarity.normal:
             return lambda state: state[:width] / max(math.sqrt(state[:width].dot(state[:width])), LEAST_LENGTH)

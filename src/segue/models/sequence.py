@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from segue.errors import InputError
-from segue.layers.attention.one_token import Continuable, Timed
 from segue.layers.blocks.transformer import Block
 from segue.layers.dropout import Dropout
+from segue.layers.incremental import Incremental, Timed
 from segue.layers.packed import PackedBatch
-from segue.layers.positions.positions import Positions
+from segue.layers.positions.embeddings import Positions
 from segue.models.inputs import Inputs
 from segue.models.items.coded import CodeTable
 from segue.models.items.tables import ItemTable
@@ -33,7 +33,7 @@ class SequenceModel(nn.Module):
 
     kinds: tuple[str, ...] = ()
     """Names of the kinds of events that the model was built over, by number."""
-    continues = False
+    has_decoder = False
     """Whether a decoder is asked for item after item, so that a batch may hold what continues its histories."""
 
     def __init__(
@@ -48,12 +48,12 @@ class SequenceModel(nn.Module):
         dropout: float,
         similarity: Similarity,
         norm_tokens: nn.Module | None = None,
-        at_question: nn.Module | None = None,
+        query_transform: nn.Module | None = None,
         output: nn.Module | None = None,
         target_time: bool = False,
     ) -> None:
-        """`norm_tokens` stands before the blocks and `norm` after them; `at_question` and then `output` only where a
-        state is asked: `output` gets the features that are compared with items.
+        """`norm_tokens` stands before the blocks and `norm` after them; `query_transform` and then `output` only where
+        a state is asked: `output` gets the features that are compared with items.
 
         `target_time` says whether answers depend on the moment of the question.
         """
@@ -68,7 +68,7 @@ class SequenceModel(nn.Module):
         self.drop = Dropout(dropout)
         self.similarity = similarity
         self.norm_tokens = norm_tokens or nn.Identity()
-        self.at_question = at_question or nn.Identity()
+        self.query_transform = query_transform or nn.Identity()
         self.output = output or nn.Identity()
         # Of a state: what is compared is an item's width of it, unless a network makes that of all of it.
         self._asked_features = output.width if isinstance(output, MLPOutput) else items.width
@@ -79,10 +79,10 @@ class SequenceModel(nn.Module):
         return self.positions.length // self.inputs.tokens_an_event - (self.items.mask is not None)
 
     @cached_property
-    def continuable(self) -> bool:
+    def incremental(self) -> bool:
         """Whether a new event leaves the tokens before it as they are, so that it can be encoded alone."""
-        looking_back = all(isinstance(block, Continuable) and block.looks_back for block in self.blocks)
-        return looking_back and self.inputs.continuable and self.positions.counted_from == "oldest"
+        looking_back = all(isinstance(block, Incremental) and block.causal for block in self.blocks)
+        return looking_back and self.inputs.incremental and self.positions.counted_from == "oldest"
 
     @cached_property
     def timed(self) -> bool:
@@ -90,7 +90,7 @@ class SequenceModel(nn.Module):
         return self.inputs.timed or any(isinstance(block, Timed) and block.timed for block in self.blocks)
 
     @property
-    def told_kinds(self) -> tuple[str, ...]:
+    def input_kinds(self) -> tuple[str, ...]:
         """The kinds of events that it tells apart, by number; none where it looks at none."""
         return self.kinds if self.inputs.kinded else ()
 
@@ -98,7 +98,7 @@ class SequenceModel(nn.Module):
     def window_step(self) -> int:
         """Events by which the start of the window moves on where a history outgrows `length`: while it stays, new
         events can be encoded alone; where they cannot be, it need not stay."""
-        return max(1, self.length // 4) if self.continuable else 1
+        return max(1, self.length // 4) if self.incremental else 1
 
     @property
     def width(self) -> int:
@@ -132,7 +132,7 @@ class SequenceModel(nn.Module):
 
     def head(self, states: Tensor) -> Tensor:
         """States [M, D] → what is compared with `item_vectors` [M, D']; a last feature of 1 meets the items' biases."""
-        query = self.similarity.question(self.output(self.at_question(states)[:, : self._asked_features]))
+        query = self.similarity.query(self.output(self.query_transform(states)[:, : self._asked_features]))
         return query if self.items.bias is None else torch.cat((query, query.new_ones(query.shape[0], 1)), dim=1)
 
     def query(self, batch: PackedBatch) -> Tensor:
@@ -141,25 +141,25 @@ class SequenceModel(nn.Module):
         The newest token is a mask, put after the history, where the model has one.
         """
         *before, last = self.blocks  # a slice of a ModuleList would be built anew, as slow as a block
-        batch = self.inputs.expanded(self._asked(batch)).with_room()
+        batch = self.inputs.expanded(self._asked(batch)).with_padding()
         x = self._tokens(batch)
         for block in before:
             x = block(x, batch)
         return self.head(self.norm(cast(Block, last).newest(x, batch)))
 
-    def query_keeping(self, batch: PackedBatch, users: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+    def query_with_kv(self, batch: PackedBatch, users: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """`query`, and for some users what tokens that come after theirs need of every block
         [blocks, tokens, 2, H, d]."""
-        assert self.continuable
-        batch = self.inputs.expanded(batch).with_room()
+        assert self.incremental
+        batch = self.inputs.expanded(batch).with_padding()
         lengths, ends = batch.lengths[users].tolist(), (batch.last[users] + 1).tolist()
         rows = torch.cat([torch.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)])
         x, kept = self._tokens(batch), []
         *before, last = self.blocks
         for block in before:
-            kept.append(cast(Continuable, block).kept(x[rows]))
+            kept.append(cast(Incremental, block).keys_values(x[rows]))
             x = block(x, batch)
-        kept.append(cast(Continuable, last).kept(x[rows]))
+        kept.append(cast(Incremental, last).keys_values(x[rows]))
         questions = self.head(self.norm(cast(Block, last).newest(x, batch)))
         return questions, list(torch.split(torch.stack(kept), lengths, dim=1))
 
@@ -195,7 +195,7 @@ class SequenceModel(nn.Module):
         return self.inputs.between_events(torch.stack(weights)) if weights else None
 
     def _asked(self, batch: PackedBatch) -> PackedBatch:
-        return batch if self.items.mask is None else batch.with_question(self.items.mask_number)
+        return batch if self.items.mask is None else batch.with_query_token(self.items.mask_number)
 
     def _tokens(self, batch: PackedBatch) -> Tensor:
         placed = self.positions(self.inputs(self.items, batch) * self.scale, batch)

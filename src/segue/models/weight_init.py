@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.layers.blocks.hstu import HSTUBlock
-from segue.layers.positions.positions import LearnedPositions, RelativeBuckets, SinusoidalPositions
+from segue.layers.positions.embeddings import LearnedPositions, RelativeBuckets, SinusoidalPositions
 from segue.models.inputs import EventInputs, KindTable, ValueTable
 from segue.models.items.tables import ItemTable
 
@@ -15,7 +15,7 @@ POSITION_SPREAD = 0.02  # about that of the item vectors of a catalogue of thous
 SPREAD = 0.02  # of BERT, HSTU and the Transformer
 
 
-def xavier_start(model: nn.Module, generator: torch.Generator) -> None:
+def xavier_init(model: nn.Module, generator: torch.Generator) -> None:
     """Xavier-normal matrices and tables; small positions and times; biases and padding rows zero."""
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -33,10 +33,10 @@ def xavier_start(model: nn.Module, generator: torch.Generator) -> None:
             part.quieten_times()
 
 
-def recurrent_start(model: nn.Module, generator: torch.Generator) -> None:
+def recurrent_init(model: nn.Module, generator: torch.Generator) -> None:
     """Xavier-normal matrices and tables, but that each gate begins by turning the old state; biases and padding rows
     zero."""
-    xavier_start(model, generator)
+    xavier_init(model, generator)
     for part in model.modules():
         if isinstance(part, nn.GRU):
             for name, parameter in part.named_parameters():
@@ -47,7 +47,7 @@ def recurrent_start(model: nn.Module, generator: torch.Generator) -> None:
                         nn.init.orthogonal_(gate, generator=generator)
 
 
-def truncated_normal_start(model: nn.Module, generator: torch.Generator) -> None:
+def truncated_normal_init(model: nn.Module, generator: torch.Generator) -> None:
     """Matrices, tables and the mask small and never beyond two deviations; biases and padding rows zero."""
     drawn = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     for part in model.modules():
@@ -62,12 +62,12 @@ def truncated_normal_start(model: nn.Module, generator: torch.Generator) -> None
             part.clear_padding()
 
 
-def hstu_start(model: nn.Module, generator: torch.Generator) -> None:
+def hstu_init(model: nn.Module, generator: torch.Generator) -> None:
     """Item and value tables small, places of the spread of a scaled item, Xavier-normal matrices elsewhere.
 
     The blocks of HSTU begin with small products and biases, so that each is close to doing nothing at first.
     """
-    xavier_start(model, generator)
+    xavier_init(model, generator)
     for part in model.modules():
         if isinstance(part, LearnedPositions):
             _truncated(part.table, part.table.shape[1] ** -0.5, generator)
@@ -80,16 +80,16 @@ def hstu_start(model: nn.Module, generator: torch.Generator) -> None:
         if isinstance(part, HSTUBlock):
             nn.init.normal_(part.inner.weight, std=SPREAD, generator=generator)
             nn.init.xavier_uniform_(part.outer.weight, generator=generator)
-            for bias in (part.bias.places, part.bias.times):
+            for bias in (part.bias.positions, part.bias.times):
                 nn.init.normal_(bias, std=SPREAD, generator=generator)
 
 
-def transformer_start(model: nn.Module, generator: torch.Generator) -> None:
+def transformer_init(model: nn.Module, generator: torch.Generator) -> None:
     """Xavier-normal matrices; item vectors and buckets of distances small.
 
     Beside sinusoids items are as large as those are, once scaled: smaller ones would drown in waves that never change.
     """
-    xavier_start(model, generator)
+    xavier_init(model, generator)
     parts = list(model.modules())
     sinusoidal = any(isinstance(part, SinusoidalPositions) for part in parts)
     for part in parts:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import Batch
-from segue.models.draws import DrawingModel
 from segue.models.items.coded import CodeTable
+from segue.models.sampled_attention import SamplingModel
 from segue.models.sequence import SequenceModel
 from segue.models.similarity.dot import Dot
 from segue.objective.batch_shard import BatchShard
@@ -126,7 +126,9 @@ class Objective:
     def _looks_at_all(self, model: SequenceModel, states: Tensor) -> bool:
         """Whether what a question costs depends on the states of others: buckets are filled from all of a batch, and
         what is usual for a draw is the mean over the others."""
-        return self.settings.loss == "sce" or (isinstance(model, DrawingModel) and model.draws(states) is not None)
+        return self.settings.loss == "sce" or (
+            isinstance(model, SamplingModel) and model.sampled_attention(states) is not None
+        )
 
     def _mean(self, model: SequenceModel, hidden: Tensor, shard: BatchShard, generator: torch.Generator) -> Tensor:
         """The shard's share of the mean over questions of these states [m, D]."""
@@ -137,7 +139,7 @@ class Objective:
             weights = user_weights(weights, _tensor(examples.users, hidden))
             if self._shares is not None:
                 weights = weights * _tensor(self._shares.rows(examples)[examples.users], hidden).to(weights)
-        draws = model.draws(hidden) if isinstance(model, DrawingModel) else None
+        draws = model.sampled_attention(hidden) if isinstance(model, SamplingModel) else None
         if draws is None:
             return self._asked(model, hidden, weights, shard, generator)
         weights = even_weights(hidden, weights)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from segue.data.batch import Batch, take
 from segue.layers.packed import tensors
-from segue.models.kv_cache import Continuation, Memory, window_of
+from segue.models.kv_cache import IncrementalEncoder, KVCache, window_of
 from segue.models.sequence import SequenceModel
 
 MEGABYTE = 1_000_000
@@ -31,8 +31,8 @@ class KVCaches:
         self._extended = self._whole = 0  # questions for which what is new was encoded, or the whole window
         self._model = model
         self.most_bytes = most_bytes
-        self._continuation = Continuation(model) if most_bytes and model.continuable else None
-        self._memories: OrderedDict[str, Memory] = OrderedDict()
+        self._continuation = IncrementalEncoder(model) if most_bytes and model.incremental else None
+        self._memories: OrderedDict[str, KVCache] = OrderedDict()
         self._recent: OrderedDict[int, None] = OrderedDict()  # hashes: who is forgotten leaves no name here
 
     @property
@@ -44,7 +44,7 @@ class KVCaches:
         """Encode with this model, which reads every item as the one before does and knows more of them: what is
         remembered stays true. Questions under way may be asked by either."""
         self._model = model
-        self._continuation = None if self._continuation is None else Continuation(model)
+        self._continuation = None if self._continuation is None else IncrementalEncoder(model)
 
     def queries(self, windows: Batch, users: Sequence[str | None]) -> Tensor:
         """What is asked after each window [B, Q], as `SequenceModel.query` has it."""
@@ -78,7 +78,7 @@ class KVCaches:
         self._drop(user)
 
     def _brought_up(
-        self, windows: Batch, users: Sequence[str | None], continuation: Continuation
+        self, windows: Batch, users: Sequence[str | None], continuation: IncrementalEncoder
     ) -> dict[int, np.ndarray]:
         """The questions [Q] of the rows whose users' memories could be brought up to their windows."""
         found: dict[int, np.ndarray] = {}
@@ -98,7 +98,7 @@ class KVCaches:
         self._keep_the_bound()
         return found
 
-    def _encoded(self, windows: Batch, users: Sequence[str | None], continuation: Continuation) -> Tensor:
+    def _encoded(self, windows: Batch, users: Sequence[str | None], continuation: IncrementalEncoder) -> Tensor:
         """Whole windows; of the users who were asked about lately the outcome is kept."""
         kept = {
             row: user

@@ -94,7 +94,7 @@ class Recommender:
         self.counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
         self.answerable = model.answerable(self.counts)
         self.answerable[len(self.counts) - self.added :] = True  # items are only added if their content is known
-        self.known = KnownItems(vocabulary, self.counts, self.answerable, kinds=model.told_kinds, timed=model.timed)
+        self.known = KnownItems(vocabulary, self.counts, self.answerable, kinds=model.input_kinds, timed=model.timed)
 
     @staticmethod
     def open(folder: Path | str, *, encoder: Builder | None = None) -> Recommender:

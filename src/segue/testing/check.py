@@ -31,11 +31,11 @@ CONTINUABLE: tuple[Law, ...] = (laws.prefixes_are_encoded_as_inside_the_whole, l
 
 def laws_of(case: Case) -> tuple[Law, ...]:
     """The laws that apply: states of a model that looks both ways, which has a mask, or a decoder that is asked after
-    the history, know what comes later; and only models that say `continuable` claim that a prefix is encoded as it is
+    the history, know what comes later; and only models that say `incremental` claim that a prefix is encoded as it is
     inside the whole."""
     model = case.new()
-    looking_back = () if model.continues or model.items.mask is not None else LOOKING_BACK
-    return (*ALWAYS, *looking_back, *(CONTINUABLE if model.continuable else ()))
+    looking_back = () if model.has_decoder or model.items.mask is not None else LOOKING_BACK
+    return (*ALWAYS, *looking_back, *(CONTINUABLE if model.incremental else ()))
 
 
 def check_encoder(build: Builder, settings: ModelSettings = SMALL) -> None:

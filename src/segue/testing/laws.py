@@ -13,8 +13,8 @@ import torch
 from segue.data.batch import Batch
 from segue.layers.packed import tensors
 from segue.models.checkpoint import load_model, save_model
-from segue.models.draws import DrawingModel
-from segue.models.kv_cache import Continuation
+from segue.models.kv_cache import IncrementalEncoder
+from segue.models.sampled_attention import SamplingModel
 from segue.models.sequence import SequenceModel
 from segue.testing.cases import Case, asked, assert_close, batch_of, packed_of, questioned, random_users, states_of
 
@@ -109,7 +109,7 @@ def batches_change_nothing(case: Case, lengths: tuple[int, ...] = (6, 1, 9, 3), 
 def _read(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[int] | None:
     """Where a model has a decoder, how many events of each user are read and not fed to it. Its first step has nobody
     to look back at: what it looks back with has a part only in later ones."""
-    return [(len(user) + 1) // 2 for user in users] if model.continues else None
+    return [(len(user) + 1) // 2 for user in users] if model.has_decoder else None
 
 
 def parameters_learn(case: Case) -> None:
@@ -123,9 +123,9 @@ def parameters_learn(case: Case) -> None:
     with torch.random.fork_rng(devices=[]):
         states = torch.cat(states_of(model, users, _read(model, users)))
     asking = [model.head(states)]
-    draws = model.draws(states) if isinstance(model, DrawingModel) else None
+    draws = model.sampled_attention(states) if isinstance(model, SamplingModel) else None
     if draws is not None:  # what was drawn is learned from by its chance
-        asking.append(draws.log_chance)
+        asking.append(draws.log_probability)
     noise = [torch.randn(part.shape, dtype=torch.float64, generator=generator) for part in asking]
     torch.autograd.backward([(part * weight).sum() for part, weight in zip(asking, noise, strict=True)])
     idle = {
@@ -241,10 +241,10 @@ def saving_changes_nothing(case: Case) -> None:
 
 
 def remembering_changes_nothing(case: Case) -> None:
-    """A new event that is encoded alone asks as the whole history does, for models that claim it (`continuable`)."""
+    """A new event that is encoded alone asks as the whole history does, for models that claim it (`incremental`)."""
     model, (items,) = case.moved(), random_users([12], n_items=case.n_items)
-    assert model.continuable, "The model does not claim that new events can be encoded alone."
-    continuation, times = Continuation(model), 60 * np.arange(12)
+    assert model.incremental, "The model does not claim that new events can be encoded alone."
+    continuation, times = IncrementalEncoder(model), 60 * np.arange(12)
 
     def window(events: int) -> Batch:
         return Batch(items=np.array(items[:events]), times=times[:events], lengths=np.array([events]))

@@ -22,7 +22,7 @@ QUICK = TrainSettings(learning_rate=1e-2)
 
 def task_of(model: SequenceModel) -> Task:
     """A task that the model can learn."""
-    if model.continues:
+    if model.has_decoder:
         return Continuation(items=3, cuts=8)  # nearly all of ten events: with few, what is known wavers with the draws
     mask = model.items.mask_number
     return next_item if model.items.mask is None else MaskedItem(mask=mask, share=0.3, most=20, last=1.0)
@@ -89,7 +89,7 @@ def _known_by_heart(model: SequenceModel, users: Sequence[Sequence[int]]) -> tup
     """How many answers are right, and of how many."""
     known = packed_of(*(user[:-1] for user in users))
     with torch.inference_mode():
-        if model.continues:
+        if model.has_decoder:
             prefixes = [user[:length] for user in users for length in range(1, len(user))]
             questions, wanted = model.query(packed_of(*prefixes)), [item for user in users for item in user[1:]]
         elif model.items.mask is None:

@@ -15,7 +15,7 @@ import torch
 from segue.data.batch import Batch, cut_by_budget, epoch_batches, gather, window_starts
 from segue.data.sequences import Sequences
 from segue.errors import TrainingError
-from segue.layers.dropout import draw_from
+from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
 from segue.objective.batch_shard import BatchShard
@@ -133,7 +133,7 @@ def fit(
         state.record.history.append({"epoch": 0, **before})
         state.record.best_score = next(iter(before.values()))
     while state.record.epoch < epochs and not (validate and exhausted(state.record, settings.patience)):
-        draw_from(model, _dropout(state, settings, group))
+        set_generator(model, _dropout(state, settings, group))
         _epoch(state, objective, windows, settings, epochs, progress, group)
         with averaged(state):
             scores = validate(model) if validate else {}

@@ -58,7 +58,7 @@ LAWS = {
         ("test_unless_counted_from_the_newest_a_prefix_is_encoded_as_inside_the_whole",),
         {"bert4rec": HIDDEN, "seq2seq": READ_WHOLE},
         "Not where places are counted from the newest, which the same test asserts; those without places always do. "
-        "Nor where a token looks at the newest event's time: such inputs are not `continuable`.",
+        "Nor where a token looks at the newest event's time: such inputs are not `incremental`.",
     ),
     "V4": Law("Packed is padded.", ("test_states_and_gradients_of_a_batch_are_those_of_its_users",)),
     "V5": Law("Users of a batch do not know each other.", ("test_users_of_a_batch_are_strangers",)),

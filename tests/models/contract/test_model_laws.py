@@ -74,7 +74,7 @@ def test_the_newest_time_moves_earlier_states_where_it_is_looked_back_from() -> 
         later[4] += 17
         before, after = (model.encode(tensors(replace(batch, times=told))) for told in (batch.times, later))
         assert torch.equal(after[:4], before[:4]) is not moved and torch.equal(after[5:], before[5:])
-        assert not model.continuable
+        assert not model.incremental
 
 
 @looking_both_ways

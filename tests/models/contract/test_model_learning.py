@@ -31,7 +31,7 @@ from model_cases import (
 )
 
 from segue.data.batch import Batch
-from segue.layers.dropout import draw_from
+from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
@@ -123,7 +123,7 @@ def test_a_seed_gives_one_sequence_of_losses(builder: str) -> None:
 
     def losses(weights: int, dropped: int) -> list[float]:
         model = new_model(builder, seed=weights, dropout=0.3)
-        draw_from(model, torch.Generator().manual_seed(dropped))
+        set_generator(model, torch.Generator().manual_seed(dropped))
         return trained(model, batch_of(*random_users([7, 3])), 4)
 
     first = losses(1, 1)

@@ -57,11 +57,11 @@ class _AdditiveScores(torch.autograd.Function):
 
 
 def additive_scores(
-    queries: Tensor, keys: Tensor, vector: Tensor, activation: Activation, *, looking_back: bool = False
+    queries: Tensor, keys: Tensor, vector: Tensor, activation: Activation, *, causal: bool = False
 ) -> Tensor:
     """vector · activation(query + key) for all pairs: [..., M, D] and [..., N, D] → [..., M, N].
 
-    `looking_back`: queries and keys are of the same tokens, and scores of later keys are of no use: they may be
+    `causal`: queries and keys are of the same tokens, and scores of later keys are of no use: they may be
     anything.
     """
     if activation == "hard-sigmoid":
@@ -76,7 +76,7 @@ def additive_scores(
         keys.expand(*before, n, width).reshape(-1, n, width),
         vector,
         activation,
-        looking_back,
+        causal,
     )
     return flat.view(*before, m, n)
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.layers.attention.additive import Activation, additive_scores
-from segue.layers.attention.one_token import array, mapped
+from segue.layers.incremental import array, numpy_map
 
 ScoreKind = Literal["dot", "scaled-dot", "bilinear", "additive"]
 
-OneScore = Callable[[np.ndarray, np.ndarray], np.ndarray]
+KeyScores = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """One query [dq] against keys [n, dk] → [n]."""
 
 
@@ -30,12 +30,12 @@ class Product(nn.Module):
         """Queries whose inner products with keys, times `scale`, are the scores."""
         return queries
 
-    def forward(self, queries: Tensor, keys: Tensor, *, looking_back: bool = False) -> Tensor:  # noqa: ARG002
-        """[..., M, dq] and [..., N, dk] → [..., M, N]. `looking_back`: scores of keys later than the query may be
+    def forward(self, queries: Tensor, keys: Tensor, *, causal: bool = False) -> Tensor:  # noqa: ARG002
+        """[..., M, dq] and [..., N, dk] → [..., M, N]. `causal`: scores of keys later than the query may be
         anything; here all are made at once."""
         return self.asking(queries) @ keys.transpose(-1, -2) * self.scale
 
-    def one_token(self) -> OneScore:
+    def token_step(self) -> KeyScores:
         scale = np.float32(self.scale)
 
         def score(query: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -56,8 +56,8 @@ class Bilinear(Product):
     def asking(self, queries: Tensor) -> Tensor:
         return _each(self.query, queries)
 
-    def one_token(self) -> OneScore:
-        asking = mapped(self.query)
+    def token_step(self) -> KeyScores:
+        asking = numpy_map(self.query)
         return lambda query, keys: keys.dot(asking(query))
 
 
@@ -71,15 +71,15 @@ class Additive(nn.Module):
         self.vector = nn.Linear(hidden, 1, bias=False)
         self.activation = activation
 
-    def forward(self, queries: Tensor, keys: Tensor, *, looking_back: bool = False) -> Tensor:
-        """[..., M, dq] and [..., N, dk] → [..., M, N]. `looking_back`: those of keys later than the query may be
+    def forward(self, queries: Tensor, keys: Tensor, *, causal: bool = False) -> Tensor:
+        """[..., M, dq] and [..., N, dk] → [..., M, N]. `causal`: those of keys later than the query may be
         anything, which saves half of the work."""
         asking, asked = _each(self.query, queries), _each(self.key, keys)
-        return additive_scores(asking, asked, self.vector.weight[0], self.activation, looking_back=looking_back)
+        return additive_scores(asking, asked, self.vector.weight[0], self.activation, causal=causal)
 
-    def one_token(self) -> OneScore:
+    def token_step(self) -> KeyScores:
         assert self.activation == "tanh"
-        asking, key, vector = mapped(self.query), array(self.key.weight), array(self.vector.weight)[0]
+        asking, key, vector = numpy_map(self.query), array(self.key.weight), array(self.vector.weight)[0]
         return lambda query, keys: np.tanh(keys.dot(key.T) + asking(query)).dot(vector)
 
 

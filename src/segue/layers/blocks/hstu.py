@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.attention.one_token import OneToken, array, mapped, normalised, silu
-from segue.layers.attention.silu_attention import causal_mask, place_bias, silu_attention, time_bias
+from segue.layers.attention.pointwise import causal_mask, position_bias, silu_attention, time_bias
 from segue.layers.dropout import Dropout
+from segue.layers.incremental import TokenStep, array, numpy_layer_norm, numpy_map, silu
 from segue.layers.packed import PackedBatch, pack, pad
 from segue.layers.positions.time_buckets import BUCKETS
 
@@ -25,7 +25,7 @@ class RelativeBias(nn.Module):
 
     def __init__(self, length: int, *, target_time: bool) -> None:
         super().__init__()
-        self.places = nn.Parameter(torch.zeros(length))
+        self.positions = nn.Parameter(torch.zeros(length))
         self.times = nn.Parameter(torch.zeros(BUCKETS))
         self.target_time = target_time
 
@@ -35,9 +35,11 @@ class RelativeBias(nn.Module):
 
     def newest(self, batch: PackedBatch) -> Tensor:
         """The bias of each user's newest row [B, N]; columns of padding mean nothing."""
-        places = (batch.lengths[:, None] - 1 - torch.arange(batch.longest, device=self.places.device)).clamp_(min=0)
+        positions = (batch.lengths[:, None] - 1 - torch.arange(batch.longest, device=self.positions.device)).clamp_(
+            min=0
+        )
         buckets = batch.newest_buckets_at_next if self.target_time else batch.newest_buckets_at_own
-        return self.places[places] + time_bias(self.times, buckets)
+        return self.positions[positions] + time_bias(self.times, buckets)
 
 
 class HSTUBlock(nn.Module):
@@ -45,7 +47,7 @@ class HSTUBlock(nn.Module):
     stream, in this order, through SiLU."""
 
     timed = True
-    looks_back = True
+    causal = True
 
     def __init__(self, width: int, heads: int, dropout: float, *, length: int, target_time: bool) -> None:
         """`length`: what weights are divided by, and the longest distance that has a bias of its own."""
@@ -64,7 +66,7 @@ class HSTUBlock(nn.Module):
             q,
             k,
             v,
-            places=self.bias.places,
+            positions=self.bias.positions,
             times=self.bias.times,
             buckets=self.bias.buckets(batch),
             length=self.length,
@@ -81,19 +83,19 @@ class HSTUBlock(nn.Module):
         v, k = kept.view(batch.size, batch.longest, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
         products = q.view(batch.size, self.heads, 1, -1) @ k.transpose(-1, -2)
         weights = functional.silu(products + self.bias.newest(batch)[:, None, None]) / self.length  # [B, H, 1, N]
-        if batch.may_look is not None:
-            weights = weights * batch.may_look
+        if batch.may_attend is not None:
+            weights = weights * batch.may_attend
         return self._updated(last, u, (weights @ v).flatten(1))
 
-    def kept(self, x: Tensor) -> Tensor:
+    def keys_values(self, x: Tensor) -> Tensor:
         """Values and keys."""
         joined = functional.silu(functional.linear(self._normal(x), self.inner.weight[2 * x.shape[1] :]))
         return joined.view(len(x), 2, self.heads, -1)
 
-    def one_token(self) -> OneToken:
-        inner, outer, width, heads = mapped(self.inner), mapped(self.outer), self.outer.in_features, self.heads
-        normal, length = normalised(width, EPS), np.float32(self.length)
-        places, times = array(self.bias.places)[::-1], array(self.bias.times)  # as tokens are: the newest last
+    def token_step(self) -> TokenStep:
+        inner, outer, width, heads = numpy_map(self.inner), numpy_map(self.outer), self.outer.in_features, self.heads
+        normal, length = numpy_layer_norm(width, EPS), np.float32(self.length)
+        positions, times = array(self.bias.positions)[::-1], array(self.bias.times)  # as tokens are: the newest last
 
         def step(x: np.ndarray, kept: np.ndarray, buckets: np.ndarray | None) -> np.ndarray:
             assert buckets is not None
@@ -101,7 +103,7 @@ class HSTUBlock(nn.Module):
             kept[:, :, -1] = joined[2 * width :].reshape(2, heads, -1)
             v, k = kept
             weights = (k @ joined[width : 2 * width].reshape(heads, -1, 1))[:, :, 0]  # [H, n]
-            weights += times.take(buckets) + places[-len(buckets) :]
+            weights += times.take(buckets) + positions[-len(buckets) :]
             weights = silu(weights)
             weights /= length
             return x + outer(joined[:width] * normal((weights[:, None] @ v).reshape(-1)))
@@ -110,7 +112,7 @@ class HSTUBlock(nn.Module):
 
     def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
         _, q, _, k = self._all(x, batch)
-        bias = time_bias(self.bias.times, self.bias.buckets(batch)) + place_bias(self.bias.places, batch.longest)
+        bias = time_bias(self.bias.times, self.bias.buckets(batch)) + position_bias(self.bias.positions, batch.longest)
         products = q @ k.transpose(-1, -2) + bias[:, None]
         return functional.silu(products) * causal_mask(q, self.length)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from segue.layers.attention.attention import fused_attention, fused_scale
-from segue.layers.attention.hard_attention import Choice, Chosen, chosen
+from segue.layers.attention.multi_head import fused_attention, fused_scale
 from segue.layers.attention.scores import Product, ScoreKind, make_score
+from segue.layers.attention.weights import AttentionWeights, Choice, select_weights
 from segue.layers.dropout import Dropout
 from segue.layers.packed import PackedBatch, pack, pad
 
 
 class NarmBlock(nn.Module):
-    """Each state and a mixture of its user's states up to it, joined and mapped to one vector: [T, S] → [T, D]. It is
-    at every event what the original has after a session's last.
+    """Each state and a mixture of its user's states up to it, joined and mapped to one vector: [T, S] → [T, D]. It
+    is at every event what the original has after a session's last.
 
     Where what is looked at is drawn, training has to know how likely it was: then two features come after the others,
     the logarithm of that chance and the entropy of what was drawn from, and nothing may follow but the question.
@@ -42,15 +42,15 @@ class NarmBlock(nn.Module):
             return self._with_local(x, pack(self._fused(states, states, causal=True), batch))
         how = self._looked(states)
         result = self._with_local(x, pack(how.weights @ states, batch))
-        if how.log_chance is None or how.entropy is None:
+        if how.log_probability is None or how.entropy is None:
             return result
-        return torch.cat((result, pack(torch.stack((how.log_chance, how.entropy), dim=-1), batch)), dim=1)
+        return torch.cat((result, pack(torch.stack((how.log_probability, how.entropy), dim=-1), batch)), dim=1)
 
     def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
         asking, states = x[batch.last], pad(x, batch)
         if self._scale is not None:
-            return self._with_local(asking, self._fused(asking[:, None], states, batch.may_look)[:, 0])
-        looks = None if batch.may_look is None else batch.may_look[:, 0]
+            return self._with_local(asking, self._fused(asking[:, None], states, batch.may_attend)[:, 0])
+        looks = None if batch.may_attend is None else batch.may_attend[:, 0]
         how = self._chosen(self.score(asking[:, None], states), looks)
         return self._with_local(asking, (how.weights @ states)[:, 0])
 
@@ -61,19 +61,21 @@ class NarmBlock(nn.Module):
         result: Tensor = self.joined(self.drop(torch.cat((local, states), dim=1)))
         return result
 
-    def _fused(self, asking: Tensor, states: Tensor, may_look: Tensor | None = None, *, causal: bool = False) -> Tensor:
+    def _fused(
+        self, asking: Tensor, states: Tensor, may_attend: Tensor | None = None, *, causal: bool = False
+    ) -> Tensor:
         """Mixtures [B, M, D] of padded states [B, N, D] for those that ask, without their weights."""
         assert isinstance(self.score, Product)
         q, kept = self.score.asking(asking)[:, None], states[:, None]  # one head
-        return fused_attention(q, kept, kept, attn_mask=may_look, is_causal=causal, scale=self._scale)[:, 0]
+        return fused_attention(q, kept, kept, attn_mask=may_attend, is_causal=causal, scale=self._scale)[:, 0]
 
-    def _looked(self, states: Tensor) -> Chosen:
+    def _looked(self, states: Tensor) -> AttentionWeights:
         """How much each of the padded states [B, N, D] takes of itself and those before it [B, N, N]."""
         back = torch.ones(states.shape[1], states.shape[1], dtype=torch.bool, device=states.device).tril()
-        return self._chosen(self.score(states, states, looking_back=True), back)
+        return self._chosen(self.score(states, states, causal=True), back)
 
-    def _chosen(self, logits: Tensor, looks: Tensor | None) -> Chosen:
-        return chosen(
+    def _chosen(self, logits: Tensor, looks: Tensor | None) -> AttentionWeights:
+        return select_weights(
             logits,
             looks,
             self.choice,

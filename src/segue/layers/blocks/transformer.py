@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.attention.attention import Attention, Relative
-from segue.layers.attention.one_token import Map, OneToken, mapped, opened, silu
+from segue.layers.attention.multi_head import Attention, Relative
 from segue.layers.attention.scores import ScoreKind
 from segue.layers.dropout import Dropout
+from segue.layers.incremental import TokenStep, VectorMap, numpy_map, sigmoid, silu
 from segue.layers.packed import PackedBatch
 
 
@@ -57,9 +57,9 @@ class FeedForward(nn.Module):
         result: Tensor = self.outer(self.drop(self.activation(self.inner(x))))
         return result
 
-    def one_token(self) -> Map:
+    def token_step(self) -> VectorMap:
         assert self.activation is functional.relu
-        inner, outer = mapped(self.inner), mapped(self.outer)
+        inner, outer = numpy_map(self.inner), numpy_map(self.outer)
         return lambda x: outer(np.maximum(inner(x), 0))
 
 
@@ -106,8 +106,8 @@ class SwiGLU(nn.Module):
         result: Tensor = self.outer(self.drop(silu_gate(self.inner(x))))
         return result
 
-    def one_token(self) -> Map:
-        inner, outer, hidden = mapped(self.inner), mapped(self.outer), self.outer.in_features
+    def token_step(self) -> VectorMap:
+        inner, outer, hidden = numpy_map(self.inner), numpy_map(self.outer), self.outer.in_features
 
         def forward(x: np.ndarray) -> np.ndarray:
             joined = inner(x)
@@ -124,7 +124,7 @@ class SASRecBlock(nn.Module):
     """
 
     timed = False
-    looks_back = True
+    causal = True
 
     def __init__(
         self,
@@ -156,12 +156,12 @@ class SASRecBlock(nn.Module):
         result: Tensor = middle + self.drop(self.feed_forward(middle))
         return result
 
-    def kept(self, x: Tensor) -> Tensor:
-        return self.attention.kept(x)
+    def keys_values(self, x: Tensor) -> Tensor:
+        return self.attention.keys_values(x)
 
-    def one_token(self) -> OneToken:
-        norm_query, attend = mapped(self.norm_query), self.attention.one_token()
-        norm_forward, forward = mapped(self.norm_forward), self.feed_forward.one_token()
+    def token_step(self) -> TokenStep:
+        norm_query, attend = numpy_map(self.norm_query), self.attention.token_step()
+        norm_forward, forward = numpy_map(self.norm_forward), self.feed_forward.token_step()
 
         def step(x: np.ndarray, kept: np.ndarray, _: np.ndarray | None) -> np.ndarray:
             query = norm_query(x)
@@ -212,8 +212,8 @@ class _NormedFirst(nn.Module):
         normal = self.norm_attention(x)
         return self._updated(x[batch.last], self.attention.newest(normal[batch.last], normal, batch))
 
-    def kept(self, x: Tensor) -> Tensor:
-        return self.attention.kept(self.norm_attention(x))
+    def keys_values(self, x: Tensor) -> Tensor:
+        return self.attention.keys_values(self.norm_attention(x))
 
     def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
         normal = self.norm_attention(x)
@@ -227,7 +227,7 @@ class GatedBlock(_NormedFirst):
     """The gated pre-norm block (LiGR): each update passes a sigmoid gate that reads the un-normalised stream."""
 
     timed = False
-    looks_back = True
+    causal = True
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -243,15 +243,15 @@ class GatedBlock(_NormedFirst):
         x = gated(x, self.gate_attention(x), self.drop(attended))
         return gated(x, self.gate_forward(x), self.drop(self.feed_forward(self.norm_forward(x))))
 
-    def one_token(self) -> OneToken:
-        norm_attention, attend = mapped(self.norm_attention), self.attention.one_token()
-        norm_forward, forward = mapped(self.norm_forward), self.feed_forward.one_token()
-        gate_attention, gate_forward = mapped(self.gate_attention), mapped(self.gate_forward)
+    def token_step(self) -> TokenStep:
+        norm_attention, attend = numpy_map(self.norm_attention), self.attention.token_step()
+        norm_forward, forward = numpy_map(self.norm_forward), self.feed_forward.token_step()
+        gate_attention, gate_forward = numpy_map(self.gate_attention), numpy_map(self.gate_forward)
 
         def step(x: np.ndarray, kept: np.ndarray, _: np.ndarray | None) -> np.ndarray:
             normal = norm_attention(x)
-            x = x + opened(gate_attention(x)) * attend(normal, normal, kept)
-            result: np.ndarray = x + opened(gate_forward(x)) * forward(norm_forward(x))
+            x = x + sigmoid(gate_attention(x)) * attend(normal, normal, kept)
+            result: np.ndarray = x + sigmoid(gate_forward(x)) * forward(norm_forward(x))
             return result
 
         return step
@@ -281,7 +281,7 @@ class PreNormBlock(_NormedFirst):
         self.drop = Dropout(dropout)
 
     @property
-    def looks_back(self) -> bool:
+    def causal(self) -> bool:
         return self.attention.causal
 
     def _updated(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -289,9 +289,9 @@ class PreNormBlock(_NormedFirst):
         result: Tensor = x + self.drop(self.feed_forward(self.norm_forward(x)))
         return result
 
-    def one_token(self) -> OneToken:
-        norm_attention, attend = mapped(self.norm_attention), self.attention.one_token()
-        norm_forward, forward = mapped(self.norm_forward), self.feed_forward.one_token()
+    def token_step(self) -> TokenStep:
+        norm_attention, attend = numpy_map(self.norm_attention), self.attention.token_step()
+        norm_forward, forward = numpy_map(self.norm_forward), self.feed_forward.token_step()
 
         def step(x: np.ndarray, kept: np.ndarray, _: np.ndarray | None) -> np.ndarray:
             normal = norm_attention(x)
@@ -327,7 +327,7 @@ class PostNormBlock(nn.Module):
         self.drop = Dropout(dropout)
 
     @property
-    def looks_back(self) -> bool:
+    def causal(self) -> bool:
         return self.attention.causal
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
@@ -342,12 +342,12 @@ class PostNormBlock(nn.Module):
         result: Tensor = self.norm_forward(x + self.drop(self.feed_forward(x)))
         return result
 
-    def kept(self, x: Tensor) -> Tensor:
-        return self.attention.kept(x)
+    def keys_values(self, x: Tensor) -> Tensor:
+        return self.attention.keys_values(x)
 
-    def one_token(self) -> OneToken:
-        norm_attention, attend = mapped(self.norm_attention), self.attention.one_token()
-        norm_forward, forward = mapped(self.norm_forward), self.feed_forward.one_token()
+    def token_step(self) -> TokenStep:
+        norm_attention, attend = numpy_map(self.norm_attention), self.attention.token_step()
+        norm_forward, forward = numpy_map(self.norm_forward), self.feed_forward.token_step()
 
         def step(x: np.ndarray, kept: np.ndarray, _: np.ndarray | None) -> np.ndarray:
             x = norm_attention(x + attend(x, x, kept))
@@ -364,14 +364,14 @@ class Decoding:
     """What a decoder's block keeps between its steps."""
 
     memory: Tensor  # [B, N, 2, H, d]: of the tokens it looks across at
-    may_look: Tensor | None  # [B, 1, 1, N]: True at those, False at padding
+    may_attend: Tensor | None  # [B, 1, 1, N]: True at those, False at padding
     own: Tensor | None = None  # [B, m, 2, H, d]: of the tokens so far; None where there are none yet
 
     def rows(self, index: Tensor) -> Decoding:
         """Of these rows, in this order: a beam goes on from some of its rows, and from some more than once."""
         return Decoding(
             memory=self.memory[index],
-            may_look=None if self.may_look is None else self.may_look[index],
+            may_attend=None if self.may_attend is None else self.may_attend[index],
             own=None if self.own is None else self.own[index],
         )
 
@@ -391,36 +391,36 @@ class DecoderBlock(nn.Module):
         self.feed_forward = FeedForward(width, hidden, dropout=0.0)
         self.drop = Dropout(dropout)
 
-    def forward(self, x: Tensor, memory: Tensor, may_look: Tensor | None = None) -> Tensor:
-        """Tokens [B, M, D] and a memory [B, N, D] → [B, M, D]; `may_look` [B, 1, 1, N] is False at its padding."""
-        return self._on(x, self.start(memory, may_look))[0]
+    def forward(self, x: Tensor, memory: Tensor, may_attend: Tensor | None = None) -> Tensor:
+        """Tokens [B, M, D] and a memory [B, N, D] → [B, M, D]; `may_attend` [B, 1, 1, N] is False at its padding."""
+        return self._on(x, self.start(memory, may_attend))[0]
 
-    def start(self, memory: Tensor, may_look: Tensor | None = None) -> Decoding:
+    def start(self, memory: Tensor, may_attend: Tensor | None = None) -> Decoding:
         """Before the first step: what is needed of the memory is made once."""
-        return Decoding(self.across.kept(memory), may_look)
+        return Decoding(self.across.keys_values(memory), may_attend)
 
     def step(self, x: Tensor, so_far: Decoding) -> tuple[Tensor, Decoding]:
         """One token more for each row [B, D] → [B, D], as `forward` has it at its place, and what is kept then."""
         x, so_far = self._on(x[:, None], so_far)
         return x[:, 0], so_far
 
-    def attention_weights(self, x: Tensor, memory: Tensor, may_look: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def attention_weights(self, x: Tensor, memory: Tensor, may_attend: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Who looked at whom: back [B, H, M, M], and across [B, H, M, N]; rows of padding are meaningless."""
         normal = self.norm_own(x) if self.pre else x
-        update, own = self.own.chosen_among(normal, self.own.kept(normal))
+        update, own = self.own.attend_with_weights(normal, self.own.keys_values(normal))
         x = self._added(x, update, self.norm_own)
         normal = self.norm_across(x) if self.pre else x
-        _, across = self.across.chosen_among(normal, self.across.kept(memory), may_look)
+        _, across = self.across.attend_with_weights(normal, self.across.keys_values(memory), may_attend)
         return own.weights, across.weights
 
     def _on(self, x: Tensor, so_far: Decoding) -> tuple[Tensor, Decoding]:
         """Tokens [B, M, D] that come after those so far."""
         normal = self.norm_own(x) if self.pre else x
-        own = self.own.kept(normal)
+        own = self.own.keys_values(normal)
         own = own if so_far.own is None else torch.cat((so_far.own, own), dim=1)
-        x = self._added(x, self.own.among(normal, own), self.norm_own)
+        x = self._added(x, self.own.attend(normal, own), self.norm_own)
         normal = self.norm_across(x) if self.pre else x
-        x = self._added(x, self.across.among(normal, so_far.memory, so_far.may_look), self.norm_across)
+        x = self._added(x, self.across.attend(normal, so_far.memory, so_far.may_attend), self.norm_across)
         normal = self.norm_forward(x) if self.pre else x
         return self._added(x, self.feed_forward(normal), self.norm_forward), replace(so_far, own=own)
 

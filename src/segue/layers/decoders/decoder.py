@@ -12,17 +12,17 @@ from segue.layers.packed import PackedBatch, pad
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Read:
+class EncodedHistories:
     """Histories, encoded and padded on the right."""
 
     states: Tensor  # [B, N, W]
     lengths: Tensor  # [B] int64, each at least 1
-    may_look: Tensor | None  # [B, 1, 1, N]: True at events, False at padding; None where there is no padding
+    may_attend: Tensor | None  # [B, 1, 1, N]: True at events, False at padding; None where there is no padding
 
     @staticmethod
-    def of(states: Tensor, batch: PackedBatch) -> Read:
+    def of(states: Tensor, batch: PackedBatch) -> EncodedHistories:
         """From packed states [T, W]."""
-        return Read(pad(states, batch), batch.lengths, batch.may_look)
+        return EncodedHistories(pad(states, batch), batch.lengths, batch.may_attend)
 
     @property
     def newest(self) -> Tensor:
@@ -30,24 +30,24 @@ class Read:
         rows = torch.arange(self.lengths.shape[0], device=self.lengths.device)
         return self.states[rows, self.lengths - 1]
 
-    def rows(self, chosen: Tensor) -> Read:
+    def rows(self, chosen: Tensor) -> EncodedHistories:
         """Some of the histories, some perhaps more than once."""
-        looks = None if self.may_look is None else self.may_look[chosen]
-        return Read(self.states[chosen], self.lengths[chosen], looks)
+        looks = None if self.may_attend is None else self.may_attend[chosen]
+        return EncodedHistories(self.states[chosen], self.lengths[chosen], looks)
 
 
 class Decoder(Protocol):
     """Continues what was read, an item at a time. What it keeps of the steps before has a row a plan."""
 
-    def __call__(self, inputs: Tensor, read: Read) -> Tensor:
+    def __call__(self, inputs: Tensor, read: EncodedHistories) -> Tensor:
         """All steps at once: the states after each of the inputs [B, M, D] → [B, M, D]; none sees a later one."""
         ...
 
-    def begin(self, read: Read) -> Any:
+    def begin(self, read: EncodedHistories) -> Any:
         """What is kept before the first step."""
         ...
 
-    def step(self, newest: Tensor, read: Read, kept: Any) -> tuple[Tensor, Any]:
+    def step(self, newest: Tensor, read: EncodedHistories, kept: Any) -> tuple[Tensor, Any]:
         """One step more: the newest input [B, D] → its state [B, D], and what is kept now."""
         ...
 
@@ -55,7 +55,7 @@ class Decoder(Protocol):
         """What is kept of some of the plans, some perhaps more than once."""
         ...
 
-    def looks(self, inputs: Tensor, read: Read) -> list[tuple[Tensor | None, Tensor]]:
+    def attention_weights(self, inputs: Tensor, read: EncodedHistories) -> list[tuple[Tensor | None, Tensor]]:
         """Where each step, whose inputs [B, M, D] are given, looks in each layer: back at the steps [B, heads, M, M],
         None where steps do not look at each other, and across at what was read [B, heads, M, N]."""
         ...

@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from segue.layers.blocks.transformer import DecoderBlock, Decoding
-from segue.layers.decoders.decoder import Read
+from segue.layers.decoders.decoder import EncodedHistories
 from segue.layers.dropout import Dropout
-from segue.layers.positions.positions import sinusoids
+from segue.layers.positions.embeddings import sinusoids
 
 Steps = tuple[int, list[Decoding]]
 """Steps taken, and what each block keeps of them."""
 
 
-class AttentiveDecoder(nn.Module):
+class TransformerDecoder(nn.Module):
     """Steps look back at each other and across at what was read; their places are waves, so that a plan may be longer
     than any that was trained on."""
 
@@ -22,18 +22,18 @@ class AttentiveDecoder(nn.Module):
         self.blocks = nn.ModuleList(DecoderBlock(width, heads, hidden, dropout, norm="post") for _ in range(depth))
         self.drop = Dropout(dropout)
 
-    def forward(self, inputs: Tensor, read: Read) -> Tensor:
+    def forward(self, inputs: Tensor, read: EncodedHistories) -> Tensor:
         """The states after each of the inputs [B, M, D], the first of which begins the plan → [B, M, D]."""
         x = self._placed(inputs, 0)
         for block in self.blocks:
-            x = block(x, read.states, read.may_look)
+            x = block(x, read.states, read.may_attend)
         return x
 
-    def begin(self, read: Read) -> Steps:
+    def begin(self, read: EncodedHistories) -> Steps:
         """What is kept before the first step."""
-        return 0, [self._block(place).start(read.states, read.may_look) for place in range(len(self.blocks))]
+        return 0, [self._block(place).start(read.states, read.may_attend) for place in range(len(self.blocks))]
 
-    def step(self, newest: Tensor, read: Read, kept: Steps) -> tuple[Tensor, Steps]:  # noqa: ARG002  # it is in `kept`
+    def step(self, newest: Tensor, read: EncodedHistories, kept: Steps) -> tuple[Tensor, Steps]:  # noqa: ARG002  # it is in `kept`
         """One input more [B, D] → its state [B, D], and what is kept now."""
         taken, before = kept
         x, after = self._placed(newest[:, None], taken)[:, 0], []
@@ -47,14 +47,14 @@ class AttentiveDecoder(nn.Module):
         taken, before = kept
         return taken, [so_far.rows(chosen) for so_far in before]
 
-    def looks(self, inputs: Tensor, read: Read) -> list[tuple[Tensor | None, Tensor]]:
+    def attention_weights(self, inputs: Tensor, read: EncodedHistories) -> list[tuple[Tensor | None, Tensor]]:
         """Where each of the steps that `forward` takes looks in each layer: back [B, heads, M, M], and across
         [B, heads, M, N]."""
         x, looks = self._placed(inputs, 0), list[tuple[Tensor | None, Tensor]]()
         for place in range(len(self.blocks)):
             block = self._block(place)
-            looks.append(block.attention_weights(x, read.states, read.may_look))
-            x = block(x, read.states, read.may_look)
+            looks.append(block.attention_weights(x, read.states, read.may_attend))
+            x = block(x, read.states, read.may_attend)
         return looks
 
     def _placed(self, inputs: Tensor, taken: int) -> Tensor:

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.layers.blocks.transformer import PostNormBlock
-from segue.layers.positions.positions import LearnedPositions
+from segue.layers.positions.embeddings import LearnedPositions
 from segue.models.inputs import make_inputs
 from segue.models.items.tables import ItemTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import make_similarity
 from segue.models.similarity.outputs import make_output
-from segue.models.weight_init import truncated_normal_start
+from segue.models.weight_init import truncated_normal_init
 
 
 class MaskedHead(nn.Module):
@@ -58,11 +58,11 @@ def bert4rec(settings: ModelSettings, items: ItemTable, generator: torch.Generat
         [_block(width, settings) for _ in range(settings.depth)],
         norm_tokens=nn.LayerNorm(width, eps=1e-12),
         norm=nn.Identity(),
-        at_question=MaskedHead(width),
+        query_transform=MaskedHead(width),
         scale=1.0,
         dropout=settings.dropout,
         similarity=make_similarity(settings),
         output=make_output(settings),
     )
-    truncated_normal_start(model, generator)
+    truncated_normal_init(model, generator)
     return model

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from segue.layers.blocks.convolution import CaserBlock
-from segue.layers.positions.positions import NoPositions
+from segue.layers.positions.embeddings import NoPositions
 from segue.models.inputs import make_inputs
 from segue.models.items.tables import ItemTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import make_similarity
 from segue.models.similarity.outputs import make_output
-from segue.models.weight_init import xavier_start
+from segue.models.weight_init import xavier_init
 
 
 def caser(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
@@ -36,5 +36,5 @@ def caser(settings: ModelSettings, items: ItemTable, generator: torch.Generator)
         similarity=make_similarity(settings),
         output=make_output(settings),
     )
-    xavier_start(model, generator)
+    xavier_init(model, generator)
     return model

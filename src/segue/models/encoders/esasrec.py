@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from segue.layers.blocks.transformer import GatedBlock
-from segue.layers.positions.positions import LearnedPositions
+from segue.layers.positions.embeddings import LearnedPositions
 from segue.models.inputs import make_inputs
 from segue.models.items.tables import ItemTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import make_similarity
 from segue.models.similarity.outputs import make_output
-from segue.models.weight_init import xavier_start
+from segue.models.weight_init import xavier_init
 
 
 def esasrec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
@@ -32,5 +32,5 @@ def esasrec(settings: ModelSettings, items: ItemTable, generator: torch.Generato
         similarity=make_similarity(settings),
         output=make_output(settings),
     )
-    xavier_start(model, generator)
+    xavier_init(model, generator)
     return model

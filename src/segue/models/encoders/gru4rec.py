@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from segue.layers.blocks.recurrent import GRUBlock
-from segue.layers.positions.positions import NoPositions
+from segue.layers.positions.embeddings import NoPositions
 from segue.models.inputs import make_inputs
 from segue.models.items.tables import ItemTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import make_similarity
 from segue.models.similarity.outputs import make_output
-from segue.models.weight_init import recurrent_start
+from segue.models.weight_init import recurrent_init
 
 
 def gru4rec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
@@ -35,9 +35,9 @@ def gru4rec(settings: ModelSettings, items: ItemTable, generator: torch.Generato
         norm=nn.Identity(),
         scale=inputs.width**0.5,
         dropout=settings.dropout,
-        at_question=nn.Linear(states, settings.width),
+        query_transform=nn.Linear(states, settings.width),
         similarity=make_similarity(settings),
         output=make_output(settings),
     )
-    recurrent_start(model, generator)
+    recurrent_init(model, generator)
     return model

@@ -11,14 +11,14 @@ from torch import nn
 
 from segue.layers.blocks.hstu import HSTUBlock
 from segue.layers.blocks.transformer import SASRecBlock
-from segue.layers.positions.positions import LearnedPositions
+from segue.layers.positions.embeddings import LearnedPositions
 from segue.models.inputs import Inputs, make_inputs
 from segue.models.items.tables import ItemTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import make_similarity
 from segue.models.similarity.outputs import make_output
-from segue.models.weight_init import hstu_start
+from segue.models.weight_init import hstu_init
 
 
 def hstu(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
@@ -65,5 +65,5 @@ def _meta_model(
         output=make_output(settings),
         target_time=target_time,
     )
-    hstu_start(model, generator)
+    hstu_init(model, generator)
     return model

@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 from segue.layers.blocks.narm import NarmBlock
 from segue.layers.blocks.recurrent import GRUBlock
-from segue.layers.positions.positions import NoPositions
-from segue.models.draws import Draws
+from segue.layers.positions.embeddings import NoPositions
 from segue.models.inputs import make_inputs
 from segue.models.items.tables import ItemTable
+from segue.models.sampled_attention import SampledAttention
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import make_similarity
 from segue.models.similarity.outputs import make_output
-from segue.models.weight_init import recurrent_start
+from segue.models.weight_init import recurrent_init
 
 
 class NarmModel(SequenceModel):
@@ -23,11 +23,11 @@ class NarmModel(SequenceModel):
 
     entropy_bonus = 0.0
 
-    def draws(self, states: Tensor) -> Draws | None:
-        """See `DrawingModel`."""
+    def sampled_attention(self, states: Tensor) -> SampledAttention | None:
+        """See `SamplingModel`."""
         if states.shape[1] == self.inputs.width:
             return None
-        return Draws(log_chance=states[:, -2], entropy=states[:, -1], bonus=self.entropy_bonus)
+        return SampledAttention(log_probability=states[:, -2], entropy=states[:, -1], bonus=self.entropy_bonus)
 
 
 def narm(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
@@ -62,5 +62,5 @@ def narm(settings: ModelSettings, items: ItemTable, generator: torch.Generator) 
         output=make_output(settings),
     )
     model.entropy_bonus = settings.entropy_bonus
-    recurrent_start(model, generator)
+    recurrent_init(model, generator)
     return model

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from segue.layers.blocks.convolution import DilatedBlock
-from segue.layers.positions.positions import NoPositions
+from segue.layers.positions.embeddings import NoPositions
 from segue.models.inputs import make_inputs
 from segue.models.items.tables import ItemTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import make_similarity
 from segue.models.similarity.outputs import make_output
-from segue.models.weight_init import truncated_normal_start
+from segue.models.weight_init import truncated_normal_init
 
 
 def nextitnet(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
@@ -35,9 +35,9 @@ def nextitnet(settings: ModelSettings, items: ItemTable, generator: torch.Genera
         norm=nn.Identity(),
         scale=1.0,
         dropout=settings.dropout,
-        at_question=nn.Linear(inputs.width, settings.width),
+        query_transform=nn.Linear(inputs.width, settings.width),
         similarity=make_similarity(settings),
         output=make_output(settings),
     )
-    truncated_normal_start(model, generator)
+    truncated_normal_init(model, generator)
     return model

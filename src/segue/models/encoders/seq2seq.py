@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from segue.data.batch import ragged_rows
 from segue.layers.blocks.transformer import Block, PostNormBlock
-from segue.layers.decoders.decoder import Decoder, Read
-from segue.layers.decoders.recurrent import RecurrentDecoder, RecurrentReader
-from segue.layers.decoders.transformer import AttentiveDecoder
+from segue.layers.decoders.decoder import Decoder, EncodedHistories
+from segue.layers.decoders.recurrent import BidirectionalGRU, RecurrentDecoder
+from segue.layers.decoders.transformer import TransformerDecoder
 from segue.layers.packed import PackedBatch
-from segue.layers.positions.positions import LearnedPositions, NoPositions, Positions
+from segue.layers.positions.embeddings import LearnedPositions, NoPositions, Positions
 from segue.models.attention_map import AttentionMap
 from segue.models.inputs import make_inputs
 from segue.models.items.tables import ItemTable
@@ -25,14 +25,14 @@ from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import make_similarity
 from segue.models.similarity.outputs import make_output
-from segue.models.weight_init import xavier_start
+from segue.models.weight_init import xavier_init
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoding:
     """Plans that are being made, a row each."""
 
-    read: Read
+    read: EncodedHistories
     kept: Any
     """What the decoder keeps of the steps before."""
 
@@ -44,7 +44,7 @@ class EncoderDecoder(SequenceModel):
     one after each. The encoder reads the history alone, so that nothing it says knows them.
     """
 
-    continues = True
+    has_decoder = True
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class EncoderDecoder(SequenceModel):
         asking: Tensor = states.flatten(0, 1)[parts.steps]
         return asking.new_zeros(len(batch.items), asking.shape[1]).index_copy(0, parts.tokens, asking)
 
-    def read(self, batch: PackedBatch) -> Read:
+    def read(self, batch: PackedBatch) -> EncodedHistories:
         """Histories, encoded."""
         assert int(batch.lengths.min()) > 0, "a user without events has nothing to be read"
         x = self._tokens(batch)
         for block in self.blocks:
             x = block(x, batch)
-        return Read.of(x, batch)
+        return EncodedHistories.of(x, batch)
 
     def query(self, batch: PackedBatch) -> Tensor:
         """Each user's question: that of a plan's first step."""
@@ -112,14 +112,14 @@ class EncoderDecoder(SequenceModel):
             weights = cast(Block, block).attention_weights(x, parts.histories)
             maps += [] if weights is None else [AttentionMap(f"encoder, layer {layer}", weights)]
             x = block(x, parts.histories)
-        looks = self._decoder.looks(self._fed(parts), Read.of(x, parts.histories))
+        looks = self._decoder.attention_weights(self._fed(parts), EncodedHistories.of(x, parts.histories))
         for layer, (back, across) in enumerate(looks, start=1):
             if back is not None:
                 maps.append(AttentionMap(f"decoder, layer {layer}, at its steps", back, rows="steps", columns="steps"))
             maps.append(AttentionMap(f"decoder, layer {layer}, at the history", across, rows="steps"))
         return maps
 
-    def _stepped(self, newest: Tensor, read: Read, kept: Any) -> tuple[Tensor, Decoding]:
+    def _stepped(self, newest: Tensor, read: EncodedHistories, kept: Any) -> tuple[Tensor, Decoding]:
         state, kept = self._decoder.step(newest, read, kept)
         return self.head(self.norm(state)), Decoding(read, kept)
 
@@ -173,7 +173,7 @@ def seq2seq(settings: ModelSettings, items: ItemTable, generator: torch.Generato
 
     Items begin so that their scaled vectors are of size one, as the decoder's places are."""
     model = _recurrent(settings, items) if settings.body == "gru" else _transformer(settings, items)
-    xavier_start(model, generator)
+    xavier_init(model, generator)
     nn.init.normal_(model.start, generator=generator)
     for table in items.learned:
         nn.init.normal_(table, std=settings.width**-0.5, generator=generator)
@@ -192,7 +192,7 @@ def _recurrent(settings: ModelSettings, items: ItemTable) -> EncoderDecoder:
         items,
         settings,
         NoPositions(settings.length),  # a recurrent network knows the order by itself
-        [RecurrentReader(width, depth)],
+        [BidirectionalGRU(width, depth)],
         RecurrentDecoder(width, depth, settings.dropout),
         norm=nn.LayerNorm(width),
     )
@@ -206,6 +206,6 @@ def _transformer(settings: ModelSettings, items: ItemTable) -> EncoderDecoder:
         settings,
         LearnedPositions(settings.length, width, settings.counted_from),
         [PostNormBlock(*shape, causal=False) for _ in range(settings.depth)],
-        AttentiveDecoder(width, settings.depth, settings.heads, hidden, settings.dropout),
+        TransformerDecoder(width, settings.depth, settings.heads, hidden, settings.dropout),
         norm=nn.Identity(),  # the last block ends with one
     )

@@ -8,9 +8,9 @@ import math
 import torch
 from torch import nn
 
-from segue.layers.attention.attention import Relative
+from segue.layers.attention.multi_head import Relative
 from segue.layers.blocks.transformer import PostNormBlock, PreNormBlock
-from segue.layers.positions.positions import (
+from segue.layers.positions.embeddings import (
     LearnedPositions,
     NoPositions,
     Positions,
@@ -24,7 +24,7 @@ from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import make_similarity
 from segue.models.similarity.outputs import make_output
-from segue.models.weight_init import transformer_start
+from segue.models.weight_init import transformer_init
 
 
 def transformer(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
@@ -42,7 +42,7 @@ def transformer(settings: ModelSettings, items: ItemTable, generator: torch.Gene
         similarity=make_similarity(settings),
         output=make_output(settings),
     )
-    transformer_start(model, generator)
+    transformer_init(model, generator)
     return model
 
 

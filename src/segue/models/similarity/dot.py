@@ -14,7 +14,7 @@ LEAST_LENGTH = 1e-6  # a vector shorter than this is not made longer than one: g
 class Similarity(Protocol):
     """How well an item answers a question. Each side is one flat vector, so that an index can keep the items'."""
 
-    def question(self, states: Tensor) -> Tensor:
+    def query(self, states: Tensor) -> Tensor:
         """States [M, D] → questions [M, Q]."""
         ...
 
@@ -69,7 +69,7 @@ class Dot(nn.Module):
         """Questions as a loss compares them."""
         return queries if self.temperature is None else queries / self.temperature
 
-    def question(self, states: Tensor) -> Tensor:
+    def query(self, states: Tensor) -> Tensor:
         return self._side(states)
 
     def item(self, vectors: Tensor) -> Tensor:

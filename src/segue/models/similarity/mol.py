@@ -233,7 +233,7 @@ class MixtureOfLogits(nn.Module):
         self.item_gate = _gate(width, gate_hidden, self.mixture.pairs, bias=False)
         self.drop_item = Dropout(item_dropout)
 
-    def question(self, states: Tensor) -> Tensor:
+    def query(self, states: Tensor) -> Tensor:
         """The components' products with an item's are logits already: the temperature is inside."""
         components = self._directions(self.query_tower(states)) / self.temperature
         return torch.cat((components, self.query_gate(states)), dim=1)

@@ -22,7 +22,7 @@ class TextEncoder(nn.Module):
 
     @classmethod
     @abstractmethod
-    def kept(cls, buffers: Mapping[str, Tensor]) -> Self:
+    def from_buffers(cls, buffers: Mapping[str, Tensor]) -> Self:
         """As it was, of the buffers that a run keeps, by name."""
 
     @classmethod

@@ -56,7 +56,7 @@ class HashedTexts(TextEncoder):
         return encoder
 
     @classmethod
-    def kept(cls, buffers: Mapping[str, Tensor]) -> HashedTexts:
+    def from_buffers(cls, buffers: Mapping[str, Tensor]) -> HashedTexts:
         return cls(buffers["terms"], buffers["weights"], buffers["directions"])
 
     @property

@@ -65,7 +65,7 @@ class SentenceTexts(TextEncoder):
         return cls(right_directions(matrix.matmul, matrix.T.matmul, shape, width, generator=generator)[0])
 
     @classmethod
-    def kept(cls, buffers: Mapping[str, Tensor]) -> SentenceTexts:
+    def from_buffers(cls, buffers: Mapping[str, Tensor]) -> SentenceTexts:
         return cls(buffers["directions"])
 
     @classmethod

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from segue.layers.attention.hard_attention import reinforce_loss
-from segue.models.draws import Draws
+from segue.layers.attention.weights import reinforce_loss
+from segue.models.sampled_attention import SampledAttention
 
 
 def even_weights(questions: Tensor, weights: Tensor | None) -> Tensor:
@@ -16,7 +16,7 @@ def even_weights(questions: Tensor, weights: Tensor | None) -> Tensor:
     return (given / given.sum()).detach().requires_grad_()
 
 
-def with_draws(loss: Tensor, weights: Tensor, draws: Draws, states: Tensor) -> Tensor:
+def with_draws(loss: Tensor, weights: Tensor, draws: SampledAttention, states: Tensor) -> Tensor:
     """The same number with the gradient that the draws lack (REINFORCE, Williams 1992): where it went worse than
     usual, what was drawn becomes less likely.
 
@@ -33,7 +33,7 @@ def with_draws(loss: Tensor, weights: Tensor, draws: Draws, states: Tensor) -> T
     usual = torch.where(others > LEAST_OTHERS, -own / others, -loss.detach())
     scale = share * len(share)  # a mean by weights from a plain one
     extra = reinforce_loss(
-        scale * above, draws.log_chance, scale * usual, entropy=scale * draws.entropy, bonus=draws.bonus
+        scale * above, draws.log_probability, scale * usual, entropy=scale * draws.entropy, bonus=draws.bonus
     )
     return loss + (extra - extra.detach())
 

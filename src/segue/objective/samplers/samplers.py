@@ -30,7 +30,7 @@ class Negatives:
 
 
 class Sampler(Protocol):
-    """Draws items, and knows how likely any item is drawn."""
+    """SampledAttention items, and knows how likely any item is drawn."""
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives: ...
 

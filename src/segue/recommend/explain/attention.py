@@ -11,7 +11,7 @@ from torch import nn
 
 from segue.data.batch import Batch, newest
 from segue.layers.packed import tensors
-from segue.models.attention_map import AttentionMap, Mapped, attention_maps
+from segue.models.attention_map import AttentionMap, HasAttentionMaps, attention_maps
 from segue.recommend.answer import PlannedItem
 from segue.recommend.explain.explanation import Attention
 from segue.recommend.history import History, pack_histories
@@ -36,7 +36,7 @@ def attention_of(
     packed = pack_histories([history], recommender.known, query_times=query_times)
     window = newest(packed.batch, model.length, model.window_step)
     steps: list[PlannedItem] = []
-    if isinstance(model, Planner) and isinstance(model, Mapped):
+    if isinstance(model, Planner) and isinstance(model, HasAttentionMaps):
         (plan,) = plan_histories(recommender, [history], rules, BeamSearch(beam=1), query_times=query_times)
         steps = [] if plan.fallback else plan.items
     chosen = recommender.vocabulary.numbers([step.id for step in steps[:-1]], unknown="error")

@@ -9,19 +9,19 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draws:
+class SampledAttention:
     """What was drawn to make some states."""
 
-    log_chance: Tensor  # [M]
+    log_probability: Tensor  # [M]
     entropy: Tensor  # [M]: of what it was drawn from
     bonus: float
     """What a unit of entropy is worth."""
 
 
 @runtime_checkable
-class DrawingModel(Protocol):
+class SamplingModel(Protocol):
     """A model whose states may depend on draws, each state on its own."""
 
-    def draws(self, states: Tensor) -> Draws | None:
+    def sampled_attention(self, states: Tensor) -> SampledAttention | None:
         """Of states that `encode` gave [M, D], or of some of them; None where nothing was drawn."""
         ...

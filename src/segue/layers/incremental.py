@@ -12,10 +12,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
-Map = Callable[[np.ndarray], np.ndarray]
+VectorMap = Callable[[np.ndarray], np.ndarray]
 """[D] → [D']."""
 
-OneToken = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
+TokenStep = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
 """A token [D]; what is kept of the n tokens up to it [2, H, n, d], of which the last, its own, is written here; how
 much time lies between each and the moment it looks back from, in buckets [n], for blocks that are `timed` → [D]."""
 
@@ -28,19 +28,19 @@ class Timed(Protocol):
 
 
 @runtime_checkable
-class Continuable(Timed, Protocol):
+class Incremental(Timed, Protocol):
     """A block that can take one token more, where its tokens look back only."""
 
     @property
-    def looks_back(self) -> bool:
+    def causal(self) -> bool:
         """Whether no token looks at a later one."""
         ...
 
-    def kept(self, x: Tensor) -> Tensor:
+    def keys_values(self, x: Tensor) -> Tensor:
         """What tokens that come later need of these [T, D] → [T, 2, H, d]."""
         ...
 
-    def one_token(self) -> OneToken:
+    def token_step(self) -> TokenStep:
         """The block for one token more, with its weights as they are now, or will be where they are changed in
         place."""
         ...
@@ -52,22 +52,22 @@ def array(parameter: Tensor) -> np.ndarray:
     return numbers
 
 
-def mapped(part: nn.Module) -> Map:
+def numpy_map(part: nn.Module) -> VectorMap:
     """A linear map, a layer norm or nothing at all, for one token."""
     match part:
         case nn.Linear():
             bias: Tensor | None = part.bias
             return _linear(array(part.weight), None if bias is None else array(bias))
         case nn.LayerNorm(elementwise_affine=True):
-            return normalised(part.normalized_shape[0], part.eps, array(part.weight), array(part.bias))
+            return numpy_layer_norm(part.normalized_shape[0], part.eps, array(part.weight), array(part.bias))
         case nn.LayerNorm():
-            return normalised(part.normalized_shape[0], part.eps)
+            return numpy_layer_norm(part.normalized_shape[0], part.eps)
         case nn.Identity():
             return lambda x: x
     raise AssertionError(part)
 
 
-def _linear(weight: np.ndarray, bias: np.ndarray | None) -> Map:
+def _linear(weight: np.ndarray, bias: np.ndarray | None) -> VectorMap:
     if bias is None:
         return weight.dot
 
@@ -79,7 +79,9 @@ def _linear(weight: np.ndarray, bias: np.ndarray | None) -> Map:
     return linear
 
 
-def normalised(width: int, eps: float, weight: np.ndarray | None = None, bias: np.ndarray | None = None) -> Map:
+def numpy_layer_norm(
+    width: int, eps: float, weight: np.ndarray | None = None, bias: np.ndarray | None = None
+) -> VectorMap:
     """A layer norm."""
     mean = np.full(width, 1 / width, dtype=np.float32)
 
@@ -94,7 +96,7 @@ def normalised(width: int, eps: float, weight: np.ndarray | None = None, bias: n
     return norm
 
 
-def opened(gate: np.ndarray) -> np.ndarray:
+def sigmoid(gate: np.ndarray) -> np.ndarray:
     """The sigmoid."""
     result: np.ndarray = 1 / (1 + np.exp(-gate))
     return result

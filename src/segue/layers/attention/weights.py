@@ -18,45 +18,47 @@ Choice = Literal["soft", "straight-through", "gumbel", "reinforce"]
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class AttentionWeights:
     """How much of each value is taken, and for REINFORCE in training what its loss needs."""
 
     weights: Tensor  # [..., N]
-    log_chance: Tensor | None = None  # [...]: of what was drawn
+    log_probability: Tensor | None = None  # [...]: of what was drawn
     entropy: Tensor | None = None  # [...]: of what it was drawn from
 
 
-def chosen(
+def select_weights(
     logits: Tensor,
-    may_look: Tensor | None,
+    may_attend: Tensor | None,
     how: Choice,
     *,
     temperature: float,
     training: bool,
     generator: torch.Generator | None,
-) -> Chosen:
-    """Weights [..., N] from scores [..., N]; `may_look`, which broadcasts to them, is True where one may look, which
+) -> AttentionWeights:
+    """Weights [..., N] from scores [..., N]; `may_attend`, which broadcasts to them, is True where one may look, which
     is somewhere in every row.
 
     A low temperature makes soft weights harder. Where it is not training, hard kinds take the highest score.
     """
-    if may_look is not None:
-        logits = logits.masked_fill(~may_look, -math.inf)
+    if may_attend is not None:
+        logits = logits.masked_fill(~may_attend, -math.inf)
     if how == "soft":
-        return Chosen(_sharper(logits, temperature).softmax(-1))
+        return AttentionWeights(_sharper(logits, temperature).softmax(-1))
     if not training:
-        return Chosen(one_hot(logits.argmax(-1), logits))
+        return AttentionWeights(one_hot(logits.argmax(-1), logits))
     match how:
         case "straight-through":
-            return Chosen(straight_through(_sharper(logits, temperature).softmax(-1), logits.argmax(-1)))
+            return AttentionWeights(straight_through(_sharper(logits, temperature).softmax(-1), logits.argmax(-1)))
         case "gumbel":
             noise = torch.rand(logits.shape, dtype=logits.dtype, generator=generator).to(logits.device)
             noisy = logits + gumbel_noise(noise)
-            return Chosen(straight_through(_sharper(noisy, temperature).softmax(-1), noisy.argmax(-1)))
+            return AttentionWeights(straight_through(_sharper(noisy, temperature).softmax(-1), noisy.argmax(-1)))
         case "reinforce":
-            log_chances = _sharper(logits, temperature).log_softmax(-1)
-            drawn = _drawn(log_chances.detach().exp(), generator)
-            return Chosen(one_hot(drawn, logits), log_chance_of(log_chances, drawn), entropy(log_chances))
+            log_probabilities = _sharper(logits, temperature).log_softmax(-1)
+            drawn = _drawn(log_probabilities.detach().exp(), generator)
+            return AttentionWeights(
+                one_hot(drawn, logits), log_probability_of(log_probabilities, drawn), entropy(log_probabilities)
+            )
 
 
 def one_hot(places: Tensor, like: Tensor) -> Tensor:
@@ -75,18 +77,18 @@ def gumbel_noise(uniform: Tensor) -> Tensor:
     return -(-uniform.clamp(min=least).log()).log()
 
 
-def log_chance_of(log_chances: Tensor, drawn: Tensor) -> Tensor:
+def log_probability_of(log_probabilities: Tensor, drawn: Tensor) -> Tensor:
     """[..., N] at what was drawn [...]."""
-    return log_chances.gather(-1, drawn[..., None]).squeeze(-1)
+    return log_probabilities.gather(-1, drawn[..., None]).squeeze(-1)
 
 
-def entropy(log_chances: Tensor) -> Tensor:
+def entropy(log_probabilities: Tensor) -> Tensor:
     """Of each row [..., N] → [...]; where one may not look there is none, and no gradient."""
-    return -(log_chances.exp() * log_chances.masked_fill(log_chances == -math.inf, 0)).sum(-1)
+    return -(log_probabilities.exp() * log_probabilities.masked_fill(log_probabilities == -math.inf, 0)).sum(-1)
 
 
 def reinforce_loss(
-    losses: Tensor, log_chance: Tensor, baseline: Tensor | float, *, entropy: Tensor, bonus: float
+    losses: Tensor, log_probability: Tensor, baseline: Tensor | float, *, entropy: Tensor, bonus: float
 ) -> Tensor:
     """What is added to the mean of `losses` [M] so that its gradient reaches the scores of what was drawn.
 
@@ -94,7 +96,7 @@ def reinforce_loss(
     [M] is worth: it keeps draws from settling on one place early.
     """
     surprise = (losses - baseline).detach()
-    return (surprise * log_chance).mean() - bonus * entropy.mean()
+    return (surprise * log_probability).mean() - bonus * entropy.mean()
 
 
 def _sharper(logits: Tensor, temperature: float) -> Tensor:

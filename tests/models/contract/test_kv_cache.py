@@ -16,7 +16,7 @@ from torch import Tensor
 
 from segue.data.batch import Batch, newest, ragged_rows, window_begins
 from segue.layers.packed import tensors
-from segue.models.kv_cache import MOST_TOKENS, ROOM, Continuation, Memory, window_of
+from segue.models.kv_cache import MOST_TOKENS, ROOM, IncrementalEncoder, KVCache, window_of
 from segue.models.sequence import SequenceModel
 
 SMALL_MIXTURE: dict[str, Any] = {
@@ -63,10 +63,10 @@ def assert_alike(found: np.ndarray, expected: Tensor) -> None:
 
 
 @cache
-def case_of(name: str, length: int = 16) -> tuple[SequenceModel, Continuation]:
+def case_of(name: str, length: int = 16) -> tuple[SequenceModel, IncrementalEncoder]:
     builder, changed = CASES[name]
     model = model_of(builder, length=length, **{"positions": "oldest", **changed})
-    return model, Continuation(model)
+    return model, IncrementalEncoder(model)
 
 
 def history_of(events: int, seed: int = 0, *, values: bool = True) -> Batch:
@@ -96,7 +96,9 @@ def full_pass(model: SequenceModel, windows: Batch) -> Tensor:
         return model.query(tensors(windows))
 
 
-def asked_on(continuation: Continuation, memory: Memory | None, window: Batch) -> tuple[np.ndarray, Memory, bool]:
+def asked_on(
+    continuation: IncrementalEncoder, memory: KVCache | None, window: Batch
+) -> tuple[np.ndarray, KVCache, bool]:
     """The question, the memory that it leaves, and whether only what is new was encoded."""
     question = None if memory is None else continuation.extend(memory, window)
     if question is not None and memory is not None:
@@ -263,7 +265,7 @@ def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
             for block in model.blocks:
                 for parameter in block.parameters():
                     parameter.mul_(30)
-        continuation, window = Continuation(model), history_of(20)
+        continuation, window = IncrementalEncoder(model), history_of(20)
         _, (memory,) = continuation.encode(
             window.tokens(np.arange(19), np.array([19]), query_times=window.query_times), [0]
         )
@@ -273,7 +275,7 @@ def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("builder", "positions", "continuable"),
+    ("builder", "positions", "incremental"),
     [
         ("sasrec", "oldest", True),
         ("esasrec", "oldest", True),
@@ -295,10 +297,10 @@ def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
     ],
 )
 def test_who_looks_both_ways_or_counts_from_the_newest_cannot_be_continued(
-    builder: str, positions: str, continuable: bool
+    builder: str, positions: str, incremental: bool
 ) -> None:
     """Nor can those whose later tokens do not need a row of each earlier one, which is what a memory keeps."""
     model = model_of(builder, positions=positions)
-    assert model.continuable is continuable
-    assert model.window_step == (16 if continuable else 1)
+    assert model.incremental is incremental
+    assert model.window_step == (16 if incremental else 1)
     assert model_of(builder, positions=positions, length=3).window_step == 1

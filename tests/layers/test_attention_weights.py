@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from packed_users import assert_close, most_chi_square, normal
 from torch import Tensor
 
-from segue.layers.attention.hard_attention import (
+from segue.layers.attention.weights import (
+    AttentionWeights,
     Choice,
-    Chosen,
-    chosen,
     entropy,
     gumbel_noise,
-    log_chance_of,
+    log_probability_of,
     reinforce_loss,
+    select_weights,
     straight_through,
 )
 
@@ -53,24 +53,24 @@ def choose(
     scores: Tensor,
     how: Choice,
     *,
-    may_look: Tensor | None = None,
+    may_attend: Tensor | None = None,
     training: bool = True,
     temperature: float = 1.0,
     seed: int = 0,
-) -> Chosen:
+) -> AttentionWeights:
     generator = torch.Generator().manual_seed(seed)
-    return chosen(scores, may_look, how, temperature=temperature, training=training, generator=generator)
+    return select_weights(scores, may_attend, how, temperature=temperature, training=training, generator=generator)
 
 
 def reinforced(place: int, baseline: float) -> Tensor:
     """The gradient of one draw [3]."""
     scores, drawn = numbers(SCORES, learned=True), torch.tensor(place)
-    log_chances = scores.log_softmax(0)
+    log_probabilities = scores.log_softmax(0)
     loss = reinforce_loss(
         loss_of(numbers(VALUES)[place])[None],
-        log_chance_of(log_chances, drawn)[None],
+        log_probability_of(log_probabilities, drawn)[None],
         baseline,
-        entropy=entropy(log_chances)[None],
+        entropy=entropy(log_probabilities)[None],
         bonus=0.0,
     )
     return gradient(loss, scores)
@@ -157,8 +157,8 @@ def test_gumbel_learns_through_its_noisy_chances() -> None:
 def test_one_is_taken_whole_and_only_where_one_may_look(how: Choice, training: bool) -> None:
     scores = normal(200, 5, seed=4)
     scores[:, 3] += 100
-    may_look = torch.tensor([True, True, False, False, True])
-    found = choose(scores, how, may_look=may_look, training=training).weights
+    may_attend = torch.tensor([True, True, False, False, True])
+    found = choose(scores, how, may_attend=may_attend, training=training).weights
     assert_close(found.sum(-1), torch.ones(200, dtype=torch.float64), 1e-12)
     assert ((found.abs() < 1e-12) | (found == 1)).all()
     assert (found[:, [2, 3]].abs() < 1e-12).all()
@@ -169,7 +169,7 @@ def test_answers_take_the_best(how: Choice) -> None:
     scores = normal(50, 6, seed=5)
     found = choose(scores, how, training=False)
     assert torch.equal(found.weights, torch.nn.functional.one_hot(scores.argmax(-1), 6).double())
-    assert found.log_chance is None and found.entropy is None
+    assert found.log_probability is None and found.entropy is None
 
 
 def test_soft_attention_at_no_temperature_takes_the_best() -> None:
@@ -184,9 +184,9 @@ def test_soft_attention_at_no_temperature_takes_the_best() -> None:
 def test_draws_follow_the_softmax(how: Choice) -> None:
     """Of places where one may look; at a temperature of two for REINFORCE, which draws from what it learns."""
     temperature, many = (2.0 if how == "reinforce" else 1.0), 20_000
-    may_look = torch.tensor([True, True, True, False])
+    may_attend = torch.tensor([True, True, True, False])
     scores = numbers([0.2, -0.9, 1.0, 5.0]).expand(many, 4)
-    found = choose(scores, how, may_look=may_look, temperature=temperature).weights.argmax(-1)
+    found = choose(scores, how, may_attend=may_attend, temperature=temperature).weights.argmax(-1)
     counts = np.bincount(found.numpy(), minlength=4)
     expected = many * np.exp(np.array([0.2, -0.9, 1.0]) / temperature)
     expected = expected / (expected.sum() / many)
@@ -196,14 +196,14 @@ def test_draws_follow_the_softmax(how: Choice) -> None:
 
 def test_reinforce_knows_the_chance_of_what_it_drew_and_the_entropy() -> None:
     scores = normal(2, 30, 5, seed=6)
-    may_look = torch.arange(5) < torch.tensor([5, 3])[:, None, None]
-    found = choose(scores, "reinforce", may_look=may_look, temperature=0.7)
-    assert found.log_chance is not None and found.entropy is not None
-    assert found.log_chance.shape == found.entropy.shape == (2, 30)
-    chances = np.exp(scores.numpy() / 0.7) * may_look.numpy()
+    may_attend = torch.arange(5) < torch.tensor([5, 3])[:, None, None]
+    found = choose(scores, "reinforce", may_attend=may_attend, temperature=0.7)
+    assert found.log_probability is not None and found.entropy is not None
+    assert found.log_probability.shape == found.entropy.shape == (2, 30)
+    chances = np.exp(scores.numpy() / 0.7) * may_attend.numpy()
     chances /= chances.sum(-1, keepdims=True)
     drawn = (chances * found.weights.numpy()).sum(-1)
-    assert_close(found.log_chance, torch.from_numpy(np.log(drawn)), 1e-12)
+    assert_close(found.log_probability, torch.from_numpy(np.log(drawn)), 1e-12)
     safe = np.where(chances > 0, chances, 1)
     assert_close(found.entropy, torch.from_numpy(-(chances * np.log(safe)).sum(-1)), 1e-12)
 
@@ -234,8 +234,8 @@ def test_reinforce_reaches_values_by_the_one_taken_and_scores_by_its_chance_alon
     assert not found.weights.requires_grad
     assert torch.equal(gradient(losses.sum(), values) != 0, found.weights == 1)
     losses = loss_of((found.weights * values).sum(-1))
-    assert found.log_chance is not None and found.entropy is not None
-    extra = reinforce_loss(losses, found.log_chance, 0.3, entropy=found.entropy, bonus=0.1)
+    assert found.log_probability is not None and found.entropy is not None
+    extra = reinforce_loss(losses, found.log_probability, 0.3, entropy=found.entropy, bonus=0.1)
     through = torch.autograd.grad(extra, (values, scores), allow_unused=True)
     assert [gradient is None for gradient in through] == [True, False], "the losses are not learned from twice"
     assert (through[1] != 0).any()
@@ -243,11 +243,11 @@ def test_reinforce_reaches_values_by_the_one_taken_and_scores_by_its_chance_alon
 
 def test_each_loss_meets_its_own_draw() -> None:
     """A user who did as well as was expected learns nothing; one who did worse than that makes its draw less likely."""
-    log_chance = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    log_probability = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     losses = numbers([1.0, 1.0, 4.0], learned=True)
     none = torch.zeros(3, dtype=torch.float64)
-    found = reinforce_loss(losses, log_chance, numbers([1.0]), entropy=none, bonus=0.0)
-    assert gradient(found, log_chance).tolist() == [0, 0, 1]
+    found = reinforce_loss(losses, log_probability, numbers([1.0]), entropy=none, bonus=0.0)
+    assert gradient(found, log_probability).tolist() == [0, 0, 1]
 
 
 def test_entropy_is_worth_its_bonus() -> None:
@@ -264,13 +264,13 @@ def test_entropy_is_worth_its_bonus() -> None:
 def test_a_mask_hides_the_score_itself_g18(hidden: float, leaked: float) -> None:
     """Zeroing weights after the softmax would let what is hidden through, by way of the denominator."""
     scores, back = torch.tensor([[0.3, hidden], [0.2, 0.1]]), torch.ones(2, 2, dtype=torch.bool).tril()
-    assert choose(scores, "soft", may_look=back).weights[0].tolist() == [1, 0]
+    assert choose(scores, "soft", may_attend=back).weights[0].tolist() == [1, 0]
     assert (scores.softmax(-1) * back)[0, 0].item() == pytest.approx(leaked, abs=5e-5)
 
 
 def test_zero_keys_are_no_mask_g19() -> None:
     """One token with a score of .4, and three of padding, whose product with anything is zero."""
     scores = numbers([0.4, 0, 0, 0])
-    may_look = torch.tensor([True, False, False, False])
-    assert choose(scores, "soft", may_look=may_look).weights.tolist() == [1, 0, 0, 0]
+    may_attend = torch.tensor([True, False, False, False])
+    assert choose(scores, "soft", may_attend=may_attend).weights.tolist() == [1, 0, 0, 0]
     assert choose(scores, "soft").weights[0].item() == pytest.approx(0.3321, abs=5e-5)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.attention.hard_attention import Choice, Chosen, chosen
-from segue.layers.attention.one_token import mapped
 from segue.layers.attention.scores import Product, Score, ScoreKind, make_score
+from segue.layers.attention.weights import AttentionWeights, Choice, select_weights
+from segue.layers.incremental import numpy_map
 from segue.layers.packed import PackedBatch, pack, pad
-from segue.layers.positions.positions import RelativeBuckets, Rotary
+from segue.layers.positions.embeddings import RelativeBuckets, Rotary
 
 fused_attention = functional.scaled_dot_product_attention
 
@@ -86,7 +86,7 @@ class Attention(nn.Module):
     def forward(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         """Of packed tokens [T, D], each among its user's."""
         q, k, v = self._heads(queries, keys, batch)
-        looks = None if self.causal else batch.may_look
+        looks = None if self.causal else batch.may_attend
         if self._plain:  # training and answers come here so often that the way to the kernel is kept short
             mixed = fused_attention(q, k, v, attn_mask=looks, is_causal=self.causal, scale=self._scale)
         else:
@@ -103,7 +103,7 @@ class Attention(nn.Module):
             padded = pad(self.key_value(keys), batch)  # [B, N, 2D]
             k, v = padded.view(batch.size, batch.longest, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
             q, k, bias = self._related(q, k, batch.lengths[:, None] - 1)
-            mixed = self._kernel(q, k, v, batch.may_look, bias).reshape(batch.size, -1)
+            mixed = self._kernel(q, k, v, batch.may_attend, bias).reshape(batch.size, -1)
         result: Tensor = self.output(mixed)
         return result
 
@@ -119,27 +119,29 @@ class Attention(nn.Module):
         q = self.query(queries).view(batch.size, self.heads, -1).transpose(0, 1)  # [H, B, d]
         asking = (q @ of_keys).transpose(0, 1)[:, None]  # [B, 1, H, D]
         streams = pad(keys, batch)[:, None]  # [B, 1, N, D]
-        mixed = fused_attention(asking, streams, streams, attn_mask=batch.may_look, scale=self._scale)[:, 0]
+        mixed = fused_attention(asking, streams, streams, attn_mask=batch.may_attend, scale=self._scale)[:, 0]
         values = mixed.transpose(0, 1) @ of_values.transpose(1, 2)  # [H, B, d]
         mixed_values: Tensor = values.transpose(0, 1).flatten(1) + self.key_value.bias[width:]
         return mixed_values
 
-    def kept(self, keys: Tensor) -> Tensor:
+    def keys_values(self, keys: Tensor) -> Tensor:
         """What tokens that come later, or queries of another stream, need of these [..., D] → [..., 2, H, d]."""
         result: Tensor = self.key_value(keys).view(*keys.shape[:-1], 2, self.heads, -1)
         return result
 
-    def among(self, queries: Tensor, kept: Tensor, may_look: Tensor | None = None) -> Tensor:
-        """What padded queries [B, M, D] get from tokens of which this is kept [B, N, 2, H, d]. `may_look`
+    def attend(self, queries: Tensor, kept: Tensor, may_attend: Tensor | None = None) -> Tensor:
+        """What padded queries [B, M, D] get from tokens of which this is kept [B, N, 2, H, d]. `may_attend`
         [B, 1, 1, N] is True where one may. Where tokens look back only, the queries are the last M tokens'."""
-        result: Tensor = self.output(_joined(self._mixed(*self._asked_among(queries, kept), may_look)))
+        result: Tensor = self.output(_joined(self._mixed(*self._asked_among(queries, kept), may_attend)))
         return result
 
-    def chosen_among(self, queries: Tensor, kept: Tensor, may_look: Tensor | None = None) -> tuple[Tensor, Chosen]:
+    def attend_with_weights(
+        self, queries: Tensor, kept: Tensor, may_attend: Tensor | None = None
+    ) -> tuple[Tensor, AttentionWeights]:
         """The same, and how much was taken of each [B, H, M, N], with what REINFORCE has to know."""
         q, k, v = self._asked_among(queries, kept)
         q, k, bias = self._placed(q, k)
-        how = self._chosen(q, k, self._looks(q, k, may_look), bias)
+        how = self._chosen(q, k, self._looks(q, k, may_attend), bias)
         result: Tensor = self.output(_joined(how.weights @ v))
         return result, how
 
@@ -147,17 +149,22 @@ class Attention(nn.Module):
         """The weights [B, H, N, N]: row = who looks, column = at whom; rows of padding are meaningless."""
         q, k, _ = self._heads(queries, keys, batch)
         q, k, bias = self._placed(q, k)
-        return self._chosen(q, k, self._looks(q, k, None if self.causal else batch.may_look), bias).weights
+        return self._chosen(q, k, self._looks(q, k, None if self.causal else batch.may_attend), bias).weights
 
-    def one_token(self) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
+    def token_step(self) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
         """What a token gets whose query's stream [D] is given, and the stream [D] that its keys and values, the last
         of those kept [2, H, n, d], are made from."""
         assert self.causal, "what a token gets must not depend on those that come after it"
         assert self.choice == "soft" and self.temperature == 1
-        heads, query, key_value, output = self.heads, mapped(self.query), mapped(self.key_value), mapped(self.output)
-        score = self.score.one_token()
-        score = self.relative.one_token(score) if isinstance(self.relative, Rotary) else score
-        bias = self.relative.one_token() if isinstance(self.relative, RelativeBuckets) else None
+        heads, query, key_value, output = (
+            self.heads,
+            numpy_map(self.query),
+            numpy_map(self.key_value),
+            numpy_map(self.output),
+        )
+        score = self.score.token_step()
+        score = self.relative.token_step(score) if isinstance(self.relative, Rotary) else score
+        bias = self.relative.token_step() if isinstance(self.relative, RelativeBuckets) else None
         unbiased = [None] * heads
 
         def attend(asking: np.ndarray, stream: np.ndarray, kept: np.ndarray) -> np.ndarray:
@@ -178,17 +185,19 @@ class Attention(nn.Module):
 
         return attend
 
-    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, may_look: Tensor | None) -> Tensor:
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, may_attend: Tensor | None) -> Tensor:
         """Mixtures [B, H, M, d] for queries that are the last of the keys' tokens, or another stream's."""
         q, k, bias = self._placed(q, k)
-        if self.causal and self.fused and may_look is None and bias is None and q.shape[2] == k.shape[2]:
+        if self.causal and self.fused and may_attend is None and bias is None and q.shape[2] == k.shape[2]:
             return fused_attention(self._asking(q), k, v, is_causal=True, scale=self._scale)
-        return self._kernel(q, k, v, self._looks(q, k, may_look), bias)
+        return self._kernel(q, k, v, self._looks(q, k, may_attend), bias)
 
     def _kernel(self, q: Tensor, k: Tensor, v: Tensor, looks: Tensor | None, bias: Tensor | None) -> Tensor:
         """The same with all that is to be looked at, and what is added to scores."""
         if not self.fused:
-            assert self.choice != "reinforce" or not self.training, "it learns from chances: `chosen_among` has them"
+            assert self.choice != "reinforce" or not self.training, (
+                "REINFORCE needs probabilities: see `attend_with_weights`"
+            )
             return self._chosen(q, k, looks, bias).weights @ v
         if bias is not None:
             looks = bias if looks is None else torch.where(looks, bias, -math.inf)
@@ -198,11 +207,11 @@ class Attention(nn.Module):
         """Queries whose products with keys the fused kernel is to take."""
         return self.score.asking(q) if isinstance(self.score, Product) else q
 
-    def _chosen(self, q: Tensor, k: Tensor, looks: Tensor | None, bias: Tensor | None) -> Chosen:
+    def _chosen(self, q: Tensor, k: Tensor, looks: Tensor | None, bias: Tensor | None) -> AttentionWeights:
         """How much is taken of each value [B, H, M, N]."""
         square = self.causal and q.shape[2] == k.shape[2]  # scores of later keys will be masked: they need not be made
-        logits = self.score(q, k, looking_back=square)
-        return chosen(
+        logits = self.score(q, k, causal=square)
+        return select_weights(
             logits if bias is None else logits + bias,
             looks,
             self.choice,
@@ -211,13 +220,13 @@ class Attention(nn.Module):
             generator=self.generator,
         )
 
-    def _looks(self, q: Tensor, k: Tensor, may_look: Tensor | None) -> Tensor | None:
+    def _looks(self, q: Tensor, k: Tensor, may_attend: Tensor | None) -> Tensor | None:
         """Where queries may look, True: at what is given, and where tokens look back only, not ahead."""
         rows, columns = q.shape[2], k.shape[2]
         if not self.causal or rows == 1:
-            return may_look
+            return may_attend
         back = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(columns - rows)
-        return back if may_look is None else back & may_look
+        return back if may_attend is None else back & may_attend
 
     def _placed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries that are the last of the keys' tokens."""

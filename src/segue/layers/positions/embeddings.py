@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.attention.one_token import array
-from segue.layers.attention.scores import OneScore
+from segue.layers.attention.scores import KeyScores
+from segue.layers.incremental import array
 from segue.layers.packed import PackedBatch
 
 CountedFrom = Literal["newest", "oldest"]
@@ -113,7 +113,7 @@ class Rotary(nn.Module):
         left, right = x.chunk(2, dim=-1)
         return x * cosines + torch.cat((-right, left), dim=-1) * sines
 
-    def one_token(self, score: OneScore) -> OneScore:
+    def token_step(self, score: KeyScores) -> KeyScores:
         """Scores of the newest token, and keys up to its own, both turned."""
         cosines, sines = array(self.cosines), array(self.sines)
 
@@ -155,7 +155,7 @@ class RelativeBuckets(nn.Module):
         buckets = self.of_distance[distances + self.length - 1]
         return functional.embedding(buckets, self.table).transpose(-1, -2).transpose(-2, -3)
 
-    def one_token(self) -> Callable[[int], np.ndarray]:
+    def token_step(self) -> Callable[[int], np.ndarray]:
         """For the newest of so many tokens, what is added to its scores of all of them [H, n]."""
         table, of_distance, length = array(self.table), array(self.of_distance), self.length
         return lambda tokens: table[of_distance[length - tokens : length]].T

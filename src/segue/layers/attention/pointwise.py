@@ -24,9 +24,9 @@ class _SiluAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, places: Tensor, times: Tensor, buckets: Tensor, length: int
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, times: Tensor, buckets: Tensor, length: int
     ) -> Tensor:
-        mask, bias = causal_mask(q, length), place_bias(places, q.shape[2])
+        mask, bias = causal_mask(q, length), position_bias(positions, q.shape[2])
         products = q.new_empty(*q.shape[:3], q.shape[2])  # [B, H, N, N]
         mixed = torch.empty_like(v)
         for users in _few(q):
@@ -34,7 +34,7 @@ class _SiluAttention(torch.autograd.Function):
             here += time_bias(times, buckets[users]).add_(bias)[:, None]
             mixed[users] = functional.silu(here).mul_(mask) @ v[users]
         ctx.save_for_backward(q, k, v, products, buckets)
-        ctx.length, ctx.places = length, len(places)
+        ctx.length, ctx.positions = length, len(positions)
         return mixed
 
     @staticmethod
@@ -54,23 +54,25 @@ class _SiluAttention(torch.autograd.Function):
             shared = through.sum(1)  # the heads have one bias
             by_pair += shared.sum(0)
             by_bucket += torch.bincount(buckets[users].flatten(), weights=shared.flatten(), minlength=BUCKETS)
-        by_place = q.new_zeros(ctx.places).index_add_(0, _distances(q.shape[2], q.device).flatten(), by_pair.flatten())
+        by_place = q.new_zeros(ctx.positions).index_add_(
+            0, _distances(q.shape[2], q.device).flatten(), by_pair.flatten()
+        )
         return dq, dk, dv, by_place, by_bucket, None, None
 
 
 def silu_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, places: Tensor, times: Tensor, buckets: Tensor, length: int
+    q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor, times: Tensor, buckets: Tensor, length: int
 ) -> Tensor:
     """What each token gets from itself and those before it [B, H, N, d].
 
-    The weight of token j at token i is silu(q_i · k_j + places[i - j] + times[buckets[i, j]]) / length. `places` has a
-    number for each distance, `times` for each bucket; `buckets` [B, N, N] int32. Tokens after i have no weight, so
+    The weight of token j at token i is silu(q_i · k_j + positions[i - j] + times[buckets[i, j]]) / length. `positions`
+    has a number for each distance, `times` for each bucket; `buckets` [B, N, N] int32. Tokens after i have no weight:
     padding on the right needs no mask.
     """
     if tracing():
-        products = q @ k.transpose(-1, -2) + (time_bias(times, buckets) + place_bias(places, q.shape[2]))[:, None]
+        products = q @ k.transpose(-1, -2) + (time_bias(times, buckets) + position_bias(positions, q.shape[2]))[:, None]
         return (functional.silu(products) * causal_mask(q, length)) @ v
-    mixed: Tensor = _SiluAttention.apply(q, k, v, places, times, buckets, length)  # type: ignore[no-untyped-call]
+    mixed: Tensor = _SiluAttention.apply(q, k, v, positions, times, buckets, length)  # type: ignore[no-untyped-call]
     return mixed
 
 
@@ -79,9 +81,9 @@ def causal_mask(like: Tensor, length: int) -> Tensor:
     return like.new_full((like.shape[2], like.shape[2]), 1 / length).tril_()
 
 
-def place_bias(places: Tensor, tokens: int) -> Tensor:
+def position_bias(positions: Tensor, tokens: int) -> Tensor:
     """The bias of each row and column by their distance [N, N]."""
-    return places[_distances(tokens, places.device)]
+    return positions[_distances(tokens, positions.device)]
 
 
 def time_bias(times: Tensor, buckets: Tensor) -> Tensor:
