@@ -39,8 +39,11 @@ check: $(VENV)/.dev  ## lint, format and types
 docs: $(VENV)/.dev  ## make pages of the API in build/api, from the docstrings
 	@$(VENV)/bin/python docs/api_pages.py build/api
 
-bench: $(VENV)/.dev $(if $(filter epoch,$(or $(SUBJECT),epoch)),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|spark|recommend|evaluate|serve|durability|replicas|catalogue|index|mixture|increment|plan|embed|window|cold|processes|codes|scale, DATA=folder with events.tsv.gz)
-	@$(VENV)/bin/python -m bench $(or $(SUBJECT),$(SUBJECTS)) $(if $(DATA),--data "$(DATA)") $(ARGS)
+# Peers are needed for an epoch only, and not to compare with another version of segue.
+PEERS_NEEDED = $(if $(AGAINST),,$(filter epoch,$(or $(SUBJECT),epoch)))
+bench: $(VENV)/.dev $(if $(PEERS_NEEDED),$(PEERS)/.ready)  ## measure (SUBJECT=epoch|prepare|spark|recommend|evaluate|serve|durability|replicas|catalogue|index|mixture|increment|plan|embed|window|cold|processes|codes|scale, DATA=folder with events.tsv.gz; AGAINST=COMMIT alternates with another version: epoch|serve|prepare)
+	@$(VENV)/bin/python -m $(if $(AGAINST),bench.against,bench) $(or $(SUBJECT),$(if $(AGAINST),epoch,$(SUBJECTS))) \
+	  $(if $(AGAINST),--against "$(AGAINST)") $(if $(DATA),--data "$(DATA)") $(ARGS)
 
 results: $(VENV)/.segue  ## make a row of docs/results.md (ROW=ml-1m/sasrec DATA=folder with events.tsv.gz); without ROW, list them
 	@$(VENV)/bin/python -m bench.quality.results $(if $(ROW),--row "$(ROW)") $(if $(DATA),--data "$(DATA)") $(ARGS)
@@ -51,8 +54,8 @@ scale: $(VENV)/.dev  ## put what the benches measured into docs/scale.md
 attention: $(VENV)/.segue  ## write docs/attention.md, with the numbers computed anew
 	@$(VENV)/bin/python -m bench.attention.document
 
-clean:  ## remove both environments and the caches
-	@rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove the environments, other versions that were measured, and the caches
+	@rm -rf $(VENV) $(PEERS) .against .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # make_environment FOLDER: a virtual environment in FOLDER unless a usable one is there already.
 usable = 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))'

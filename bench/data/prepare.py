@@ -25,7 +25,7 @@ import psutil
 from bench.data import make_log
 from bench.tables import publish
 
-SEGUE = (sys.executable, "-m", "segue.cli")  # what .venv/bin/segue runs
+SEGUE = (sys.executable, "-m", "segue")  # what .venv/bin/segue runs
 SIZES = (1_000_000, 10_000_000, 50_000_000)
 MEGABYTE = 1 << 20
 SAMPLE_SECONDS = 0.02

@@ -30,7 +30,7 @@ import msgspec
 import psutil
 
 from bench.serving import load
-from bench.serving.server import Server, ask, free_port
+from bench.serving.server import SEGUE, Server, ask, free_port
 from bench.tables import publish
 from segue.config import read_recipe
 from segue.errors import InputError
@@ -116,7 +116,7 @@ def trained(data: Path, recipe: str) -> Path:
 
 def _segue(*arguments: object) -> None:
     _say(f"segue {arguments[0]} …")
-    done = subprocess.run([sys.executable, "-m", "segue.cli", *map(str, arguments)], stdout=sys.stderr, check=False)
+    done = subprocess.run([*SEGUE, *map(str, arguments)], stdout=sys.stderr, check=False)
     if done.returncode:
         raise InputError(f"segue {arguments[0]} failed, so there is no run to serve.")
 
@@ -342,9 +342,13 @@ class Watch(threading.Thread):
 
     def seen(self) -> dict[str, float]:
         """From the beginning until now; processor time in cores."""
-        share = (self._cpu() - self._used) / (time.monotonic() - self._began)
+        share = self.cpu_seconds() / (time.monotonic() - self._began)
         after = self.rss()
         return {"rss_before": self.before, "rss_peak": max(self.peak, after), "rss_after": after, "cpu_share": share}
+
+    def cpu_seconds(self) -> float:
+        """Processor time from the beginning until now."""
+        return self._cpu() - self._used
 
     def rss(self) -> int:
         return sum(each.memory_info().rss for each in self._family())

@@ -17,15 +17,16 @@ from segue.errors import InputError
 READY_SECONDS = 120.0
 STOP_SECONDS = 20.0
 HOST = "127.0.0.1"
+SEGUE = (sys.executable, "-m", "segue")
 
 
 class Server:
     """A service at an address of its own."""
 
-    def __init__(self, arguments: Sequence[str], *, port: int, log: Path) -> None:
+    def __init__(self, arguments: Sequence[str], *, port: int, log: Path, segue: Sequence[str] = SEGUE) -> None:
         self.port = port
         self._log = log
-        command = [sys.executable, "-m", "segue.cli", "serve", *arguments, "--host", HOST, "--port", str(port)]
+        command = [*segue, "serve", *arguments, "--host", HOST, "--port", str(port)]
         with log.open("ab") as said:
             self._process = subprocess.Popen(command, stdout=said, stderr=said)
         self.pid = self._process.pid
