@@ -13,7 +13,7 @@ from segue.serving.requests import OverloadedError
 
 
 def doubling(sizes: list[int], gate: asyncio.Event | None = None) -> BatchFunction[int, int]:
-    """BatchFunction that doubles numbers, refuses 13, notes how many it got at a time, and may be held at a gate."""
+    """A function that doubles numbers, refuses 13, notes how many it got at a time, and may be held at a gate."""
 
     async def work(jobs: Sequence[int]) -> list[int | Exception]:
         if gate is not None:
@@ -24,14 +24,14 @@ def doubling(sizes: list[int], gate: asyncio.Event | None = None) -> BatchFuncti
     return work
 
 
-async def all_asked(
-    batching: Batcher[int, int], jobs: Sequence[int], gate: asyncio.Event, *, deadline: float = 5
+async def run_all(
+    batcher: Batcher[int, int], jobs: Sequence[int], gate: asyncio.Event, *, deadline: float = 5
 ) -> list[int | BaseException]:
-    """Ask for all, open the gate when they wait, and gather."""
-    asked = [asyncio.ensure_future(batching.ask(job, deadline=deadline)) for job in jobs]
+    """Run all jobs, open the gate when they wait, and gather."""
+    runs = [asyncio.ensure_future(batcher.run(job, deadline=deadline)) for job in jobs]
     await asyncio.sleep(0.01)
     gate.set()
-    return await asyncio.gather(*asked, return_exceptions=True)
+    return await asyncio.gather(*runs, return_exceptions=True)
 
 
 def test_jobs_that_wait_are_done_together_and_in_order() -> None:
@@ -39,9 +39,9 @@ def test_jobs_that_wait_are_done_together_and_in_order() -> None:
 
     async def main() -> list[int | BaseException]:
         gate = asyncio.Event()
-        batching = Batcher(BatchProcessor(doubling(sizes, gate), most=8), most_waiting=100)
-        results = await all_asked(batching, range(21), gate)
-        assert batching.waiting == 0
+        batcher = Batcher(BatchProcessor(doubling(sizes, gate), max_batch=8), max_waiting=100)
+        results = await run_all(batcher, range(21), gate)
+        assert batcher.waiting == 0
         return results
 
     results = asyncio.run(main())
@@ -50,13 +50,13 @@ def test_jobs_that_wait_are_done_together_and_in_order() -> None:
     assert sizes == [8, 8, 5], "those that waited went together, as many as may"
 
 
-def test_work_that_fails_fails_for_everyone_who_asked() -> None:
+def test_work_that_fails_fails_for_every_caller() -> None:
     async def broken(jobs: Sequence[int]) -> list[int | Exception]:
         raise KeyError(str(len(jobs)))
 
     async def main() -> list[int | BaseException]:
-        batching = Batcher(BatchProcessor(broken, most=9), most_waiting=9)
-        return await asyncio.gather(*(batching.ask(n, deadline=5) for n in range(3)), return_exceptions=True)
+        batcher = Batcher(BatchProcessor(broken, max_batch=9), max_waiting=9)
+        return await asyncio.gather(*(batcher.run(n, deadline=5) for n in range(3)), return_exceptions=True)
 
     assert [repr(result) for result in asyncio.run(main())] == ["KeyError('3')"] * 3
 
@@ -64,27 +64,27 @@ def test_work_that_fails_fails_for_everyone_who_asked() -> None:
 def test_past_the_bound_a_job_is_refused_at_once() -> None:
     async def main() -> list[int | BaseException]:
         gate = asyncio.Event()
-        batching = Batcher(BatchProcessor(doubling([], gate), most=1), most_waiting=3)
-        return await all_asked(batching, range(5), gate)
+        batcher = Batcher(BatchProcessor(doubling([], gate), max_batch=1), max_waiting=3)
+        return await run_all(batcher, range(5), gate)
 
     results = asyncio.run(main())
     assert results[:3] == [0, 2, 4]
     assert [isinstance(result, OverloadedError) and result.reason for result in results[3:]] == ["queue", "queue"]
 
 
-def test_a_deadline_frees_the_asker_and_the_job_is_not_done() -> None:
+def test_a_deadline_frees_the_caller_and_the_job_is_not_done() -> None:
     sizes: list[int] = []
 
     async def main() -> tuple[float, list[str]]:
         gate = asyncio.Event()
-        batching = Batcher(BatchProcessor(doubling(sizes, gate), most=1), most_waiting=10)
+        batcher = Batcher(BatchProcessor(doubling(sizes, gate), max_batch=1), max_waiting=10)
         began = time.monotonic()
-        asked = [batching.ask(number, deadline=0.05) for number in range(3)]
-        results = await asyncio.gather(*asked, return_exceptions=True)
+        runs = [batcher.run(number, deadline=0.05) for number in range(3)]
+        results = await asyncio.gather(*runs, return_exceptions=True)
         seconds = time.monotonic() - began
-        assert not batching._jobs, "what nobody waits for does not pile up"
+        assert not batcher._queue, "what nobody waits for does not pile up"
         gate.set()
-        await batching.close()
+        await batcher.close()
         return seconds, [result.reason if isinstance(result, OverloadedError) else "answered" for result in results]
 
     seconds, reasons = asyncio.run(main())
@@ -97,25 +97,25 @@ def test_the_first_job_after_a_pause_waits_for_others() -> None:
     sizes: list[int] = []
 
     async def main() -> None:
-        batching = Batcher(BatchProcessor(doubling(sizes), most=10), most_waiting=10, wait=0.05)
-        first = asyncio.ensure_future(batching.ask(1, deadline=5))
+        batcher = Batcher(BatchProcessor(doubling(sizes), max_batch=10), max_waiting=10, delay=0.05)
+        first = asyncio.ensure_future(batcher.run(1, deadline=5))
         await asyncio.sleep(0.01)
-        assert await batching.ask(2, deadline=5) == 4
+        assert await batcher.run(2, deadline=5) == 4
         assert await first == 2
 
     asyncio.run(main())
     assert sizes == [2]
 
 
-def test_closing_finishes_what_was_asked_and_refuses_more() -> None:
+def test_closing_finishes_accepted_jobs_and_refuses_more() -> None:
     async def main() -> list[int]:
-        batching = Batcher(BatchProcessor(doubling([]), most=4), most_waiting=100)
-        asked = [asyncio.ensure_future(batching.ask(number, deadline=5)) for number in range(20, 50)]
+        batcher = Batcher(BatchProcessor(doubling([]), max_batch=4), max_waiting=100)
+        runs = [asyncio.ensure_future(batcher.run(number, deadline=5)) for number in range(20, 50)]
         await asyncio.sleep(0)
-        await batching.close()
+        await batcher.close()
         with pytest.raises(OverloadedError, match="stopping"):
-            await batching.ask(1, deadline=1)
-        return await asyncio.gather(*asked)
+            await batcher.run(1, deadline=1)
+        return await asyncio.gather(*runs)
 
     assert asyncio.run(main()) == [2 * number for number in range(20, 50)]
 
@@ -128,13 +128,13 @@ class Belt:
         self.let = asyncio.Semaphore(0)
         self.broken = False
 
-    def take(self, job: int) -> bool:
+    def submit(self, job: int) -> bool:
         if len(self.belt) == 5:
             return False
         self.belt.append(job)
         return True
 
-    async def done(self) -> list[int | Exception]:
+    async def results(self) -> list[int | Exception]:
         await self.let.acquire()
         if self.broken:
             self.belt.clear()
@@ -148,19 +148,19 @@ def test_a_worker_that_can_is_given_jobs_while_it_is_at_work() -> None:
 
     async def main() -> None:
         belt = Belt()
-        batching = Batcher(belt, most_waiting=100, finished=lambda *told: finished.append(told))
-        asked = [asyncio.ensure_future(batching.ask(0, deadline=5))]
+        batcher = Batcher(belt, max_waiting=100, on_results=lambda *counts: finished.append(counts))
+        runs = [asyncio.ensure_future(batcher.run(0, deadline=5))]
         await asyncio.sleep(0.01)
-        asked += [asyncio.ensure_future(batching.ask(job, deadline=5)) for job in range(1, 8)]
+        runs += [asyncio.ensure_future(batcher.run(job, deadline=5)) for job in range(1, 8)]
         await asyncio.sleep(0.01)
         assert belt.belt == [0, 1, 2, 3, 4], "all that it takes, though nothing is done yet"
-        asked[3].cancel()  # taken on: its result must go to nobody else
-        asked[6].cancel()  # not taken on: never done
+        runs[3].cancel()  # taken on: its result must go to nobody else
+        runs[6].cancel()  # not taken on: never done
         for _ in range(4):
             belt.let.release()
-        results = await asyncio.gather(*asked, return_exceptions=True)
+        results = await asyncio.gather(*runs, return_exceptions=True)
         assert [result for result in results if not isinstance(result, BaseException)] == [0, 2, 4, 8, 10, 14]
-        assert batching.waiting == 0
+        assert batcher.waiting == 0
 
     asyncio.run(main())
     assert [together for together, _ in finished] == [2, 2, 2, 1], "0 and 1, 2 and 3, 4 and 5, 7"
@@ -170,15 +170,15 @@ def test_a_worker_that_can_is_given_jobs_while_it_is_at_work() -> None:
 def test_a_worker_that_breaks_fails_what_it_took_on_and_goes_on_with_the_rest() -> None:
     async def main() -> None:
         belt = Belt()
-        batching = Batcher(belt, most_waiting=100)
-        asked = [asyncio.ensure_future(batching.ask(job, deadline=5)) for job in range(7)]
+        batcher = Batcher(belt, max_waiting=100)
+        runs = [asyncio.ensure_future(batcher.run(job, deadline=5)) for job in range(7)]
         await asyncio.sleep(0.01)
         belt.broken = True
         belt.let.release()
-        broken = await asyncio.gather(*asked[:5], return_exceptions=True)
+        broken = await asyncio.gather(*runs[:5], return_exceptions=True)
         assert [repr(result) for result in broken] == ["KeyError('broken')"] * 5
         belt.broken = False
         belt.let.release()
-        assert await asyncio.gather(*asked[5:]) == [10, 12]
+        assert await asyncio.gather(*runs[5:]) == [10, 12]
 
     asyncio.run(main())

@@ -37,17 +37,17 @@ def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
         engine = EngineProcess(settings)
         try:
             engine.wait_until_ready()
-            answering = engine.answering()
+            answering = engine.query_processor()
             await answers_as_it_would_here(engine, known)
-            await answers_questions_in_their_order(answering, known)
+            await answers_queries_in_order(answering, known)
             await long_names_block_nobody(answering)
             await a_large_result_and_a_caller_who_leaves(engine)
             run.rename(tmp_path / "elsewhere")  # the first attempt to start it again fails
             await is_killed_at_work(engine, answering)
             (tmp_path / "elsewhere").rename(run)
-            for lane in CHANNELS:
-                assert await until_answered(engine, lane) == known.recommend([], k=2).ids
-            await answers_questions_in_their_order(answering, known)
+            for channel in CHANNELS:
+                assert await until_answered(engine, channel) == known.recommend([], k=2).ids
+            await answers_queries_in_order(answering, known)
         finally:
             await engine.close()
 
@@ -67,40 +67,40 @@ async def answers_as_it_would_here(engine: EngineProcess, known: Recommender) ->
     assert len(found) == 5 and unknown == {"x"}
 
 
-async def answers_questions_in_their_order(answering: Answering, known: Recommender) -> None:
-    """As they come, as many as a lane holds; what may be large waits until nothing is under way."""
+async def answers_queries_in_order(answering: Answering, known: Recommender) -> None:
+    """As they come, up to the bound in flight; a query that may be large waits until none is in flight."""
     ids = known.recommend([], k=5).ids
     large = Query(history=read_history(ids[:1]), k=3)
-    asked = [
+    queries = [
         large,
         large,
         *(Query(user="nobody", k=1 + number % 5) for number in range(MAX_IN_FLIGHT - 2)),
     ]
-    for question in asked:
-        assert answering.take(question)
-        if question is not large:
+    for query in queries:
+        assert answering.submit(query)
+        if query is not large:
             await asyncio.sleep(0)  # one by one on their way
-            assert not answering.take(large)
-            assert not answering.take(Query(user="n" * 300)) and not answering.take(Query(model="n" * 300))
-            assert not answering.take(Query(user="字" * 100)), "bytes fill a pipe"
-    assert not answering.take(asked[-1])
+            assert not answering.submit(large)
+            assert not answering.submit(Query(user="n" * 300)) and not answering.submit(Query(model="n" * 300))
+            assert not answering.submit(Query(user="字" * 100)), "bytes fill a pipe"
+    assert not answering.submit(queries[-1])
     answers: list[EncodedAnswer | Exception] = []
     while len(answers) < MAX_IN_FLIGHT:
-        answers += await answering.done()
+        answers += await answering.results()
     assert len(answers) == MAX_IN_FLIGHT
-    for question, answer in zip(asked, answers, strict=True):
+    for query, answer in zip(queries, answers, strict=True):
         assert not isinstance(answer, Exception)
-        expected = known.recommend(ids[:1], k=3).ids if question is large else ids[: question.k]
+        expected = known.recommend(ids[:1], k=3).ids if query is large else ids[: query.k]
         assert [item["id"] for item in msgspec.json.decode(answer[0])["items"]] == expected
 
 
 async def long_names_block_nobody(answering: Answering) -> None:
-    """The refusal of a model that is not there repeats its name, so that answers are as large as questions."""
-    batching = Batcher(answering, most_waiting=100)
-    asked = [batching.ask(Query(model=f"{number:06}" * 10_000), deadline=20) for number in range(20)]
-    first = asyncio.gather(*asked, return_exceptions=True)
+    """The refusal of a model that is not there repeats its name, so that answers are as large as queries."""
+    batcher = Batcher(answering, max_waiting=100)
+    runs = [batcher.run(Query(model=f"{number:06}" * 10_000), deadline=20) for number in range(20)]
+    first = asyncio.gather(*runs, return_exceptions=True)
     await asyncio.sleep(0.001)  # those are under way
-    late = asyncio.gather(*(batching.ask(Query(model="late" * 15_000), deadline=20) for _ in range(5)))
+    late = asyncio.gather(*(batcher.run(Query(model="late" * 15_000), deadline=20) for _ in range(5)))
     refusals = await first
     for number, refused in enumerate(refusals):
         assert isinstance(refused, UnknownModelError) and f"{number:06}" in str(refused), "each got its own"
@@ -119,20 +119,20 @@ async def a_large_result_and_a_caller_who_leaves(engine: EngineProcess) -> None:
 
 async def is_killed_at_work(engine: EngineProcess, answering: Answering) -> None:
     os.kill(engine._process.pid, signal.SIGSTOP)  # so that it cannot be quicker than its end
-    busy = [asyncio.ensure_future(engine.call(lane, "search", "", 20)) for lane in CHANNELS]
-    assert answering.take(Query(user="nobody"))
-    busy.append(asyncio.ensure_future(answering.done()))
+    busy = [asyncio.ensure_future(engine.call(channel, "search", "", 20)) for channel in CHANNELS]
+    assert answering.submit(Query(user="nobody"))
+    busy.append(asyncio.ensure_future(answering.results()))
     await asyncio.sleep(0)
     os.kill(engine._process.pid, signal.SIGKILL)
     refusals = await asyncio.gather(*busy, return_exceptions=True)
     assert all("starting again" in str(refused) for refused in refusals), refusals
 
 
-async def until_answered(engine: EngineProcess, lane: Channel) -> list[str]:
+async def until_answered(engine: EngineProcess, channel: Channel) -> list[str]:
     async with asyncio.timeout(60):
         while True:
             try:
-                popular: list[str] = await engine.call(lane, "popular", 2)
+                popular: list[str] = await engine.call(channel, "popular", 2)
             except OverloadedError:
                 continue
             return popular
@@ -145,31 +145,31 @@ def test_what_an_engine_cannot_start_with_is_a_sentence(tmp_path: Path) -> None:
     engine.end()
 
 
-def test_answers_that_cannot_be_understood_end_the_lane() -> None:
+def test_answers_that_cannot_be_understood_end_the_channel() -> None:
     """Whose answers come next would not be known: everyone is refused, and nobody gets another's."""
     broken: list[object] = []
-    ends = {"questions": SimpleNamespace(pipe=SimpleNamespace(send_bytes=lambda _: None))}
+    endpoints = {"queries": SimpleNamespace(messages=SimpleNamespace(send_bytes=lambda _: None))}
 
     class Odd:
-        _ends = ends
+        _endpoints = endpoints
 
-        async def _heard(self, _: object) -> object:
+        async def _receive(self, _: object) -> object:
             raise ValueError("not to be read")
 
-        async def _start_again(self, ends: object) -> OverloadedError:
-            broken.append(ends)
+        async def _restart(self, endpoints: object) -> OverloadedError:
+            broken.append(endpoints)
             return OverloadedError("restarting", "starting again")
 
     async def main() -> None:
-        batching = Batcher(_QueryProcessor(cast(EngineProcess, Odd())), most_waiting=100)
-        asked = (batching.ask(Query(user=name), deadline=5) for name in "abc")
-        refusals = await asyncio.gather(*asked, return_exceptions=True)
+        batcher = Batcher(_QueryProcessor(cast(EngineProcess, Odd())), max_waiting=100)
+        runs = (batcher.run(Query(user=name), deadline=5) for name in "abc")
+        refusals = await asyncio.gather(*runs, return_exceptions=True)
         assert [str(refused) for refused in refusals] == ["starting again"] * 3
 
     asyncio.run(main())
-    assert broken == [ends]
+    assert broken == [endpoints]
 
 
-def test_what_cannot_be_sent_is_a_failure_for_each_who_asked() -> None:
-    failed = pickle.loads(_serialised([lambda: 0], together=3))
+def test_what_cannot_be_sent_is_a_failure_for_each_caller() -> None:
+    failed = pickle.loads(_serialised([lambda: 0], n_answers=3))
     assert [str(error) for error in failed] == ["A result of the engine cannot be sent; its log says why."] * 3

@@ -1,4 +1,4 @@
-"""Concurrent requests → work done together, with a bound on what may wait and for how long."""
+"""Concurrent requests → batches, with bounds on how many requests wait and for how long."""
 
 from __future__ import annotations
 
@@ -12,95 +12,97 @@ from segue.serving.requests import OverloadedError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-Taken = TypeVar("Taken", contravariant=True)
-Made = TypeVar("Made", covariant=True)
+JobIn = TypeVar("JobIn", contravariant=True)
+ResultOut = TypeVar("ResultOut", covariant=True)
 
 BatchFunction = Callable[[Sequence[Job]], Awaitable[Sequence[Result | Exception]]]
 
 
-class JobProcessor(Protocol[Taken, Made]):
-    """Whoever does the jobs."""
+class JobProcessor(Protocol[JobIn, ResultOut]):
+    """Processes jobs and returns their results in order."""
 
-    def take(self, job: Taken) -> bool:
-        """Take a job on; False where it has to wait until others are done."""
+    def submit(self, job: JobIn) -> bool:
+        """Accept a job; False if it has to wait until earlier jobs are done."""
         ...
 
-    async def done(self) -> Sequence[Made | Exception]:
-        """Results of the jobs taken on first, of at least one, in their order; an exception where one failed. Raises
-        where all that were taken on have failed."""
+    async def results(self) -> Sequence[ResultOut | Exception]:
+        """Results of the oldest accepted jobs, at least one, in order; an exception is the result of a failed job.
+
+        Raises if all accepted jobs have failed.
+        """
         ...
 
 
 class BatchProcessor(Generic[Job, Result]):
-    """A worker that does all it was given at once, and takes on nothing else before that is done."""
+    """Calls a function with all accepted jobs, and accepts no others until it returns."""
 
-    def __init__(self, work: BatchFunction[Job, Result], *, most: int = 1) -> None:
-        self._work = work
-        self._most = most
-        self._taken: list[Job] = []
-        self._working = False
+    def __init__(self, function: BatchFunction[Job, Result], *, max_batch: int = 1) -> None:
+        self._function = function
+        self._max_batch = max_batch
+        self._jobs: list[Job] = []
+        self._running = False
 
-    def take(self, job: Job) -> bool:
-        if self._working or len(self._taken) == self._most:
+    def submit(self, job: Job) -> bool:
+        if self._running or len(self._jobs) == self._max_batch:
             return False
-        self._taken.append(job)
+        self._jobs.append(job)
         return True
 
-    async def done(self) -> Sequence[Result | Exception]:
-        jobs, self._taken, self._working = self._taken, [], True
+    async def results(self) -> Sequence[Result | Exception]:
+        jobs, self._jobs, self._running = self._jobs, [], True
         try:
-            return await self._work(jobs)
+            return await self._function(jobs)
         finally:
-            self._working = False
+            self._running = False
 
 
 class Batcher(Generic[Job, Result]):
-    """Hands jobs to a worker as it takes them on, and results to those who asked. For one event loop.
+    """A bounded queue before a `JobProcessor`. For one event loop.
 
-    A job whose asker has left before it was taken on is not done.
+    A job whose caller has left before the processor accepted it is not processed.
     """
 
     def __init__(
         self,
-        worker: JobProcessor[Job, Result],
+        processor: JobProcessor[Job, Result],
         *,
-        most_waiting: int,
-        wait: float = 0.0,
-        finished: Callable[[int, int], None] | None = None,
+        max_waiting: int,
+        delay: float = 0.0,
+        on_results: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`wait`: seconds that the first job after a pause waits for others. `finished` is told how many jobs were done
-        together and how many wait still."""
-        self.waiting = 0  # asked and not yet answered
-        self._worker = worker
-        self._most_waiting = most_waiting
-        self._wait = wait
-        self._finished = finished
-        self._jobs: deque[tuple[asyncio.Future[Result], Job]] = deque()
-        self._taken: deque[asyncio.Future[Result]] = deque()
-        self._working: asyncio.Task[None] | None = None
+        """`delay`: seconds that the first job after a pause waits for others. `on_results` is called with the number
+        of results that came together and the number of jobs still waiting."""
+        self.waiting = 0  # jobs without a result
+        self._processor = processor
+        self._max_waiting = max_waiting
+        self._delay = delay
+        self._on_results = on_results
+        self._queue: deque[tuple[asyncio.Future[Result], Job]] = deque()
+        self._accepted: deque[asyncio.Future[Result]] = deque()
+        self._task: asyncio.Task[None] | None = None
         self._stopping = False
 
-    async def ask(self, job: Job, *, deadline: float) -> Result:
-        """The job's result, within `deadline` seconds; else, or where too many wait already, `OverloadedError`."""
+    async def run(self, job: Job, *, deadline: float) -> Result:
+        """The job's result. Raises `OverloadedError` after `deadline` seconds, or at once if too many jobs wait."""
         if self._stopping:
             raise OverloadedError("stopping", "The service is stopping; ask another replica, or again in a moment.")
-        if self.waiting >= self._most_waiting:
+        if self.waiting >= self._max_waiting:
             raise OverloadedError("queue", f"{self.waiting} requests wait already; ask again in a moment.")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self.waiting += 1
-        waiting = (future, job)
+        entry = (future, job)
         try:
-            self._jobs.append(waiting)
-            if self._working is None:
-                self._working = loop.create_task(self._work_on())
-            elif self._taken:  # else the first ones are still waiting for others
-                self._hand_over()
+            self._queue.append(entry)
+            if self._task is None:
+                self._task = loop.create_task(self._process_queue())
+            elif self._accepted:  # otherwise the first jobs are still in their delay
+                self._submit()
             async with asyncio.timeout(deadline):
                 return await future
         except BaseException as error:
-            with contextlib.suppress(ValueError):  # it was taken on
-                self._jobs.remove(waiting)  # or what nobody waits for would pile up
+            with contextlib.suppress(ValueError):  # the processor has accepted it
+                self._queue.remove(entry)
             if not isinstance(error, TimeoutError):
                 raise
             sentence = f"There was no answer within {deadline:g} s; ask again in a moment."
@@ -109,45 +111,45 @@ class Batcher(Generic[Job, Result]):
             self.waiting -= 1
 
     async def close(self) -> None:
-        """Finish what was asked; nothing more is taken."""
+        """Finish the jobs that wait; refuse new ones."""
         self._stopping = True
-        if self._working is not None:
-            await self._working
+        if self._task is not None:
+            await self._task
 
-    async def _work_on(self) -> None:
-        """Until nothing waits."""
+    async def _process_queue(self) -> None:
+        """Run until no job waits."""
         try:
-            if self._wait:
-                await asyncio.sleep(self._wait)
-            self._hand_over()
-            while self._taken:
-                await self._finish()
-                self._hand_over()
+            if self._delay:
+                await asyncio.sleep(self._delay)
+            self._submit()
+            while self._accepted:
+                await self._deliver()
+                self._submit()
         finally:
-            self._working = None
+            self._task = None
 
-    def _hand_over(self) -> None:
-        while self._jobs:
-            future, job = self._jobs[0]
+    def _submit(self) -> None:
+        while self._queue:
+            future, job = self._queue[0]
             if not future.done():
-                if not self._worker.take(job):
+                if not self._processor.submit(job):
                     return
-                self._taken.append(future)
-            self._jobs.popleft()
+                self._accepted.append(future)
+            self._queue.popleft()
 
-    async def _finish(self) -> None:
+    async def _deliver(self) -> None:
         results: Sequence[Result | Exception]
         try:
-            results = await self._worker.done()
-        except Exception as error:  # noqa: BLE001  # whatever it is, the askers get it
-            results = [error] * len(self._taken)
+            results = await self._processor.results()
+        except Exception as error:  # noqa: BLE001  # the callers get it
+            results = [error] * len(self._accepted)
         for result in results:
-            future = self._taken.popleft()
+            future = self._accepted.popleft()
             if future.done():
                 continue
             if isinstance(result, Exception):
                 future.set_exception(result)
             else:
                 future.set_result(result)
-        if self._finished is not None:
-            self._finished(len(results), len(self._jobs) + len(self._taken))
+        if self._on_results is not None:
+            self._on_results(len(results), len(self._queue) + len(self._accepted))

@@ -1,8 +1,8 @@
-"""The engine in a process of its own, so that encoding and HTTP do not wait for each other's turn at Python.
+"""The engine in a process of its own, so that encoding and HTTP do not compete for one interpreter lock.
 
-Each lane is a pipe with a thread at its far end: what goes along one lane is done one after the other, and lanes do
-not hold each other up. Questions have a lane of their own, on which they are sent as they come: the engine takes up all
-that have come as soon as it is done with those before, and need not wait until HTTP has a moment to send them.
+Each channel is a pair of pipes with a thread of the engine at the other end. Calls on one channel run one after the
+other; channels do not block each other. Queries have a channel of their own and are sent as they come: as soon as the
+engine has answered a batch, it reads all queries that have arrived since, and answers them as the next batch.
 """
 
 from __future__ import annotations
@@ -37,301 +37,297 @@ if TYPE_CHECKING:
 Channel = Literal["events", "lookups", "explanations", "plans", "deletions", "control"]
 
 CHANNELS: tuple[Channel, ...] = get_args(Channel)
-QUERIES: Literal["questions"] = "questions"  # the lane of those
-MAX_BATCH = 64  # that one engine in this process answers at once
-MAX_IN_FLIGHT = 128  # questions that a lane holds, those being answered among them
-SMALL = 256  # bytes of names in a question: so many of those fit into a pipe that nobody reads
+QUERIES: Literal["queries"] = "queries"  # the channel of recommendation queries
+MAX_BATCH = 64  # queries that an engine in this process answers together
+MAX_IN_FLIGHT = 128  # queries that were sent and have no answer
+MAX_SHORT_QUERY = 256  # bytes of names in a query: `MAX_IN_FLIGHT` of them fit into a pipe that is not read
 STOPPING_SECONDS = 10.0
-RETRIED_AFTER = 1.0  # seconds after an engine that could not be started
-FITTING = 65_536  # bytes that a pipe takes at once, so that nobody waits for the other half
-HERE, COMING = b"!", b"~"  # how the bell rings: it is in the pipe, or it is too large and follows
+RETRY_SECONDS = 1.0  # after an engine that could not be started
+PIPE_BYTES = 65_536  # that can be written to an empty pipe without blocking
+WRITTEN, FOLLOWS = b"!", b"~"  # notifications: the message is in the pipe; it is too large for that and follows
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One end of a lane: a pipe for what is said, and one on which the engine rings when it says something.
+    """One end of a channel: a pipe for messages, and one on which the engine notifies that it sends one.
 
-    The event loop waits for the bell: it makes what it waits for non-blocking, which a `Connection` cannot take.
+    The event loop waits for notifications: it needs a non-blocking file, and a `Connection` must block.
     """
 
-    pipe: Connection[Any, Any]
-    bell: Connection[Any, Any]
+    messages: Connection[Any, Any]
+    notifications: Connection[Any, Any]
 
     def close(self) -> None:
-        self.pipe.close()
-        self.bell.close()
+        self.messages.close()
+        self.notifications.close()
 
 
-Endpoints = dict[Channel | Literal["questions"], Endpoint]
+Endpoints = dict[Channel | Literal["queries"], Endpoint]
 
 
 class EngineClient(Protocol):
-    """A way to call an engine from an event loop."""
+    """Calls an engine from an event loop."""
 
-    async def call(self, lane: Channel, method: str, *arguments: Any) -> Any:
-        """What a method of the engine gives or raises. On one lane, one call at a time."""
+    async def call(self, channel: Channel, method: str, *arguments: Any) -> Any:
+        """Return or raise what a method of the engine does. A channel runs one call at a time."""
         ...
 
-    def answering(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
-        """Whoever answers questions. There is one."""
+    def query_processor(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
+        """The one processor that answers queries."""
         ...
 
     async def close(self) -> None:
-        """Let go of the engine."""
+        """Close the engine."""
         ...
 
 
 class LocalEngine:
-    """An engine in this process, for tests and for those who embed the service."""
+    """An engine in this process, for tests and for programs that embed the service."""
 
     def __init__(self, engine: ServingEngine) -> None:
         self.engine = engine
 
-    async def call(self, lane: Channel, method: str, *arguments: Any) -> Any:  # noqa: ARG002  # a thread a call
+    async def call(self, channel: Channel, method: str, *arguments: Any) -> Any:  # noqa: ARG002  # a thread per call
         return await asyncio.to_thread(getattr(self.engine, method), *arguments)
 
-    def answering(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
-        async def answer(questions: Sequence[RecommendationQuery]) -> Sequence[EncodedAnswer | Exception]:
-            return await asyncio.to_thread(self.engine.answer, questions)
+    def query_processor(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
+        async def answer(queries: Sequence[RecommendationQuery]) -> Sequence[EncodedAnswer | Exception]:
+            return await asyncio.to_thread(self.engine.answer, queries)
 
-        return BatchProcessor(answer, most=MAX_BATCH)
+        return BatchProcessor(answer, max_batch=MAX_BATCH)
 
     async def close(self) -> None:
         self.engine.close()
 
 
 class EngineProcess:
-    """An engine in a child process. One that dies is started again, and what was asked of it is refused as busy."""
+    """An engine in a child process. If it dies it is started again, and pending calls fail with `OverloadedError`."""
 
     popular: list[str]
-    """The most frequent items of the active run, known once it is ready."""
+    """The most frequent items of the active run, known once the engine is ready."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        """Returns at once, while the engine loads: `wait_until_ready` comes before any call."""
-        self._asked: dict[Channel, asyncio.Future[Any]] = {}  # what is being answered on each lane
-        self._starting = asyncio.Lock()
-        self._listening = 0  # lanes on which something is waited for
+        """Start the process and return at once: call `wait_until_ready` before anything else."""
+        self._pending: dict[Channel, asyncio.Future[Any]] = {}  # the current call of each channel
+        self._restarting = asyncio.Lock()
+        self._receiving = 0  # channels on which an answer is awaited
         self._closed = False
-        self._tried = 0  # times that it was started again, or could not be
-        self._answering = _QueryProcessor(self)
-        self._process, self._ends = _spawned(settings)
-        self._settings = msgspec.structs.replace(settings, joining=True)  # for those that come after it
-        # Before multiprocessing waits for its children, at exit: this one leaves when its lanes are closed.
-        atexit.register(self._close_ends)
+        self._restarts = 0  # attempts, also those that failed
+        self._query_processor = _QueryProcessor(self)
+        self._process, self._endpoints = _spawn(settings)
+        self._settings = msgspec.structs.replace(settings, joining=True)  # for its successors
+        # Runs at exit before multiprocessing waits for its children: this one ends when its channels are closed.
+        atexit.register(self._close_endpoints)
 
     def wait_until_ready(self) -> None:
-        """Raises what the engine refuses to start for."""
-        self.popular = _ready(self._process, self._ends)
+        """Block until the engine is loaded; raises the error that prevents it from starting."""
+        self.popular = _wait_until_ready(self._process, self._endpoints)
 
-    async def call(self, lane: Channel, method: str, *arguments: Any) -> Any:
-        while (before := self._asked.get(lane)) is not None and not before.done():
-            await asyncio.wait([before])  # its caller has left; the next on this lane must not get its answer
-        ends = self._ends
+    async def call(self, channel: Channel, method: str, *arguments: Any) -> Any:
+        while (pending := self._pending.get(channel)) is not None and not pending.done():
+            await asyncio.wait([pending])  # its caller was cancelled; its answer must not go to the next caller
+        endpoints = self._endpoints
         try:
-            # Sent at once, before anything else has its turn in the loop: the engine should not wait.
-            ends[lane].pipe.send((method, arguments))
-            self._asked[lane] = asyncio.ensure_future(self._heard(ends[lane]))
-            result = await asyncio.shield(self._asked[lane])
+            endpoints[channel].messages.send((method, arguments))  # before any other task runs
+            self._pending[channel] = asyncio.ensure_future(self._receive(endpoints[channel]))
+            result = await asyncio.shield(self._pending[channel])
         except (EOFError, OSError):
-            # Whoever leaves meanwhile must not stop it half way.
-            raise await asyncio.shield(self._start_again(ends)) from None
+            # A caller that is cancelled must not stop the restart half way.
+            raise await asyncio.shield(self._restart(endpoints)) from None
         if isinstance(result, _Raised):
             raise result.error
         return result
 
-    def answering(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
-        return self._answering
+    def query_processor(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
+        return self._query_processor
 
     async def close(self) -> None:
-        async with self._starting:
+        async with self._restarting:
             self._closed = True
-            self._close_ends()
+            self._close_endpoints()
             await asyncio.to_thread(self.end)
 
     def end(self) -> None:
-        """Endpoint the process: without its lanes it has nothing more to do. Blocks until it is gone."""
-        self._close_ends()
-        atexit.unregister(self._close_ends)
+        """Close the channels, which ends the process, and block until it has ended."""
+        self._close_endpoints()
+        atexit.unregister(self._close_endpoints)
         self._process.join(STOPPING_SECONDS)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
 
-    async def _heard(self, end: Endpoint) -> Any:
-        """What the engine says next on a lane; `EOFError` where it is gone."""
-        loop, ready, bell = asyncio.get_running_loop(), asyncio.Event(), end.bell.fileno()
-        self._listening += 1
+    async def _receive(self, endpoint: Endpoint) -> Any:
+        """The next message of a channel; `EOFError` if the engine has died."""
+        loop, notified, file = asyncio.get_running_loop(), asyncio.Event(), endpoint.notifications.fileno()
+        self._receiving += 1
         try:
-            loop.add_reader(bell, ready.set)
+            loop.add_reader(file, notified.set)
             try:
-                await ready.wait()
+                await notified.wait()
             finally:
-                loop.remove_reader(bell)
-            rung = os.read(bell, 1)
-            if not rung:
+                loop.remove_reader(file)
+            notification = os.read(file, 1)
+            if not notification:
                 raise EOFError
-            # What has come already is read here; what is still on its way, beside the loop.
-            return end.pipe.recv() if rung == HERE else await asyncio.to_thread(end.pipe.recv)
+            # A message that is still being written would block the loop.
+            receive = endpoint.messages.recv
+            return receive() if notification == WRITTEN else await asyncio.to_thread(receive)
         finally:
-            self._listening -= 1
+            self._receiving -= 1
 
-    async def _start_again(self, broken: Endpoints) -> OverloadedError:
-        """Whichever lane notices first tries to start a new process; the others find that it was tried. Gives what to
-        tell those who asked."""
-        tried, sentence = self._tried, "The engine of the service is starting again; ask again in a moment."
+    async def _restart(self, broken: Endpoints) -> OverloadedError:
+        """Start a new process, unless another channel has tried it meanwhile; returns the error for the callers."""
+        attempts, sentence = self._restarts, "The engine of the service is starting again; ask again in a moment."
         refusal = OverloadedError("restarting", sentence)
-        async with self._starting:
-            if self._closed or self._ends is not broken or self._tried != tried:
+        async with self._restarting:
+            if self._closed or self._endpoints is not broken or self._restarts != attempts:
                 return refusal
-            self._tried += 1
+            self._restarts += 1
             logger.error("The engine ended unexpectedly and is started again")
             self._process.kill()
             await asyncio.to_thread(self._process.join)
-            while self._listening:  # with the process gone every bell rings: none may be closed while it is waited for
+            while self._receiving:  # each of them sees the end of its pipe; a file must not be closed before
                 await asyncio.sleep(0.001)
-            self._close_ends()
+            self._close_endpoints()
             try:
-                process, ends = _spawned(self._settings)
-                self.popular = await asyncio.to_thread(_ready, process, ends)
-                self._process, self._ends = process, ends  # not before: nobody may call an engine that loads
-            except Exception as error:  # noqa: BLE001  # it may be over when the next question tries again
+                process, endpoints = _spawn(self._settings)
+                self.popular = await asyncio.to_thread(_wait_until_ready, process, endpoints)
+                self._process, self._endpoints = process, endpoints  # only now: calls need a loaded engine
+            except Exception as error:  # noqa: BLE001  # the next call tries again
                 reason = str(error) if isinstance(error, SegueError) else type(error).__name__
                 logger.error("The engine cannot be started again: %s", reason)
-                await asyncio.sleep(RETRIED_AFTER)
+                await asyncio.sleep(RETRY_SECONDS)
         return refusal
 
-    def _close_ends(self) -> None:
-        for end in self._ends.values():
-            end.close()
+    def _close_endpoints(self) -> None:
+        for endpoint in self._endpoints.values():
+            endpoint.close()
 
 
 class _QueryProcessor:
-    """Questions on their way to an engine process and answers on their way back, in the same order."""
+    """Sends queries to an engine process and receives their answers, in the same order."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
-        self._ends: Endpoints = {}  # where those under way were sent
-        self._new: list[RecommendationQuery] = []  # taken on and about to be sent
-        self._under_way = 0
+        self._endpoints: Endpoints = {}  # to which the queries in flight were sent
+        self._unsent: list[RecommendationQuery] = []
+        self._in_flight = 0
 
-    def take(self, question: RecommendationQuery) -> bool:
-        # An engine at work does not read, and sending must not wait for it, least of all while it waits for us to read
-        # its answers. One that has nothing to do reads whatever is sent.
-        if self._under_way + len(self._new) == MAX_IN_FLIGHT or (self._under_way and not _small(question)):
+    def submit(self, query: RecommendationQuery) -> bool:
+        # A busy engine does not read. Sending must not block on it, because it may block on sending its answers to this
+        # process. An idle engine reads whatever is sent.
+        if self._in_flight + len(self._unsent) == MAX_IN_FLIGHT or (self._in_flight and not _is_short(query)):
             return False
-        if not self._new:
+        if not self._unsent:
             asyncio.get_running_loop().call_soon(self._send)
-        self._new.append(question)
+        self._unsent.append(query)
         return True
 
-    async def done(self) -> list[EncodedAnswer | Exception]:
+    async def results(self) -> list[EncodedAnswer | Exception]:
         try:
             self._send()
-            answers: list[EncodedAnswer | Exception] = await self._engine._heard(self._ends[QUERIES])
-            self._under_way -= len(answers)
+            answers: list[EncodedAnswer | Exception] = await self._engine._receive(self._endpoints[QUERIES])
+            self._in_flight -= len(answers)
         except Exception as error:
             if not isinstance(error, EOFError | OSError):
-                logger.error("What the engine answers cannot be understood", exc_info=error)
-            # Whose answers would come next is not known: nothing more may come from there.
-            refusal = await self._engine._start_again(self._ends)
-            self._new, self._under_way = [], 0
+                logger.error("An answer of the engine cannot be read", exc_info=error)
+            # Which answers come next is unknown, so nothing more may be read from this process.
+            refusal = await self._engine._restart(self._endpoints)
+            self._unsent, self._in_flight = [], 0
             raise refusal from None
         return answers
 
     def _send(self) -> None:
-        if not self._new:
+        if not self._unsent:
             return
-        if not self._under_way:  # else an engine that was started meanwhile would answer some of them alone
-            self._ends = self._engine._ends
-        told = ForkingPickler.dumps(self._new)
-        self._under_way += len(self._new)
-        self._new = []
-        with contextlib.suppress(OSError):  # it is gone, as `done` will hear
-            self._ends[QUERIES].pipe.send_bytes(told)
+        if not self._in_flight:  # all queries in flight go to one process
+            self._endpoints = self._engine._endpoints
+        message = ForkingPickler.dumps(self._unsent)
+        self._in_flight += len(self._unsent)
+        self._unsent = []
+        with contextlib.suppress(OSError):  # the engine has died: `results` raises it
+            self._endpoints[QUERIES].messages.send_bytes(message)
 
 
-def _small(question: RecommendationQuery) -> bool:
-    """Whether it holds no list and no long name."""
-    lists = (question.history, question.exclude, question.only, question.where)
-    names = ((name or "").encode(errors="surrogatepass") for name in (question.user, question.model))
-    return all(held is None for held in lists) and sum(map(len, names)) <= SMALL
+def _is_short(query: RecommendationQuery) -> bool:
+    """Whether a query has no list and no long name."""
+    lists = (query.history, query.exclude, query.only, query.where)
+    names = ((name or "").encode(errors="surrogatepass") for name in (query.user, query.model))
+    return all(part is None for part in lists) and sum(map(len, names)) <= MAX_SHORT_QUERY
 
 
-def _spawned(settings: ServiceSettings) -> tuple[Any, Endpoints]:
-    """A new engine that is loading: the process, and our ends of the lanes."""
+def _spawn(settings: ServiceSettings) -> tuple[Any, Endpoints]:
+    """Start an engine; returns the process, which is still loading, and our endpoints."""
     context = multiprocessing.get_context("spawn")
-    near: Endpoints = {}
-    far: Endpoints = {}
-    for lane in (QUERIES, *CHANNELS):
-        heard, rung = context.Pipe(duplex=False)
-        ours, theirs = context.Pipe()
-        near[lane], far[lane] = Endpoint(ours, heard), Endpoint(theirs, rung)
-    process = context.Process(target=run_engine, args=(settings, far), name="segue-engine")
+    ours: Endpoints = {}
+    theirs: Endpoints = {}
+    for channel in (QUERIES, *CHANNELS):
+        notifications, notify = context.Pipe(duplex=False)
+        near, far = context.Pipe()
+        ours[channel], theirs[channel] = Endpoint(near, notifications), Endpoint(far, notify)
+    process = context.Process(target=run_engine, args=(settings, theirs), name="segue-engine")
     process.start()
-    for end in far.values():
-        end.close()  # the child has its own; with ours open, its death would go unnoticed
-    return process, near
+    for endpoint in theirs.values():
+        endpoint.close()  # the child has copies; an open one here would hide its death
+    return process, ours
 
 
-def _ready(process: Any, near: Endpoints) -> list[str]:
-    """Wait for the most frequent items, by which an engine says that it is ready."""
+def _wait_until_ready(process: Any, endpoints: Endpoints) -> list[str]:
+    """Wait for an engine's first message, its most frequent items."""
     try:
-        begun = near["control"].pipe.recv()
+        popular: list[str] | _Raised = endpoints["control"].messages.recv()
     except EOFError:
-        begun = _Raised(SegueError("The engine of the service ended before it was ready; its log says why."))
-    if isinstance(begun, _Raised):
-        for end in near.values():
-            end.close()
+        popular = _Raised(SegueError("The engine of the service ended before it was ready; its log says why."))
+    if isinstance(popular, _Raised):
+        for endpoint in endpoints.values():
+            endpoint.close()
         process.join()
-        raise begun.error
-    popular: list[str] = begun
+        raise popular.error
     return popular
 
 
 def freeze_loaded_objects() -> None:
-    """What is loaded stays, so the collector of garbage need not look at it again, in the middle of a request; and it
-    need not come as often as where nothing is known about what is made: requests leave nothing behind in circles."""
+    """Exclude everything loaded so far from garbage collection, and collect more rarely: requests leave no cycles."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 
 
 class _Raised:
-    """An exception on its way through a pipe."""
+    """An exception as a message."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
-def run_engine(settings: ServiceSettings, ends: Endpoints) -> None:
-    """The child: load everything, say so, then serve every lane until its pipe is closed."""
-    # The parent decides when this ends; a Ctrl-C in the terminal reaches both.
+def run_engine(settings: ServiceSettings, endpoints: Endpoints) -> None:
+    """Main function of the child: load the engine, send its first message, serve each channel until it is closed."""
+    # The parent decides when this process ends; Ctrl-C in a terminal reaches both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure_logs(settings.log_level)
-    # A question is a small matter and requests come side by side: more threads would only get in each other's way. Set
-    # before torch is imported, for `torch.set_num_threads` holds for the thread that calls it.
+    # Queries are small and run side by side: more threads would only compete. Set before torch is imported, because
+    # `torch.set_num_threads` holds only for the thread that calls it.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     from segue.serving.engine.engine import ServingEngine
 
     try:
         engine = ServingEngine.open(settings)
-        begun: Any = engine.popular(2)
+        first: list[str] | _Raised = engine.popular(2)
     except Exception as error:  # noqa: BLE001  # the parent raises it
-        begun = _Raised(error)
+        first = _Raised(error)
     try:
-        ends["control"].pipe.send_bytes(_serialised(begun))
-    except OSError:  # the parent is gone
+        endpoints["control"].messages.send_bytes(_serialised(first))
+    except OSError:  # the parent has ended
         return
-    if isinstance(begun, _Raised):
+    if isinstance(first, _Raised):
         return
     freeze_loaded_objects()
-    lanes = [(_serve_channel, ends[lane]) for lane in CHANNELS]
+    targets = [(_serve_queries, endpoints[QUERIES]), *((_serve_channel, endpoints[channel]) for channel in CHANNELS)]
     threads = [
-        threading.Thread(target=serve, args=(engine, end), daemon=True)
-        for serve, end in ((_serve_queries, ends[QUERIES]), *lanes)
+        threading.Thread(target=target, args=(engine, endpoint), daemon=True) for target, endpoint in targets
     ]
     for thread in threads:
         thread.start()
@@ -340,63 +336,62 @@ def run_engine(settings: ServiceSettings, ends: Endpoints) -> None:
     engine.close()
 
 
-def _serve_channel(engine: ServingEngine, end: Endpoint) -> None:
+def _serve_channel(engine: ServingEngine, endpoint: Endpoint) -> None:
     while True:
         try:
-            method, arguments = end.pipe.recv()
-        except (EOFError, OSError):  # the parent has closed it, or is gone
+            method, arguments = endpoint.messages.recv()
+        except (EOFError, OSError):  # the parent has closed the channel, or has ended
             return
         try:
             result = getattr(engine, method)(*arguments)
-        except Exception as error:  # whoever asked gets it
+        except Exception as error:  # the caller gets it
             if not isinstance(error, SegueError):
-                logger.error("The engine failed to %s", method, exc_info=error)  # where it happened is known only here
+                logger.error("The engine failed to %s", method, exc_info=error)  # only this process has the traceback
             result = _Raised(error)
-        if not _tell(end, result):
+        if not _send(endpoint, _serialised(result)):
             return
 
 
-def _serve_queries(engine: ServingEngine, end: Endpoint) -> None:
-    coming = select.poll()
-    coming.register(end.pipe.fileno(), select.POLLIN)
+def _serve_queries(engine: ServingEngine, endpoint: Endpoint) -> None:
+    arrived = select.poll()
+    arrived.register(endpoint.messages.fileno(), select.POLLIN)
     while True:
         try:
-            questions: list[RecommendationQuery] = end.pipe.recv()
-            while coming.poll(0):  # at most `MAX_IN_FLIGHT`: no more are sent
-                questions += end.pipe.recv()
+            queries: list[RecommendationQuery] = endpoint.messages.recv()
+            while arrived.poll(0):  # at most `MAX_IN_FLIGHT` queries: no more are sent
+                queries += endpoint.messages.recv()
         except (EOFError, OSError):
             return
         try:
-            answers = engine.answer(questions)
-        except Exception as error:  # whoever asked gets it
+            answers = engine.answer(queries)
+        except Exception as error:  # the callers get it
             if not isinstance(error, SegueError):
                 logger.error("The engine failed to answer", exc_info=error)
-            answers = [error] * len(questions)
-        if not _tell(end, answers, together=len(questions)):
+            answers = [error] * len(queries)
+        if not _send(endpoint, _serialised(answers, n_answers=len(queries))):
             return
 
 
-def _tell(end: Endpoint, result: Any, *, together: int | None = None) -> bool:
-    """Send a result and ring; False where nobody listens any more."""
-    told = _serialised(result, together)
-    fits = len(told) <= FITTING
+def _send(endpoint: Endpoint, message: memoryview) -> bool:
+    """Send a message and its notification; False if the parent has closed the channel."""
+    fits = len(message) <= PIPE_BYTES
     try:
         if fits:
-            end.pipe.send_bytes(told)
-        os.write(end.bell.fileno(), HERE if fits else COMING)
+            endpoint.messages.send_bytes(message)
+        os.write(endpoint.notifications.fileno(), WRITTEN if fits else FOLLOWS)
         if not fits:
-            end.pipe.send_bytes(told)
+            endpoint.messages.send_bytes(message)
     except OSError:
         return False
     return True
 
 
-def _serialised(result: Any, together: int | None = None) -> memoryview:
-    """A result as it goes through the pipe, or so many. Where it cannot, that is the result: the bell must be followed
-    by one, and questions by an answer each."""
+def _serialised(result: Any, n_answers: int | None = None) -> memoryview:
+    """A result, or `n_answers` of them, as a message. If it cannot be serialised, the message is that error: the
+    parent waits for a message, and for one answer per query."""
     try:
         return ForkingPickler.dumps(result)
     except Exception as error:
         logger.error("A result of the engine cannot be sent", exc_info=error)
-        failed = RuntimeError("A result of the engine cannot be sent; its log says why.")
-        return ForkingPickler.dumps(_Raised(failed) if together is None else [failed] * together)
+        failure = RuntimeError("A result of the engine cannot be sent; its log says why.")
+        return ForkingPickler.dumps(_Raised(failure) if n_answers is None else [failure] * n_answers)
