@@ -28,7 +28,7 @@ from segue.recommend.explain.explanation import Attention, Contribution, Explana
 from segue.recommend.explain.page import html
 from segue.recommend.explain.text import lines
 from segue.recommend.recommender import Recommender
-from segue.serving.engine.models import ServedModel
+from segue.serving.engine.served_model import ServedModel
 
 IDS = [f"i{number}" for number in range(1, 10)]
 

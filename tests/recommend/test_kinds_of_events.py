@@ -26,7 +26,7 @@ from segue.recommend.history import Entry, pack_histories, read_history
 from segue.recommend.jobs.batch import recommend_users, user_history
 from segue.recommend.known_items import KnownItems
 from segue.recommend.recommender import Recommender
-from segue.serving.engine.answering import read_rows
+from segue.serving.engine.answering import history_of_rows
 from segue.serving.http.app import create_app
 
 KINDS = ("buy", "look", "save@home")
@@ -130,7 +130,7 @@ def test_a_log_with_other_numbers_is_translated_by_name(log: Data, tmp_path: Pat
 
 def test_the_service_answers_from_kinds_and_values_that_it_kept(tmp_path: Path) -> None:
     rows = [(one["item"], one["time"] * 10**6, one["kind"], one.get("value")) for one in HISTORY]
-    assert asdict(read_rows(rows)) == asdict(read_history([Entry(**one) for one in HISTORY]))
+    assert asdict(history_of_rows(rows)) == asdict(read_history([Entry(**one) for one in HISTORY]))
     with TestClient(create_app(small_service(tmp_path / "events.sqlite", run()))) as client:
         for one in HISTORY:
             assert client.post("/events", json={"user": "anna", **one}).status_code == 200

@@ -295,8 +295,8 @@ async def _asking(service: Service, questions: Any, app: Any = None) -> Any:
 def test_past_the_queue_the_answer_is_503(
     recommender: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "MOST_QUESTIONS", 3)
-    monkeypatch.setattr(service_module, "MOST_WRITES", 2)
+    monkeypatch.setattr(service_module, "MAX_QUERIES", 3)
+    monkeypatch.setattr(service_module, "MAX_WRITES", 2)
     service = small_service(tmp_path / "s", recommender)
     app = guarded(service)
     gate = Gate()

@@ -425,7 +425,7 @@ def test_all_of_a_long_history_is_seen(client: Client) -> None:
 def test_around_the_number_of_events_read_at_first(
     client: Client, events: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answering, "READ_AT_ONCE", 3)
+    monkeypatch.setattr(answering, "FIRST_READ", 3)
     user = next(users)
     post_events(client, *({"user": user, "item": item} for item in ITEMS[:events]))
     assert {name for name, _ in scored(answer(client, user))} == set(ANSWERABLE) - set(ITEMS[:events])

@@ -23,7 +23,8 @@ from segue.recommend.answer import Recommendation, ScoredItem
 from segue.serving.engine import models as models_module
 from segue.serving.engine.channel import LocalEngine
 from segue.serving.engine.engine import ServingEngine
-from segue.serving.engine.models import Models, ServedModel
+from segue.serving.engine.models import Models
+from segue.serving.engine.served_model import ServedModel
 from segue.serving.http.metrics import Metrics
 from segue.serving.requests import CannotSwitchError, RecommendationQuery, UnknownModelError
 from segue.serving.service import Service
@@ -257,7 +258,7 @@ def test_a_restart_goes_on_with_the_run_that_was_switched_to(runs: Path, store: 
     models(store, runs, "one").switch("two")
     again = models(store, runs, "one")
     assert again.active.name == "two"
-    assert again.served().previous == "one"
+    assert again.status().previous == "one"
     assert again.rollback().active == "one"
 
 
@@ -266,7 +267,7 @@ def test_a_restart_with_another_run_takes_that_one(runs: Path, store: HistorySto
     first.switch("two")
     shutil.copytree(runs / "one", runs / "three", dirs_exist_ok=True)
     other = models(store, runs, "three")
-    assert (other.active.name, other.served().previous) == ("three", "two")
+    assert (other.active.name, other.status().previous) == ("three", "two")
     assert first.follow(), "and the others go along"
     assert first.active.name == "three"
     assert not first.follow()
@@ -280,7 +281,7 @@ def test_a_process_that_is_started_again_switches_nobody_back(runs: Path, store:
     again = models(store, runs, "one", joining=True)
     assert again.active.name == second.active.name == "two"
     assert not second.follow()
-    assert second.served().previous == "one"
+    assert second.status().previous == "one"
 
 
 def test_while_a_run_cannot_be_followed_the_rest_is(
@@ -300,7 +301,7 @@ def test_while_a_run_cannot_be_followed_the_rest_is(
     assert local.follow(), "items come all the same"
     (here / "aside").rename(here / "two")
     assert not local.follow() and local.active.name == "one"
-    now[0] = models_module.RETRIED_AFTER
+    now[0] = models_module.RETRY_SECONDS
     assert local.follow() and local.active.name == "two"
     elsewhere.switch("one")
     assert local.follow() and local.active.name == "one"
@@ -314,7 +315,7 @@ def test_a_restart_whose_run_is_gone_serves_what_it_was_told(
     (here / "two").rename(here / "aside")
     again = models(store, here, "one")
     assert again.active.name == "one"
-    assert again.served().active == "one"
+    assert again.status().active == "one"
     assert "The run two was active and cannot be served" in caplog.text
     (here / "aside").rename(here / "two")
     assert again.switch("two").active == "two"
@@ -327,10 +328,10 @@ def test_of_two_switches_at_once_one_wins_and_the_other_is_told(
     first, second = models(store, runs, "one"), models(store, runs, "one")
     load = ServedModel.open
 
-    def slow(folder: Path, *, memory_bytes: int) -> ServedModel:
+    def slow(folder: Path, *, cache_bytes: int) -> ServedModel:
         monkeypatch.undo()
         second.switch("two")  # while the first is still loading
-        return load(folder, memory_bytes=memory_bytes)
+        return load(folder, cache_bytes=cache_bytes)
 
     shutil.copytree(runs / "one", runs / "three", dirs_exist_ok=True)
     monkeypatch.setattr(ServedModel, "open", slow)
@@ -368,7 +369,7 @@ def test_a_run_that_cannot_be_followed_keeps_nobodys_history(runs: Path, store: 
     store.append([Event(user="anna", item=item, time=place) for place, item in enumerate(HISTORY * 8)])
     for _ in range(2):
         engine.answer([RecommendationQuery(user="anna")])
-    memories = engine.models.active.memories
+    memories = engine.models.active.kv_caches
     assert memories.users == ["anna"]
     store.delete_users(["anna"])
     with asked_in_process(guarded(Service(LocalEngine(engine), store, Metrics()))):
@@ -383,7 +384,7 @@ def test_without_a_folder_of_runs_nothing_is_switched(runs: Path, store: History
     fixed = models(store, runs, "one", "two", fixed=True)
     with pytest.raises(CannotSwitchError, match="start it with --runs FOLDER to switch among them"):
         fixed.switch("two")
-    assert fixed.served().switchable == []
+    assert fixed.status().switchable == []
 
 
 def test_one_of_two_may_become_the_active_one(runs: Path, store: HistoryStore) -> None:
@@ -392,13 +393,13 @@ def test_one_of_two_may_become_the_active_one(runs: Path, store: HistoryStore) -
     both.switch("two")
     assert both.active is both.named(None) is both.named("two")
     assert both.rollback().active == "one"
-    assert [card.name for card in both.served().models] == ["one", "two"]
+    assert [card.name for card in both.status().models] == ["one", "two"]
 
 
 def test_names_tell_models_apart(runs: Path, store: HistoryStore, tmp_path: Path) -> None:
     shutil.copytree(runs / "two", tmp_path / "one")
     served = [ServedModel.open(runs / "one"), ServedModel.open(tmp_path / "one")]
-    with pytest.raises(InputError, match="Two runs are both called 'one'; rename a folder"):
+    with pytest.raises(InputError, match="two runs are both called 'one'"):
         Models(served, runs=None, store=store)
     with pytest.raises(UnknownModelError, match="No model called 'three' is being served; there is: one"):
         Models(served[:1], runs=None, store=store).named("three")

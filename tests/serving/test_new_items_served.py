@@ -27,7 +27,8 @@ from segue.data.vocabulary import Vocabulary
 from segue.serving.engine.catalogue_search import new_rows
 from segue.serving.engine.channel import LocalEngine
 from segue.serving.engine.engine import ServingEngine
-from segue.serving.engine.models import Models, ServedModel
+from segue.serving.engine.models import Models
+from segue.serving.engine.served_model import ServedModel
 from segue.serving.http.bodies import MAX_NEW_ITEMS, NewItemsBody
 from segue.serving.http.metrics import Metrics
 from segue.serving.requests import RecommendationQuery
@@ -151,14 +152,14 @@ def test_what_is_remembered_of_a_user_stays_until_an_item_changes(runs: Path, tm
         walk = [*(f"i{number % 12:02}" for number in range(15)), "new", "i05"]
         store.append([Event("ann", item, moment) for moment, item in enumerate(walk)])
         remembered = [old_scores(engine) for _ in range(3)][-1]
-        engine.tidy()
+        engine.drop_deleted()
         engine.add_items([AddedItem("newer", {"title": title(3)})])
         assert old_scores(engine) == remembered
-        assert engine.tidy()[:2] == (1, 0), "no event was encoded again"
+        assert engine.drop_deleted()[:2] == (1, 0), "no event was encoded again"
         engine.add_items([AddedItem("new", {"title": title(9)})])
         changed = old_scores(engine)
         assert changed != remembered
-        assert engine.tidy()[:2] == (0, 1)
+        assert engine.drop_deleted()[:2] == (0, 1)
     store = open_store(str(tmp_path / "s"))
     with contextlib.closing(
         ServingEngine(Models([ServedModel.open(runs / "titles")], runs=runs, store=store), store)

@@ -26,7 +26,8 @@ from segue.serving.engine import answering
 from segue.serving.engine import engine as engine_module
 from segue.serving.engine.channel import LocalEngine
 from segue.serving.engine.engine import ServingEngine
-from segue.serving.engine.models import Models, ServedModel
+from segue.serving.engine.models import Models
+from segue.serving.engine.served_model import ServedModel
 from segue.serving.requests import OverloadedError, RecommendationQuery
 from segue.serving.service import Service
 from segue.serving.settings import ServiceSettings
@@ -85,12 +86,12 @@ def test_a_living_user_is_answered_as_a_history_that_nobody_remembers(
             assert [item["id"] for item in kept["items"]] == [item["id"] for item in given["items"]]
             scores = [item["score"] for item in kept["items"]]
             assert scores == pytest.approx([item["score"] for item in given["items"]], abs=1e-4)
-    assert [model.memories.users for model in models_of(service).all] == [["anna"], ["anna"]]
+    assert [model.kv_caches.users for model in models_of(service).all] == [["anna"], ["anna"]]
     deadline = time.monotonic() + 5
     while (found := counted(client))["new"] + found["whole"] < 154 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert found["new"] > 35 and found["new"] + found["whole"] == 154
-    assert found["bytes"] == sum(model.memories.bytes for model in models_of(service).all)
+    assert found["bytes"] == sum(model.kv_caches.bytes for model in models_of(service).all)
 
 
 def test_who_is_forgotten_is_in_no_memory(client: Client, service: Service) -> None:
@@ -98,9 +99,9 @@ def test_who_is_forgotten_is_in_no_memory(client: Client, service: Service) -> N
         post_events(client, *({"user": user, "item": item} for item in ITEMS[:20]))
         for model in ("first", "first", "second", "second"):
             client.get(f"/users/{user}/recommendations", params={"model": model})
-    assert [model.memories.users for model in models_of(service).all] == [["anna", "bo"]] * 2
+    assert [model.kv_caches.users for model in models_of(service).all] == [["anna", "bo"]] * 2
     assert client.delete("/users/anna").json() == {"removed": 20}
-    assert [model.memories.users for model in models_of(service).all] == [["bo"]] * 2
+    assert [model.kv_caches.users for model in models_of(service).all] == [["bo"]] * 2
 
 
 @pytest.fixture(name="store")
@@ -120,21 +121,21 @@ def engine_asked_about(store: HistoryStore, *users: str, times: int) -> ServingE
 
 def test_whom_another_process_removed_is_noticed(store: HistoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of the users are looked up each time, all of them in turn."""
-    monkeypatch.setattr(engine_module, "LOOKED_UP", 2)
+    monkeypatch.setattr(engine_module, "USERS_PER_CHECK", 2)
     users = [f"user-{number}" for number in range(5)]
     engine = engine_asked_about(store, *users, times=2)
-    assert engine.models.active.memories.users == users
+    assert engine.models.active.kv_caches.users == users
     for user in ("user-1", "user-4"):
         store.delete_users([user])
     left = []
     for _ in range(3):
-        told = engine.tidy()
-        left.append(engine.models.active.memories.users)
+        told = engine.drop_deleted()
+        left.append(engine.models.active.kv_caches.users)
     assert left == [["user-0", "user-2", "user-3", "user-4"]] * 2 + [["user-0", "user-2", "user-3"]]
-    assert (told.extended, told.whole, told.bytes) == (0, 0, engine.models.active.memories.bytes)
+    assert (told.extended, told.whole, told.bytes) == (0, 0, engine.models.active.kv_caches.bytes)
     for _ in range(10):
-        engine.tidy()
-    assert engine.models.active.memories.users == ["user-0", "user-2", "user-3"]
+        engine.drop_deleted()
+    assert engine.models.active.kv_caches.users == ["user-0", "user-2", "user-3"]
 
 
 def test_who_is_forgotten_during_an_answer_is_not_remembered_by_it(
@@ -163,7 +164,7 @@ def test_who_is_forgotten_during_an_answer_is_not_remembered_by_it(
     for thread in (asking, forgetting):
         thread.join(10)
         assert not thread.is_alive()
-    assert engine.models.active.memories.users == []
+    assert engine.models.active.kv_caches.users == []
 
 
 def test_an_engine_that_starts_again_is_no_reason_to_keep_a_user(
@@ -189,9 +190,9 @@ def test_the_bound_is_shared_by_the_runs_of_a_service(cycle_run: Path, tmp_path:
     for runs, megabytes, each in (((cycle_run, other), 256, 128_000_000), ((cycle_run,), 0, 0)):
         engine = ServingEngine.open(ServiceSettings(runs=runs, runs_folder=tmp_path, store=store, cache_mb=megabytes))
         try:
-            assert {model.memories.most_bytes for model in engine.models.all} == {each}
+            assert {model.kv_caches.most_bytes for model in engine.models.all} == {each}
             assert engine.switch("other").active == "other"
-            assert engine.models.active.memories.most_bytes == each
+            assert engine.models.active.kv_caches.most_bytes == each
         finally:
             engine.close()
     with pytest.raises(InputError, match="--cache-mb must be at least 0, which caches nothing, got -1"):

@@ -240,21 +240,21 @@ class OddEngine:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("method", ["fails", "gives"])
 def test_an_engine_answers_also_what_it_cannot_send(method: str) -> None:
-    """After the bell the event loop reads: with nothing to read, the whole service would stand still."""
-    heard, rung = multiprocessing.Pipe(duplex=False)
+    """After a notification the event loop reads: with nothing to read, the whole service would block."""
+    notifications, notify = multiprocessing.Pipe(duplex=False)
     near, far = multiprocessing.Pipe()
     engine: Any = OddEngine()
-    lane = threading.Thread(target=_serve_channel, args=(engine, Endpoint(far, rung)), daemon=True)
-    lane.start()
+    thread = threading.Thread(target=_serve_channel, args=(engine, Endpoint(far, notify)), daemon=True)
+    thread.start()
     try:
         near.send((method, ()))
         assert near.poll(2), "no answer"
         assert near.recv() is not None
         near.send(("works", ()))
-        assert near.poll(2), "the lane goes on"
+        assert near.poll(2), "the channel goes on"
         assert near.recv() == 7
     finally:
         near.close()
-        lane.join(5)
-        for end in (heard, rung, far):
+        thread.join(5)
+        for end in (notifications, notify, far):
             end.close()

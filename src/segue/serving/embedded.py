@@ -15,7 +15,8 @@ from pathlib import Path
 from segue.recommend.recommender import Recommender
 from segue.serving.engine.channel import LocalEngine
 from segue.serving.engine.engine import ServingEngine
-from segue.serving.engine.models import Models, ServedModel
+from segue.serving.engine.models import Models
+from segue.serving.engine.served_model import ServedModel
 from segue.serving.http.app import create_app
 from segue.serving.http.bodies import MAX_BODY_BYTES
 from segue.serving.http.guard import Guard

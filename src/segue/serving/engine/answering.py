@@ -1,4 +1,4 @@
-"""Questions of many requests → one batch through the encoder → an answer each."""
+"""Queries of many requests → one batch through the encoder → one answer each."""
 
 from __future__ import annotations
 
@@ -10,89 +10,84 @@ import numpy as np
 from segue.errors import SegueError
 from segue.recommend.history import History
 from segue.recommend.rules import Rules
-from segue.serving.engine.models import Models, ServedModel
+from segue.serving.engine.models import Models
+from segue.serving.engine.served_model import ServedModel
 from segue.serving.http.bodies import Answer
 from segue.serving.requests import RecommendationQuery
 from segue.serving.store.store import HistoryStore, Row
 
-READ_AT_ONCE = 1000  # events of a user; who has more is read again
-LONGEST_HISTORY = 100_000  # a user's newest events that count; a question must not wait for a robot's million
+FIRST_READ = 1000  # events of a user; a longer history is read a second time, whole
+MAX_HISTORY = 100_000  # newest events of a user that are read, so that no request waits for a robot's million
 
 Queries = Sequence[RecommendationQuery]
 
 
-def answer_queries(
-    models: Models, store: HistoryStore, questions: Sequence[RecommendationQuery]
-) -> list[Answer | Exception]:
-    """All answers; what is wrong with one question is the answer to it alone."""
+def answer_queries(models: Models, store: HistoryStore, queries: Queries) -> list[Answer | Exception]:
+    """Answers in the order of the queries; an exception is the answer to a query that cannot be used."""
     results: dict[int, Answer | Exception] = {}
     groups: dict[ServedModel, list[int]] = {}
-    for place, question in enumerate(questions):
+    for index, query in enumerate(queries):
         try:
-            groups.setdefault(models.named(question.model), []).append(place)
+            groups.setdefault(models.named(query.model), []).append(index)
         except SegueError as error:
-            results[place] = error
-    for model, places in groups.items():
-        answers = _answers(model, store, [questions[place] for place in places])
-        results.update(zip(places, answers, strict=True))
-    return [results[place] for place in range(len(questions))]
+            results[index] = error
+    for model, indices in groups.items():
+        answers = _answer_with(model, store, [queries[index] for index in indices])
+        results.update(zip(indices, answers, strict=True))
+    return [results[index] for index in range(len(queries))]
 
 
-def _answers(
-    model: ServedModel, store: HistoryStore, questions: Sequence[RecommendationQuery]
-) -> list[Answer | Exception]:
-    rules = [_rules(model, question) for question in questions]
-    sound = [question for question, rule in zip(questions, rules, strict=True) if isinstance(rule, Rules)]
+def _answer_with(model: ServedModel, store: HistoryStore, queries: Queries) -> list[Answer | Exception]:
+    rules = [_rules(model, query) for query in queries]
+    valid = [query for query, rule in zip(queries, rules, strict=True) if isinstance(rule, Rules)]
     now = int(time.time())
-    answers = model.recommender.answer(
-        _histories(store, sound),
+    recommendations = model.recommender.answer(
+        _histories(store, valid),
         [rule for rule in rules if isinstance(rule, Rules)],
-        query_times=np.array([now if question.now is None else question.now for question in sound], dtype=np.int64),
-        users=[question.user for question in sound],
-        caches=model.memories,
+        query_times=np.array([now if query.now is None else query.now for query in valid], dtype=np.int64),
+        users=[query.user for query in valid],
+        caches=model.kv_caches,
     )
-    named = (
+    answers = (
         Answer(items=one.items, unknown=one.unknown, fallback=one.fallback, untimed=one.untimed, model=model.name)
-        for one in answers
+        for one in recommendations
     )
-    return [rule if isinstance(rule, Exception) else next(named) for rule in rules]
+    return [rule if isinstance(rule, Exception) else next(answers) for rule in rules]
 
 
-def _rules(model: ServedModel, question: RecommendationQuery) -> Rules | Exception:
-    """A question's rules in the model's numbers, or what is wrong with them."""
-    if question.exclude is None and question.only is None and question.where is None:
-        return Rules(k=question.k, keep_seen=question.keep_seen)
+def _rules(model: ServedModel, query: RecommendationQuery) -> Rules | Exception:
+    """A query's rules over the model's item numbers, or the error that they raise."""
+    if query.exclude is None and query.only is None and query.where is None:
+        return Rules(k=query.k, keep_seen=query.keep_seen)
     try:
-        rules = model.recommender.rules(
-            k=question.k, exclude=question.exclude, only=question.only, keep_seen=question.keep_seen
-        )
-        if not question.where:
+        rules = model.recommender.rules(k=query.k, exclude=query.exclude, only=query.only, keep_seen=query.keep_seen)
+        if not query.where:
             return rules
-        allowed = model.catalogue.allowed(question.where)
+        allowed = model.catalogue.allowed(query.where)
         only = allowed if rules.only is None else np.intersect1d(rules.only, allowed)
         return Rules(k=rules.k, keep_seen=rules.keep_seen, exclude=rules.exclude, only=only)
-    except Exception as error:  # noqa: BLE001  # one question's trouble is not the batch's
+    except Exception as error:  # noqa: BLE001  # it must not fail the other queries of the batch
         return error
 
 
-def _histories(store: HistoryStore, questions: Sequence[RecommendationQuery]) -> list[History]:
-    """Each question's whole history, those of users read from the store together."""
-    users = [question.user for question in questions if question.user is not None]
-    rows = iter(whole_histories(store, users) if users else ())
-    return [read_rows(next(rows)) if question.history is None else question.history for question in questions]
+def _histories(store: HistoryStore, queries: Queries) -> list[History]:
+    """Each query's history; those of users are read from the store together."""
+    users = [query.user for query in queries if query.user is not None]
+    rows = iter(stored_histories(store, users) if users else ())
+    return [history_of_rows(next(rows)) if query.history is None else query.history for query in queries]
 
 
-def whole_histories(store: HistoryStore, users: Sequence[str]) -> list[list[Row]]:
-    """The events of some users: few have so many that a second look is needed."""
-    found = store.newest(users, READ_AT_ONCE)
+def stored_histories(store: HistoryStore, users: Sequence[str]) -> list[list[Row]]:
+    """All events of some users, oldest first. Few users have so many that a second read is needed."""
+    histories = store.newest(users, FIRST_READ)
     return [
-        store.newest([user], LONGEST_HISTORY)[0] if len(rows) == READ_AT_ONCE else rows
-        for user, rows in zip(users, found, strict=True)
+        store.newest([user], MAX_HISTORY)[0] if len(rows) == FIRST_READ else rows
+        for user, rows in zip(users, histories, strict=True)
     ]
 
 
-def read_rows(rows: Sequence[Row]) -> History:
-    """Kept events as a history."""
+def history_of_rows(rows: Sequence[Row]) -> History:
+    """Stored events as a history."""
     return History(
         items=[row[0] for row in rows],
         times=[row[1] for row in rows],

@@ -1,4 +1,4 @@
-"""The catalogue of a run, searched by id and title and filtered by its columns."""
+"""Search by id and title in a run's catalogue, and filters by its columns."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from segue.serving.http.bodies import CatalogueItem
 from segue.serving.requests import FilterValue
 from segue.serving.store.store import AddedItem
 
-OWN = ("id", "title", "count")
-MOST_EXACT = 2.0**53  # beyond it not every whole number is a float of its own
-KEPT_FILTERS = 32  # an answer costs one list of item numbers each
+OWN_COLUMNS = ("id", "title", "count")
+MAX_EXACT_FLOAT = 2.0**53  # above it, two integers may be the same float
+CACHED_FILTERS = 32  # each is an array of item numbers
 
 
 class CatalogueSearch:
-    """What a run's items.parquet says of each item."""
+    """The rows of a run's items.parquet."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._table = vocabulary.table
-        # Vectors are read by models, not by people.
+        # Vectors are for models; they are neither shown nor filtered by.
         self.columns = [
-            name for name, dtype in self._table.schema.items() if name not in OWN and not isinstance(dtype, pl.Array)
+            name
+            for name, dtype in self._table.schema.items()
+            if name not in OWN_COLUMNS and not isinstance(dtype, pl.Array)
         ]
         titles = self._table["title"] if "title" in self._table.columns else self._table["id"]
         self._lower = pl.DataFrame(
@@ -38,27 +40,32 @@ class CatalogueSearch:
                 "row": np.arange(self._table.height),
             }
         )
-        self._allowed = lru_cache(maxsize=KEPT_FILTERS)(partial(_numbers_where, self._table))
+        self._allowed = lru_cache(maxsize=CACHED_FILTERS)(partial(_matching_items, self._table))
 
     def search(self, text: str, limit: int) -> list[CatalogueItem]:
-        """Items with this text in the id or the title, in any case: the exact id, then those that begin with it, then
-        the others, the more frequent first. Without a text, the most frequent items."""
-        wanted = text.strip().lower()
-        found = self._lower
-        if wanted:
-            inside = pl.any_horizontal(pl.col("id", "title").str.contains(wanted, literal=True))
-            begins = pl.any_horizontal(pl.col("id", "title").str.starts_with(wanted))
-            found = found.filter(inside).with_columns(
-                rank=pl.when(pl.col("id") == wanted).then(2).otherwise(begins.cast(pl.Int32))
-            )
-            found = found.sort("rank", "count", "row", descending=[True, True, False])
+        """Items whose id or title contains the text, in any case: the exact id, then items that start with the text,
+        then the others, each by descending count. Without a text, the most frequent items."""
+        text = text.strip().lower()
+        if text:
+            contains = pl.any_horizontal(pl.col("id", "title").str.contains(text, literal=True))
+            starts = pl.any_horizontal(pl.col("id", "title").str.starts_with(text))
+            rank = pl.when(pl.col("id") == text).then(2).otherwise(starts.cast(pl.Int32))
+            matches = self._lower.filter(contains).sort(rank, "count", "row", descending=[True, True, False])
         else:
-            found = found.sort("count", "row", descending=[True, False])
-        rows = found["row"].head(limit)
-        return [_item(row, self.columns) for row in self._table[rows.to_numpy()].to_dicts()]
+            matches = self._lower.sort("count", "row", descending=[True, False])
+        rows = self._table[matches["row"].head(limit).to_numpy()].to_dicts()
+        return [
+            CatalogueItem(
+                id=row["id"],
+                title=row.get("title"),
+                count=row["count"],
+                details={name: row[name] for name in self.columns if row[name] is not None},
+            )
+            for row in rows
+        ]
 
     def allowed(self, where: Mapping[str, Sequence[FilterValue]]) -> np.ndarray:
-        """Numbers of the items that fit every column's values; of a column, any of its values will do."""
+        """Numbers of the items that have, in every given column, one of its given values."""
         for column in where:
             if column not in self.columns:
                 known = ", ".join(self.columns) or "none"
@@ -67,60 +74,54 @@ class CatalogueSearch:
 
 
 def new_rows(items: Sequence[AddedItem], vocabulary: Vocabulary) -> pl.DataFrame:
-    """Items that were added while serving, with those columns that a run's catalogue has."""
+    """Items added while serving, with those columns that a run's catalogue has."""
     columns = [pl.Series("id", [item.id for item in items], dtype=pl.String)]
     for name, dtype in vocabulary.table.schema.items():
         if name not in ("id", "count") and any(name in item.row for item in items):
-            columns.append(_said(name, dtype, [item.row.get(name) for item in items]))
+            columns.append(_column(name, dtype, [item.row.get(name) for item in items]))
     return pl.DataFrame(columns)
 
 
-def _said(name: str, dtype: pl.DataType, values: Sequence[Any]) -> pl.Series:
-    """What JSON says of a column: texts, which are read as all new items' are, or lists where it holds lists."""
+def _column(name: str, dtype: pl.DataType, values: Sequence[Any]) -> pl.Series:
+    """JSON values as a column: lists for a nested dtype, otherwise text, which is parsed like that of all new items."""
     if dtype == pl.List(pl.String):
-        texts = [None if value is None else [_text(one) for one in _listed(value)] for value in values]
+        lists = [value if value is None or isinstance(value, list) else [value] for value in values]
+        texts = [None if value is None else [_text(one) for one in value] for value in lists]
         return pl.Series(name, texts, dtype)
     if dtype.is_nested():
-        lists = [value if isinstance(value, list) else [] if value is not None else None for value in values]
-        return pl.Series(name, lists, pl.List(pl.Float64), strict=False)
+        numbers = [value if value is None or isinstance(value, list) else [] for value in values]
+        return pl.Series(name, numbers, pl.List(pl.Float64), strict=False)
     return pl.Series(name, [None if value is None else _text(value) for value in values], pl.String)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _numbers_where(table: pl.DataFrame, where: tuple[tuple[str, tuple[str, ...]], ...]) -> np.ndarray:
-    kept = np.ones(table.height, dtype=bool)
-    for name, values in where:
-        kept &= _fits(table[name], values)
-    return np.flatnonzero(kept) + 1
-
-
-def _item(row: Mapping[str, Any], columns: Sequence[str]) -> CatalogueItem:
-    details = {name: row[name] for name in columns if row[name] is not None}
-    return CatalogueItem(id=row["id"], title=row.get("title"), count=row["count"], details=details)
 
 
 def _text(value: FilterValue) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _matching_items(table: pl.DataFrame, where: tuple[tuple[str, tuple[str, ...]], ...]) -> np.ndarray:
+    matches = np.ones(table.height, dtype=bool)
+    for name, values in where:
+        matches &= _has_value(table[name], values)
+    return np.flatnonzero(matches) + 1
+
+
+def _has_value(column: pl.Series, values: Sequence[str]) -> np.ndarray:
+    """Rows that have one of the values: numbers are compared as numbers, everything else as text."""
+    if column.dtype.is_numeric():
+        return column.is_in(_numbers(values, column.dtype).implode()).fill_null(value=False).to_numpy()
+    if column.dtype.is_nested():
+        raise InputError(
+            f"A filter needs a column of texts or numbers; {column.name!r} holds lists or records. Filter by another."
+        )
+    return column.cast(pl.String).is_in(list(values)).fill_null(value=False).to_numpy()
+
+
 def _numbers(values: Sequence[str], dtype: pl.DataType) -> pl.Series:
-    """The values that are numbers, in a column's own type, where no two numbers of the column are one: 2.0 is 2."""
+    """The values that are numbers, in the column's dtype, exactly: 2.0 becomes the integer 2, and 2.5 none."""
     texts = pl.Series(values, dtype=pl.String)
     numbers = texts.cast(pl.Float64, strict=False)
     if dtype.is_float():
         return numbers.cast(dtype).drop_nulls()
-    whole = numbers.set((numbers != numbers.round()) | (numbers.abs() > MOST_EXACT), None)
+    whole = numbers.set((numbers != numbers.round()) | (numbers.abs() > MAX_EXACT_FLOAT), None)
     exact = texts.cast(dtype, strict=False)
     return exact.fill_null(whole.cast(dtype, strict=False)).drop_nulls()
-
-
-def _fits(column: pl.Series, values: Sequence[str]) -> np.ndarray:
-    """Where a column has one of the values: numbers are compared as numbers, everything else as text."""
-    if column.dtype.is_numeric():
-        return column.is_in(_numbers(values, column.dtype).implode()).fill_null(value=False).to_numpy()
-    if column.dtype.is_nested():
-        raise InputError(f"The column {column.name!r} holds lists or records, by which nothing can be filtered.")
-    return column.cast(pl.String).is_in(list(values)).fill_null(value=False).to_numpy()

@@ -326,9 +326,7 @@ def run_engine(settings: ServiceSettings, endpoints: Endpoints) -> None:
         return
     freeze_loaded_objects()
     targets = [(_serve_queries, endpoints[QUERIES]), *((_serve_channel, endpoints[channel]) for channel in CHANNELS)]
-    threads = [
-        threading.Thread(target=target, args=(engine, endpoint), daemon=True) for target, endpoint in targets
-    ]
+    threads = [threading.Thread(target=target, args=(engine, endpoint), daemon=True) for target, endpoint in targets]
     for thread in threads:
         thread.start()
     for thread in threads:

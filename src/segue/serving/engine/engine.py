@@ -1,4 +1,4 @@
-"""Everything that needs a model: answers, neighbours, searches, explanations, switches."""
+"""The calls that need a model: answers, neighbours, searches, explanations, plans, switches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from segue.errors import InputError
 from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import History, identifier, read_history
 from segue.recommend.kv_caches import MEGABYTE
-from segue.serving.engine.answering import answer_queries, read_rows, whole_histories
-from segue.serving.engine.models import Models, ServedModel
+from segue.serving.engine.answering import answer_queries, history_of_rows, stored_histories
+from segue.serving.engine.models import Models
+from segue.serving.engine.served_model import ServedModel
 from segue.serving.http.bodies import (
     MAX_ENTRIES,
     ActiveRun,
@@ -33,30 +34,29 @@ from segue.serving.settings import ServiceSettings
 from segue.serving.store.store import AddedItem, HistoryStore, Row, open_store
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-LOOKED_UP = 64  # users that are remembered and looked up in the store at a time
+USERS_PER_CHECK = 64  # cached users that are looked up in the store at a time
 
 
 class ServingEngine:
-    """The models being served and the histories that they are asked about. Safe to call from several threads."""
+    """The models being served, over the store of histories. Safe to call from several threads."""
 
     def __init__(self, models: Models, store: HistoryStore) -> None:
         self.models = models
         self._store = store
-        # Who is forgotten while an answer is under way must not be remembered by it.
+        # A user who is deleted while an answer is computed must not be cached by it.
         self._answering = threading.Lock()
-        self._unchecked: list[str] = []  # users remembered who are still to be looked up in the store
+        self._unchecked: list[str] = []  # cached users to be looked up in the store
         self._encode = msgspec.json.Encoder().encode
 
     @staticmethod
     def open(settings: ServiceSettings) -> ServingEngine:
-        """Load what `segue serve` was told to serve."""
-        memory_bytes = settings.cache_mb * MEGABYTE // len(settings.runs)
-        served = [ServedModel.open(run, memory_bytes=memory_bytes) for run in settings.runs]
+        """Load the runs of the settings and open the store."""
+        cache_bytes = settings.cache_mb * MEGABYTE // len(settings.runs)
+        served = [ServedModel.open(run, cache_bytes=cache_bytes) for run in settings.runs]
         store = open_store(settings.store)
         try:
-            models = Models(
-                served, runs=settings.runs_folder, store=store, memory_bytes=memory_bytes, joining=settings.joining
-            )
+            runs, joining = settings.runs_folder, settings.joining
+            models = Models(served, runs=runs, store=store, cache_bytes=cache_bytes, joining=joining)
             return ServingEngine(models, store)
         except BaseException:
             store.close()
@@ -65,12 +65,12 @@ class ServingEngine:
     def close(self) -> None:
         self._store.close()
 
-    def answer(self, questions: Sequence[RecommendationQuery]) -> list[EncodedAnswer | Exception]:
-        """The items that come next, for each question."""
+    def answer(self, queries: Sequence[RecommendationQuery]) -> list[EncodedAnswer | Exception]:
+        """The next items, for each query."""
         with self._answering:
-            results = answer_queries(self.models, self._store, questions)
+            answers = answer_queries(self.models, self._store, queries)
         return [
-            result if isinstance(result, Exception) else (self._encode(result), result.fallback) for result in results
+            answer if isinstance(answer, Exception) else (self._encode(answer), answer.fallback) for answer in answers
         ]
 
     def similar(self, item: str, k: int, model: str | None) -> Answer:
@@ -83,87 +83,87 @@ class ServingEngine:
         return self.models.active.catalogue.search(text, limit)
 
     def popular(self, k: int) -> list[str]:
-        """The ids that the active model was trained on most."""
+        """The most frequent ids in the active model's training."""
         return self.models.active.recommender.recommend([], k=k).ids
 
     def history(self, user: str, limit: int) -> UserHistory:
         """A user's newest events."""
         rows = self._store.newest([user], limit + 1)[0]
-        return UserHistory(user=user, events=_shown(rows[-limit:], self.models.active), more=len(rows) > limit)
+        return UserHistory(user=user, events=_history_events(rows[-limit:], self.models.active), more=len(rows) > limit)
 
     def unknown(self, items: Iterable[str]) -> set[str]:
-        """Those that the active model does not know."""
+        """The items that the active model does not know."""
         knows = self.models.active.recommender.knows
         return {item for item in items if not knows(item)}
 
-    def explain(self, asked: ExplanationRequest) -> Explanation:
-        """Why an item is answered."""
-        if (asked.history is None) == (asked.user is None):
-            raise InputError("Give either a history or a user to explain an answer to.")
-        served = self.models.named(asked.model)
+    def explain(self, request: ExplanationRequest) -> Explanation:
+        """Why an item is recommended."""
+        history = self._history_of(request, "explain an answer to")
+        served = self.models.named(request.model)
         return served.recommender.explain(
-            self._history_of(asked),
-            asked.item,
-            exclude=asked.exclude,
-            only=_only(asked, served),
-            keep_seen=asked.keep_seen,
-            attention=asked.attention,
-            now=time.time() if asked.now is None else asked.now,
+            history,
+            request.item,
+            exclude=request.exclude,
+            only=_only(request, served),
+            keep_seen=request.keep_seen,
+            attention=request.attention,
+            now=time.time() if request.now is None else request.now,
         )
 
-    def plan(self, asked: PlanRequest) -> PlanAnswer:
+    def plan(self, request: PlanRequest) -> PlanAnswer:
         """The next items as one plan."""
-        if (asked.history is None) == (asked.user is None):
-            raise InputError("Give either a history or a user to plan for.")
-        served = self.models.named(asked.model)
+        history = self._history_of(request, "plan for")
+        served = self.models.named(request.model)
         plan = served.recommender.plan(
-            self._history_of(asked),
-            asked.n,
-            beam=asked.beam,
-            exclude=asked.exclude,
-            only=_only(asked, served),
-            keep_seen=asked.keep_seen,
-            repeats=asked.repeats,
-            now=time.time() if asked.now is None else asked.now,
+            history,
+            request.n,
+            beam=request.beam,
+            exclude=request.exclude,
+            only=_only(request, served),
+            keep_seen=request.keep_seen,
+            repeats=request.repeats,
+            now=time.time() if request.now is None else request.now,
         )
         return PlanAnswer(
             items=plan.items, score=plan.score, unknown=plan.unknown, fallback=plan.fallback, model=served.name
         )
 
-    def _history_of(self, asked: ExplanationRequest | PlanRequest) -> History:
-        """The history that was given, or that is kept of the user who was named."""
-        if asked.user is None:
-            return read_history(asked.history or [])
-        return read_rows(whole_histories(self._store, [identifier(asked.user)])[0][-MAX_ENTRIES:])
+    def _history_of(self, request: ExplanationRequest | PlanRequest, purpose: str) -> History:
+        """The history of the request, or the stored one of its user."""
+        if (request.history is None) == (request.user is None):
+            raise InputError(f"Give either a history or a user to {purpose}.")
+        if request.user is None:
+            return read_history(request.history or [])
+        return history_of_rows(stored_histories(self._store, [identifier(request.user)])[0][-MAX_ENTRIES:])
 
     def drop_user(self, user: str) -> None:
-        """Remember nothing of a user, whom the store does not have any more."""
+        """Drop the KV caches of a user whom the store does not have any more."""
         with self._answering:
             self._unchecked = [other for other in self._unchecked if other != user]
             for model in self.models.all:
-                model.memories.forget(user)
+                model.kv_caches.forget(user)
 
-    def tidy(self) -> EncodingCounts:
-        """Forget whom the store does not have any more, as another process removed them; a few are looked up at a time.
+    def drop_deleted(self) -> EncodingCounts:
+        """Look up the next few cached users and drop those that another process deleted from the store.
 
-        Gives what was encoded since it was asked last.
+        Returns the encodings counted since the last call.
         """
         with self._answering:
-            memories = [model.memories for model in self.models.all]
+            caches = [model.kv_caches for model in self.models.all]
             if not self._unchecked:
-                self._unchecked = [user for kept in memories for user in kept.users]
-            users, self._unchecked = self._unchecked[:LOOKED_UP], self._unchecked[LOOKED_UP:]
-            counted = [kept.counted() for kept in memories]
+                self._unchecked = [user for cache in caches for user in cache.users]
+            users, self._unchecked = self._unchecked[:USERS_PER_CHECK], self._unchecked[USERS_PER_CHECK:]
+            counts = [cache.counted() for cache in caches]
         if users:
             for user, rows in zip(users, self._store.newest(users, 1), strict=True):
                 if not rows:
                     self.drop_user(user)
-        extended, whole = map(sum, zip(*counted, strict=True))
-        return EncodingCounts(extended=extended, whole=whole, bytes=sum(kept.bytes for kept in memories))
+        extended, whole = map(sum, zip(*counts, strict=True))
+        return EncodingCounts(extended=extended, whole=whole, bytes=sum(cache.bytes for cache in caches))
 
-    def served(self) -> ModelsStatus:
-        """What is being served, with its report."""
-        return self.models.served()
+    def status(self) -> ModelsStatus:
+        """The models being served, with their reports."""
+        return self.models.status()
 
     def switch(self, name: str) -> ActiveRun:
         """Serve another run."""
@@ -174,28 +174,28 @@ class ServingEngine:
         return self.models.rollback()
 
     def add_items(self, items: Sequence[AddedItem]) -> ItemsReceipt:
-        """Keep new items and serve them."""
+        """Store new items and serve them."""
         return self.models.add_items(items)
 
     def follow(self) -> tuple[str, str]:
-        """Serve what the store says is active, with the items added to it; gives its name and digest."""
+        """Serve the store's active run, with the items added since; returns its name and digest."""
         self.models.follow()
         return self.models.active.name, self.models.active.digest
 
     def check(self) -> None:
-        """Raise `StoreError` when histories cannot be read."""
+        """Raise `StoreError` if histories cannot be read."""
         self._store.check()
 
 
-def _only(asked: ExplanationRequest | PlanRequest, served: ServedModel) -> Sequence[str | int] | None:
-    """The ids that may be answered: those named, and those that the filters let through."""
-    if asked.where is None:
-        return asked.only
-    fitting = served.recommender.vocabulary.ids(served.catalogue.allowed(asked.where))
-    return fitting if asked.only is None else list({*map(str, asked.only)} & {*fitting})
+def _only(request: ExplanationRequest | PlanRequest, served: ServedModel) -> Sequence[str | int] | None:
+    """The ids that may be recommended: those in `only` that pass the filters."""
+    if request.where is None:
+        return request.only
+    matches = served.recommender.vocabulary.ids(served.catalogue.allowed(request.where))
+    return matches if request.only is None else list({*map(str, request.only)} & {*matches})
 
 
-def _shown(rows: Sequence[Row], model: ServedModel) -> list[HistoryEvent]:
+def _history_events(rows: Sequence[Row], model: ServedModel) -> list[HistoryEvent]:
     vocabulary = model.recommender.vocabulary
     titles = vocabulary.titles(vocabulary.numbers([row[0] for row in rows], unknown="zero"))
     return [

@@ -1,0 +1,129 @@
+"""A run folder → a loaded model with its catalogue, KV caches and card."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from segue.errors import FolderError
+from segue.folders import verify_contents
+from segue.models.checkpoint import WEIGHTS
+from segue.recommend.kv_caches import KVCaches
+from segue.recommend.new_items import NewItems, new_items
+from segue.recommend.plan import Planner
+from segue.recommend.recommender import Recommender
+from segue.serving.engine.catalogue_search import CatalogueSearch, new_rows
+from segue.serving.http.bodies import ModelCard
+from segue.serving.store.store import AddedItem
+
+METRICS = "metrics.json"
+CACHE_BYTES = 256_000_000
+
+
+class ServedModel:
+    """A run that is loaded and has passed its self-test."""
+
+    def __init__(self, name: str, recommender: Recommender, *, cache_bytes: int = CACHE_BYTES) -> None:
+        """`cache_bytes`: bound of the KV caches."""
+        self.name = name
+        self.recommender = recommender
+        self.kv_caches = KVCaches(recommender.model, most_bytes=cache_bytes)
+        self.catalogue = CatalogueSearch(recommender.vocabulary)
+        self.left_out: dict[str, str] = {}  # ids of items that could not be added, and why
+        self._self_test()
+        self.card = self._new_card()
+
+    @staticmethod
+    def open(folder: Path, *, cache_bytes: int = CACHE_BYTES) -> ServedModel:
+        """Load a run folder; the model is named after it."""
+        return ServedModel(folder.resolve().name, Recommender.open(folder), cache_bytes=cache_bytes)
+
+    def new_items(self, items: Sequence[AddedItem]) -> NewItems:
+        """The items that the model can take, and why it cannot take the others."""
+        return new_items(self.recommender, new_rows(items, self.recommender.vocabulary))
+
+    def with_items(self, items: Sequence[AddedItem]) -> ServedModel:
+        """A copy that also serves these items, as far as it can take them."""
+        new, served = self.new_items(items), copy.copy(self)
+        if new.rows.height:
+            recommender = served.recommender = self.recommender.with_items(new.rows)
+            served.catalogue = CatalogueSearch(recommender.vocabulary)
+            served._self_test()
+            if new.changed:  # the caches hold tokens of their old content
+                served.kv_caches = KVCaches(recommender.model, most_bytes=self.kv_caches.most_bytes)
+            else:
+                self.kv_caches.follow(recommender.model)
+        ids = {item.id for item in items}
+        misfits = {item: why for item, why in new.misfits.items() if not served.recommender.knows(item)}
+        served.left_out = {item: why for item, why in self.left_out.items() if item not in ids} | misfits
+        served._update_card()
+        return served
+
+    def without_items(self, items: Sequence[AddedItem]) -> ServedModel:
+        """A copy that lists these items as left out, because adding them failed unexpectedly."""
+        served = copy.copy(self)
+        served.left_out = self.left_out | {item.id: "it could not be taken: see the log" for item in items}
+        served._update_card()
+        return served
+
+    @property
+    def digest(self) -> str:
+        """The start of the SHA-256 of the weights, which tells runs of one name apart."""
+        return str(self.recommender.manifest.get("files", {}).get(WEIGHTS, {}).get("sha256", ""))[:12]
+
+    def _new_card(self) -> ModelCard:
+        model = self.recommender
+        return ModelCard(
+            name=self.name,
+            seen=model.seen,
+            items=len(model.vocabulary),
+            length=model.model.length,
+            attention=bool(model.attention(model.recommend([], k=1).ids)),
+            plan=isinstance(model.model, Planner),
+            columns=self.catalogue.columns,
+            added=model.added,
+            left_out=0,
+            left_out_because=None,
+            manifest=_without_paths(model.manifest),
+            report=self._report(),
+        )
+
+    def _update_card(self) -> None:
+        self.card = msgspec.structs.replace(
+            self.card,
+            items=len(self.recommender.vocabulary),
+            added=self.recommender.added,
+            left_out=len(self.left_out),
+            left_out_because=next(iter(self.left_out.values()), None),
+            manifest=_without_paths(self.recommender.manifest),
+        )
+
+    def _report(self) -> dict[str, Any] | None:
+        folder = self.recommender.folder
+        if folder is None or METRICS not in self.recommender.manifest.get("files", {}):
+            return None
+        verify_contents(folder, self.recommender.manifest, "run", names=(METRICS,))
+        return msgspec.json.decode((folder / METRICS).read_bytes(), type=dict[str, Any])
+
+    def _self_test(self) -> None:
+        """Answer two queries before any request: a broken model fails here, and lazy initialisation is done."""
+        popular = self.recommender.recommend([], k=1).ids
+        answer = self.recommender.recommend(popular, k=1, keep_seen=True)
+        if not answer.items or not np.isfinite(answer.items[0].score):
+            raise FolderError(f"The run {self.name} does not answer its self-test; train it again.")
+        self.recommender.similar(popular[0], k=1)
+
+
+def _without_paths(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A manifest for every reader of the API: without file digests and without the folders of this machine."""
+    facts = {
+        name: {key: part for key, part in fact.items() if key != "folder"} if isinstance(fact, dict) else fact
+        for name, fact in manifest.items()
+        if name != "files"
+    }
+    return {"data": {}} | facts | {"recipe": Path(manifest.get("recipe", "")).name}
