@@ -115,15 +115,22 @@ def epoch_of(step: TrainingProgress) -> str:
     return f"{step.of}, epoch {step.epoch}/{step.epochs}" if step.of else f"epoch {step.epoch}/{step.epochs}"
 
 
+def training_facts(step: TrainingProgress) -> str:
+    """Loss, speed and remaining time."""
+    return f"loss {step.loss:.4f}  {_speed(step)}"
+
+
+def _speed(step: TrainingProgress) -> str:
+    return f"{step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
+
+
 class TrainDisplay(Display):
     """Told of each step of training."""
 
     def __call__(self, step: TrainingProgress) -> None:
-        facts = f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
-        self.show(epoch_of(step), step.done, step.total, facts)
+        self.show(epoch_of(step), step.done, step.total, training_facts(step))
         if step.scores is not None:
             scores = "  ".join(f"{name} {value:.4f}" for name, value in step.scores.items())
             best = " (best)" if step.best_epoch == step.epoch else ""
-            self.line(
-                f"epoch {step.epoch:3}/{step.epochs}  loss {step.loss:.4f}  {scores}{best}  {facts.split('  ', 1)[1]}"
-            )
+            epoch = f"epoch {step.epoch:3}/{step.epochs}  loss {step.loss:.4f}"
+            self.line(f"{epoch}  {scores}{best}  {_speed(step)}")

@@ -43,7 +43,7 @@ def test_ctrl_c_says_how_to_go_on(
     said = line("tune", cycle_data, "--out", "tuned", "--recipe", quick_recipe, "--trials", "1")
     assert (said.code, said.out) == (130, "")
     way_on = f"segue tune {cycle_data} --out tuned --trials 1 --resume"
-    assert said.err.endswith(f"Go on with: {way_on}\n")
+    assert said.err.endswith(f"Resume with: {way_on}\n")
     monkeypatch.undo()
     monkeypatch.chdir(line.folder)
     assert line.answers(*way_on.split()[1:])["best"]["trial"] == 2

@@ -1,0 +1,43 @@
+"""`segue add-items`: a run and a catalogue → a run with more items."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from segue.cli.options import Json, Run, print_json
+from segue.terminal import say
+
+
+def add_items(
+    run: Run,
+    items: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A catalogue, and arrays of vectors, as `segue prepare` takes them.",
+            metavar="FILE...",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The run folder to make.", show_default=False)],
+    item: Annotated[
+        str | None, typer.Option("--item", help="Column of the item's id.", show_default="found by name")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Copy a run with new items, represented by their content; nothing is trained."""
+    from segue import api
+
+    report = api.add_items(run, items, out=out, item=item)
+    if json:
+        print_json(report)
+        return
+    changed = f", {report.changed:,} changed" if report.changed else ""
+    say(f"Made {out}: {report.added:,} items added to {run}{changed}; {report.items:,} in all.")
+    if report.duplicates:
+        say(f"{report.duplicates:,} rows repeat an id and were left out.")
+    if report.ignored:
+        say(f"Columns that the run does not have, ignored: {', '.join(report.ignored)}.")
+    say(f"Next: segue recommend {out} --history ID,ID")

@@ -1,0 +1,28 @@
+"""`segue demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from segue.cli.options import Json, print_json
+
+
+def demo(
+    no_serve: Annotated[
+        bool, typer.Option("--no-serve", help="Stop after the recommendations, without the service.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The folder to keep everything in.", show_default="a temporary folder")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="The port of the service.")] = 8000,
+    json: Json = False,
+) -> None:
+    """Show the whole path on a shop's log: prepare, train, evaluate, recommend, then serve."""
+    from segue.demo import run_demo
+
+    summary = run_demo(out=out, serve=not no_serve, port=port, quiet=json)
+    if json:
+        print_json(summary)

@@ -1,0 +1,70 @@
+"""`segue embed`: a run and a log → a vector a user."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from segue.cli.options import Engine, Json, Run, SparkRemote, print_json
+from segue.folders import partial_of
+from segue.terminal import Display, complain, say
+
+
+def embed(
+    run: Run,
+    data: Annotated[Path, typer.Option("--data", help="The data folder whose users are embedded.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="The folder to make; after a kill, the same command resumes.", show_default=False),
+    ],
+    since: Annotated[
+        Path | None,
+        typer.Option(
+            "--since", help="An earlier folder of the same run: only users with new events.", show_default=False
+        ),
+    ] = None,
+    items: Annotated[bool, typer.Option("--items", help="Write the item embeddings too.")] = False,
+    engine: Engine = "local",
+    spark_remote: SparkRemote = None,
+    json: Json = False,
+) -> None:
+    """Write an embedding of every user as Parquet; its inner product with an item's is that item's score."""
+    from segue import api
+
+    with Display(quiet=json) as display:
+        try:
+            report = api.embed(
+                run,
+                data,
+                out=out,
+                since=since,
+                items=items,
+                engine=engine,
+                spark_remote=spark_remote,
+                progress=lambda done, total: display.show("embedding", done, total, f"{done:,} of {total:,} users"),
+            )
+        except KeyboardInterrupt:
+            display.stop()
+            complain(_resume_hint(out))
+            sys.exit(130)
+    if json:
+        print_json({"folder": str(out), **msgspec.to_builtins(report)})
+        return
+    say(
+        f"Made {out}: {report.rows:,} embeddings of width {report.width}, for {report.users:,} users; "
+        f"{report.unchanged:,} have no new events, {report.unknown:,} no item that the run knows."
+    )
+    if items:
+        say(f"The folder also has {report.items:,} item embeddings.")
+
+
+def _resume_hint(out: Path) -> str:
+    """The message after Ctrl-C."""
+    partial = partial_of(out)
+    if not partial.exists():
+        return "Interrupted before anything was written."
+    return f"Interrupted; the finished parts are in {partial}. The same command resumes."

@@ -1,0 +1,70 @@
+"""`segue explain`: a run, a history and an item → the reasons."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from segue.cli.options import (
+    History,
+    Html,
+    Json,
+    KeepSeen,
+    MovedData,
+    Run,
+    User,
+    print_json,
+    read_history,
+    refuse_two_histories,
+    write_page,
+)
+from segue.terminal import say
+
+
+def explain(
+    run: Run,
+    history: History = None,
+    user: User = None,
+    item: Annotated[
+        str | None, typer.Option("--item", help="The item to explain.", show_default="the best recommendation")
+    ] = None,
+    data: MovedData = None,
+    keep_seen: KeepSeen = None,
+    html: Html = None,
+    layer: Annotated[
+        str | None,
+        typer.Option("--layer", help="Draw the attention of this layer, by number or name.", show_default=False),
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option("--head", min=1, help="Draw the attention of this head.", show_default=False)
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(
+            "--query", help="Show what this entry attends to, by its number; ? is the query.", show_default=False
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Explain a recommendation: what each entry of the history contributed, and the attention weights."""
+    refuse_two_histories(history, user)
+    if json and (layer, head, query) != (None, None, None):
+        raise typer.BadParameter("--json has all of the attention; leave out --layer, --head and --query")
+    from segue import api
+    from segue.recommend.explain.attention_text import View
+    from segue.recommend.explain.page import html as explanation_page
+    from segue.recommend.explain.text import lines
+
+    model = api.Recommender.open(run)
+    explanation = model.explain(read_history(model, history, user, data), item, keep_seen=keep_seen)
+    shown = list(lines(explanation, View(layer=layer, head=head, query=query)))
+    if html is not None:
+        write_page(explanation_page(explanation), html)
+    if json:
+        print_json(explanation)
+        return
+    for text in shown:
+        say(text)
+    if html is not None:
+        say(f"Wrote {html}.")

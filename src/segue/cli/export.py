@@ -1,0 +1,33 @@
+"""`segue export`: a run → one ONNX file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from segue.cli.options import Json, Run, print_json
+from segue.terminal import PrepareDisplay, say
+
+
+def export(
+    run: Run,
+    onnx: Annotated[Path, typer.Option("--onnx", help="The file to make.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Write a run as one ONNX file, for recommendations without torch."""
+    from segue import api
+
+    with PrepareDisplay(quiet=json) as display:
+        report = api.export(run, onnx=onnx, progress=display)
+    if json:
+        print_json(report)
+        return
+    say(
+        f"Made {onnx}: {report.items:,} items, {report.bytes:,} bytes. Its scores differ from torch's by "
+        f"{report.difference:.0e} at most."
+    )
+    if report.note:
+        say(report.note)
+    say(f'Next, in Python: from segue.slim import SlimRecommender; SlimRecommender.open("{onnx}").recommend([…])')

@@ -1,0 +1,103 @@
+"""`segue serve`: runs → a service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from segue.cli.options import Json, print_json
+from segue.terminal import Display, complain, say
+
+
+def serve(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="A run folder, or two to compare them live.", metavar="RUN...", show_default=False),
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="A data folder whose histories fill an empty store.", show_default=False),
+    ] = None,
+    store: Annotated[
+        str,
+        typer.Option("--store", help="The store of events: a SQLite file, or postgresql://…"),
+    ] = "segue.sqlite",
+    runs_folder: Annotated[
+        Path | None,
+        typer.Option("--runs", help="A folder of runs that PUT /model may switch to.", show_default=False),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="The port to listen on.")] = 8000,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Worker processes.")] = 1,
+    cache_mb: Annotated[
+        int,
+        typer.Option(
+            "--cache-mb",
+            min=0,
+            help="Megabytes of the KV cache of each worker: with it, only a user's new events are encoded.",
+        ),
+    ] = 256,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys",
+            help='A TOML file of API keys: read = ["…"], write = […], admin = […]. Also: SEGUE_READ_KEYS and so on.',
+            show_default=False,
+        ),
+    ] = None,
+    rate_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--rate-limit",
+            help="Requests a second of one client; each worker allows its share.",
+            show_default="no limit",
+        ),
+    ] = None,
+    origins: Annotated[
+        list[str] | None,
+        typer.Option("--cors", help="A site whose pages may send requests. Repeatable.", show_default="none"),
+    ] = None,
+    log_level: Annotated[
+        str, typer.Option("--log-level", help="debug, info (every request), warning or error; JSON on standard error.")
+    ] = "info",
+    json: Json = False,
+) -> None:
+    """Recommend over HTTP, live: every event changes the next answer."""
+    from segue.serving.http.server import fill_histories
+    from segue.serving.http.server import serve as serve_runs
+    from segue.serving.settings import ServiceSettings
+
+    settings = ServiceSettings(
+        runs=tuple(runs),
+        runs_folder=runs_folder,
+        store=store,
+        host=host,
+        workers=workers,
+        cache_mb=cache_mb,
+        keys=keys,
+        rate_limit=rate_limit,
+        origins=tuple(origins or ()),
+        log_level=log_level,  # type: ignore[arg-type]  # refused with a message when logging is set up
+    )
+
+    def fill() -> None:
+        if data is not None:
+            with Display(quiet=json) as display:
+                filled = fill_histories(
+                    store,
+                    data,
+                    lambda done, events: display.show("filling the store", done, events, f"{done:,} events"),
+                )
+            complain(filled.message)
+
+    def started(url: str) -> None:
+        if json:
+            print_json({"url": url, "documentation": f"{url}/schema"})
+            return
+        database = f"a {store.partition('://')[0]} database" if "://" in store else store  # no passwords on screens
+        say(f"Serving {', '.join(map(str, runs))} at {url} — documentation at {url}/schema — stop with Ctrl-C.")
+        say(f"Events are kept in {database}.")
+
+    serve_runs(settings, port=port, started=started, before=fill)

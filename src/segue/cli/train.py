@@ -1,0 +1,76 @@
+"""`segue train`: a data folder → a run folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from segue.cli.options import DataFolder, Json, print_json
+from segue.folders import partial_of
+from segue.terminal import MeasureDisplay, TrainDisplay, complain, say
+
+
+def train(
+    data: DataFolder,
+    out: Annotated[Path, typer.Option("--out", help="The run folder to make.", show_default=False)],
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="A name of `segue recipes`, or a FILE.toml.", show_default="default")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="section.key=value, instead of the recipe's. Repeatable.", show_default=False),
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option("--from", help="A run to continue from, on a log that has grown.", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume interrupted training, or add epochs.")] = False,
+    all_events: Annotated[
+        bool, typer.Option("--all", help="When the epochs are chosen, train on every event, for serving.")
+    ] = False,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Processes of this machine that share every batch.")
+    ] = 1,
+    json: Json = False,
+) -> None:
+    """Train a model on a data folder and measure it."""
+    from segue import api
+    from segue.evaluation.report import table
+    from segue.runs.read import read_report
+
+    with TrainDisplay(quiet=json) as display, MeasureDisplay(quiet=json) as measured:
+        try:
+            model = api.train(
+                data,
+                out=out,
+                recipe=recipe,
+                overrides=changes or (),
+                from_run=from_run,
+                resume=resume,
+                all_events=all_events,
+                processes=processes,
+                progress=display,
+                measured=measured,
+            )
+        except KeyboardInterrupt:
+            display.stop()
+            complain(_resume_hint(data, out, processes))
+            sys.exit(130)
+    report = read_report(model)
+    if json:
+        print_json({"folder": str(out), **model.manifest, "report": report})
+        return
+    say(table(report))
+    say(f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}")
+
+
+def _resume_hint(data: Path, out: Path, processes: int) -> str:
+    """The message after Ctrl-C."""
+    partial = partial_of(out)
+    if not partial.exists():
+        return "Interrupted before training began; nothing was written."
+    command = f"segue train {data} --out {out} --resume" + (f" --processes {processes}" if processes > 1 else "")
+    return f"Interrupted; the finished epochs are in {partial}. Resume with: {command}"
