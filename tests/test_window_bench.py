@@ -27,7 +27,8 @@ from segue.errors import InputError
 from segue.evaluation.metrics import Difference
 from segue.evaluation.ranks import MISS
 from segue.evaluation.settings import EvaluateSettings
-from segue.evaluation.window.evaluate import WindowEvaluation, evaluate_window
+from segue.evaluation.split_log import SplitLog
+from segue.evaluation.window.evaluate import TargetWindow, WindowEvaluation, evaluate_window
 from segue.folders import read_manifest
 
 USERS = np.arange(40)
@@ -187,7 +188,7 @@ def evaluated(seed: int, weight: float, ages: Sequence[float], *, baselines: boo
     )
     split, how = split_time(log, valid_from=24 * day, test_from=36 * day), EvaluateSettings(seen="keep", at=(10,))
     return evaluate_window(
-        Drawn(seed, weight), log, split, n_items=15, settings=how, days=5, ages=ages, baselines=baselines
+        Drawn(seed, weight), SplitLog(log, split, 15), TargetWindow(5, ages), settings=how, baselines=baselines
     )
 
 

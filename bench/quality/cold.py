@@ -27,8 +27,9 @@ from bench.tables import markdown, plain, write_section, written
 from segue import api
 from segue.errors import SegueError
 from segue.evaluation.evaluator import ModelScorer
-from segue.evaluation.metrics import Loss, added_up, coverage, hit, ndcg, p90_coverage, relative_losses
-from segue.evaluation.window.evaluate import WindowCases, find_targets, window_cases
+from segue.evaluation.metrics import RelativeLoss, coverage, hit, ndcg, p90_coverage, relative_losses, user_totals
+from segue.evaluation.window.cases import WindowCases, window_cases
+from segue.evaluation.window.evaluate import rank_targets
 from segue.folders import read_manifest
 from segue.recommend.recommender import Recommender
 from segue.runs.measure import evaluator_of
@@ -96,7 +97,7 @@ def trainings(recipe: str, seeds: Sequence[int]) -> list[Training]:
 def later_events(data: api.Data) -> WindowCases:
     """Every event from the cut on, of users with a history before it."""
     cut = data.manifest["split"]["test_from"]
-    return window_cases(data.sequences, moment=cut - 1, until=int(np.max(data.sequences.times)))
+    return window_cases(data.sequences, time=cut - 1, until=int(np.max(data.sequences.times)))
 
 
 def ranked(recommenders: Sequence[Recommender], data: api.Data, cases: WindowCases) -> Ranked:
@@ -105,7 +106,7 @@ def ranked(recommenders: Sequence[Recommender], data: api.Data, cases: WindowCas
     for one in recommenders:
         evaluator = evaluator_of(one.model, data, settings_of(one))
         counts = evaluator.counts
-        found.append(find_targets(evaluator, ModelScorer(one.model), cases, depths, moment=cases.moment))
+        found.append(rank_targets(evaluator, ModelScorer(one.model), cases, depths, time=cases.time))
     return Ranked(
         ranks=[one.ranks for one in found],
         shown=[one.shown[WARM_DEPTH] for one in found],
@@ -148,14 +149,16 @@ def rows(plain: Ranked, content: Ranked, *, n_items: int) -> list[dict[str, str]
     return [*made, {column: known.get(column, "–") for column in made[0]}]
 
 
-def warm_loss(plain: Ranked, content: Ranked) -> Loss:
+def warm_loss(plain: Ranked, content: Ranked) -> RelativeLoss:
     """The share of sasrec's ndcg@10 on warm targets that knowing contents costs, users resampled."""
     warm = ~plain.cold
-    sides = [added_up({"ndcg": side.gains()[warm]}, plain.users[warm]) for side in (content, plain)]
+    sides = [user_totals({"ndcg": side.gains()[warm]}, plain.users[warm]) for side in (content, plain)]
     return relative_losses(*sides, samples=SAMPLES, rng=np.random.default_rng(0))["ndcg"]
 
 
-def show(table: list[dict[str, str]], loss: Loss, cases: WindowCases, seeds: Sequence[int], *, epochs: str) -> None:
+def show(
+    table: list[dict[str, str]], loss: RelativeLoss, cases: WindowCases, seeds: Sequence[int], *, epochs: str
+) -> None:
     """On the screen and in the document."""
     assert loss.value is not None and loss.low is not None and loss.high is not None
     notes = [

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from segue.evaluation.metrics import TAILS, Difference, Totals, added_up, differences, intervals, resampled_means
+from segue.evaluation.metrics import TAILS, Difference, Totals, differences, intervals, resampled_means, user_totals
 
 SAMPLES = 2000
 NAME = "value"
@@ -25,12 +25,12 @@ def averaged(seeds: Sequence[np.ndarray]) -> np.ndarray:
 
 def mean_interval(values: np.ndarray, users: np.ndarray) -> tuple[float, float]:
     """95 % of the mean of the cases, users resampled."""
-    return intervals(added_up({NAME: values}, users), samples=SAMPLES, rng=_rng())[NAME]
+    return intervals(user_totals({NAME: values}, users), samples=SAMPLES, rng=_rng())[NAME]
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray, users: np.ndarray) -> Difference:
     """Ours minus theirs over the same cases."""
-    sides = [added_up({NAME: values}, users) for values in (ours, theirs)]
+    sides = [user_totals({NAME: values}, users) for values in (ours, theirs)]
     return differences(*sides, samples=SAMPLES, rng=_rng())[NAME]
 
 
@@ -42,7 +42,7 @@ def difference_of_falls(
     Falls are ratios of means, so all four means are taken of the same resampled users.
     """
     columns = dict(zip(("our first", "our second", "their first", "their second"), (*ours, *theirs), strict=True))
-    totals = added_up(columns, users)
+    totals = user_totals(columns, users)
     whole = Totals(totals.names, totals.sums.sum(axis=0, keepdims=True), totals.cases.sum(keepdims=True))
     value = float(_falls_apart(whole.sums / whole.cases[:, None])[0])
     drawn = _falls_apart(resampled_means(totals, samples=SAMPLES, rng=_rng()))

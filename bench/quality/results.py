@@ -49,6 +49,7 @@ from segue.evaluation.baselines.popularity import Popularity
 from segue.evaluation.evaluate import evaluate
 from segue.evaluation.metrics import Difference
 from segue.evaluation.report import Report
+from segue.evaluation.split_log import SplitLog
 from segue.folders import digest, partial_of, read_manifest
 from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, complain, say
 
@@ -159,9 +160,8 @@ def make_baselines(one: Training, rows: Rows, folder: Path, places: Places) -> N
     """Measure and enter what methods without training reach, by the rules of this row of the log."""
     data = prepared(one, rows.logs[one.row.log], folder, places.cache)
     settings = make_settings(read_recipe(one.row.recipe), one.overrides).evaluate
-    n_items = len(data.vocabulary)
-    scorer = Popularity.fit(data.sequences, data.split, n_items)  # a report is always of someone, beside the baselines
-    report = evaluate(scorer, data.sequences, data.split, n_items=n_items, settings=settings).report
+    log = SplitLog.of(data)
+    report = evaluate(Popularity.fit(log), log, settings=settings).report  # any scorer: the baselines are beside it
     found = {
         name: Simple(metrics["hit@10"], metrics["ndcg@10"], report.baseline_intervals[name]["ndcg@10"])
         for name, metrics in report.baselines.items()

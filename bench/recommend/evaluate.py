@@ -24,7 +24,7 @@ from segue.evaluation.evaluate import evaluate
 from segue.evaluation.evaluator import Evaluator, ModelScorer, Scorer
 from segue.evaluation.metrics import summary
 from segue.evaluation.settings import EvaluateSettings, seen_rule
-from segue.evaluation.training_counts import training_counts
+from segue.evaluation.split_log import SplitLog
 from segue.models.build import build_model
 from segue.models.checkpoint import load_model
 from segue.models.sequence import SequenceModel
@@ -69,7 +69,8 @@ def measure(model: SequenceModel, sequences: Sequences, split: Split, *, n_items
     """A row for the model, one for each baseline, and one for the whole report."""
     settings = EvaluateSettings()
     rule, _ = seen_rule(settings, sequences, split)
-    evaluator = Evaluator(sequences=sequences, counts=training_counts(sequences, split, n_items), seen=rule)
+    log = SplitLog(sequences, split, n_items)
+    evaluator = Evaluator(sequences=sequences, counts=log.training_counts, seen=rule)
     cases = split.cases("test", settings.target)
 
     def row(who: str, scorer: Scorer, fit: float) -> dict[str, Any]:
@@ -89,9 +90,9 @@ def measure(model: SequenceModel, sequences: Sequences, split: Split, *, n_items
 
     rows = [row("model", ModelScorer(model), 0.0)]
     for name, fit in BASELINES.items():
-        baseline, seconds = _timed(partial(fit, sequences, split, n_items))
+        baseline, seconds = _timed(partial(fit, log))
         rows.append(row(name, baseline, seconds))
-    _, seconds = _timed(lambda: evaluate(ModelScorer(model), sequences, split, n_items=n_items, settings=settings))
+    _, seconds = _timed(lambda: evaluate(ModelScorer(model), log, settings=settings))
     whole = {"who": "the whole report", "measure s": seconds, "cases a second": len(cases) / seconds}
     return [*rows, {name: whole.get(name, "–") for name in rows[0]}]
 

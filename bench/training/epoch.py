@@ -164,7 +164,7 @@ def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
 
     from segue.config import make_settings, read_recipe
     from segue.data.dataset import Data
-    from segue.evaluation.training_counts import training_counts
+    from segue.evaluation.split_log import SplitLog
     from segue.models.build import build_model
     from segue.objective.objective import Objective
     from segue.training.loop import fit, training_windows
@@ -175,7 +175,7 @@ def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
     shaped = [f"model.{key}={value}" for key, value in shape.items()]
     settings = make_settings(read_recipe(recipe), [*shaped, *changes, f"train.tokens={TOKENS}"])
     log = Data.open(data)
-    counts = training_counts(log.sequences, log.split, len(log.vocabulary))
+    counts = SplitLog.of(log).training_counts
     objective = Objective(settings.objective, counts, log.kinds, length=chosen["length"])
     windows = training_windows(log.sequences, log.split.train_end, length=chosen["length"] + objective.extra)
     model = build_model(settings.model, len(log.vocabulary), generator=torch.Generator().manual_seed(1))

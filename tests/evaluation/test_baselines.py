@@ -12,13 +12,14 @@ from segue.evaluation.baselines import BASELINES, session_knn
 from segue.evaluation.baselines.last_item import LastItem
 from segue.evaluation.baselines.popularity import Popularity, RecentPopularity, _spread
 from segue.evaluation.baselines.session_knn import SessionNeighbours
+from segue.evaluation.split_log import SplitLog
 
 TIE = 0.1 * math.log(2)  # what popularity weighs beside a vote, as a share of the most popular item's count plus one
 
 
-def all_training(sequences: Sequences) -> Split:
+def all_training(sequences: Sequences, n_items: int) -> SplitLog:
     ends = sequences.offsets[1:]
-    return Split(offsets=sequences.offsets, train_end=ends, valid_end=ends)
+    return SplitLog(sequences, Split(offsets=sequences.offsets, train_end=ends, valid_end=ends), n_items)
 
 
 def random_sequences(seed: int, *, users: int, n_items: int, longest: int) -> Sequences:
@@ -38,7 +39,7 @@ def test_what_is_held_out_changes_no_baseline(name: str) -> None:
     before = sequences_of([1, 2, 3, 4, 5], [2, 3, 1, 4, 5], [1, 2, 5, 3, 4])
     after = sequences_of([1, 2, 3, 4, 1], [2, 3, 1, 4, 2], [1, 2, 5, 3, 5])
     asked = histories_of([1, 2], [4], [3, 3, 5])
-    one, other = (BASELINES[name](log, split_last(log), 5).scores(asked) for log in (before, after))
+    one, other = (BASELINES[name](SplitLog(log, split_last(log), 5)).scores(asked) for log in (before, after))
     assert one.shape == (3, 6) and one.dtype == other.dtype
     assert one.equal(other)
 
@@ -47,12 +48,12 @@ def test_what_is_held_out_changes_no_baseline(name: str) -> None:
 def test_an_empty_training_part_scores_without_fault(name: str) -> None:
     sequences = sequences_of([1, 2], [2], times=[[5, 6], [7]])
     split = split_time(sequences, valid_from=0, test_from=6_000_000)
-    assert BASELINES[name](sequences, split, 2).scores(histories_of([1], [2, 1])).isfinite().all()
+    assert BASELINES[name](SplitLog(sequences, split, 2)).scores(histories_of([1], [2, 1])).isfinite().all()
 
 
 def test_popularity_counts_training_events() -> None:
     sequences = sequences_of([1, 2, 1, 3, 3], [2, 1, 3, 3])
-    scores = Popularity.fit(sequences, split_last(sequences), 3).scores(histories_of([1], [2]))
+    scores = Popularity.fit(SplitLog(sequences, split_last(sequences), 3)).scores(histories_of([1], [2]))
     assert scores[:, 1:].tolist() == [[3, 2, 0], [3, 2, 0]]
 
 
@@ -63,7 +64,7 @@ def test_recent_popularity_takes_the_window_that_answers_validation_best() -> No
     """
     users = [[1, 2]] * 40 + [[3, 3]] * 5 + [[6, 3, 7]] * 3
     sequences = sequences_of(*users, times=[[0, 0]] * 40 + [[90, 90]] * 5 + [[91, 92, 93]] * 3)
-    baseline = RecentPopularity.fit(sequences, split_last(sequences), 7)
+    baseline = RecentPopularity.fit(SplitLog(sequences, split_last(sequences), 7))
     assert "newest 10.0% of training (chosen on validation)" in baseline.note
     popularity = np.array([40, 40, 10, 0, 0, 3, 0]) / 41  # orders what is equal of late
     expected = np.array([0, 0, 10, 0, 0, 3, 0]) + popularity
@@ -80,7 +81,7 @@ def test_a_spread_of_cases_is_even_and_bounded() -> None:
 
 def test_last_item_counts_transitions_within_users() -> None:
     sequences = sequences_of([1, 2, 1, 2, 3], [1, 3], [4, 1])
-    scores = LastItem.fit(sequences, all_training(sequences), 5).scores(histories_of([1], [3, 2], [5], [1, 4], [3]))
+    scores = LastItem.fit(all_training(sequences, 5)).scores(histories_of([1], [3, 2], [5], [1, 4], [3]))
     popularity = np.array([4, 2, 2, 1, 0]) / 5  # of items 1 to 5
     assert scores[:, 1:].numpy() == pytest.approx(
         np.array(
@@ -99,7 +100,7 @@ def test_last_item_counts_transitions_within_users() -> None:
 
 def test_session_neighbours_by_hand() -> None:
     sequences = sequences_of([1, 2, 3], [2, 4], [5, 6], times=[[0, 1, 2], [3, 4], [5, 6]])
-    scores = SessionNeighbours.fit(sequences, all_training(sequences), 6).scores(histories_of([1, 2], [6]))
+    scores = SessionNeighbours.fit(all_training(sequences, 6)).scores(histories_of([1, 2], [6]))
     rare, common = math.log(1 + 3 / 1), math.log(1 + 3 / 2)  # item 2 is in two of three sessions
     ties = np.array([1, 2, 1, 1, 1, 1]) / 3 * TIE
     # [1, 2]: the first session shares both (2 + 1 = 3), the second only the newest (2); the newest place weighs 1
@@ -112,7 +113,7 @@ def test_session_neighbours_by_hand() -> None:
 def test_the_planted_neighbour_wins() -> None:
     noise = np.random.default_rng(2).integers(1, 40, size=(60, 6)).tolist()
     sequences = sequences_of(*noise, [41, 42, 43, 44, 50])
-    scores = SessionNeighbours.fit(sequences, all_training(sequences), 50).scores(histories_of([41, 42, 43, 44]))
+    scores = SessionNeighbours.fit(all_training(sequences, 50)).scores(histories_of([41, 42, 43, 44]))
     assert int(scores[0, 45:].argmax()) + 45 == 50
     assert scores[0, 50] > scores[0, 1:41].max()
 
@@ -152,6 +153,6 @@ def test_session_neighbours_equal_plain_loops(pairs: int, monkeypatch: pytest.Mo
     sequences = random_sequences(3, users=40, n_items=12, longest=11)
     histories = [items.tolist() for items in np.split(sequences.items, sequences.offsets[1:-1])]
     asked = [*histories[:15], [13], [13, 1]]  # 13 was never met
-    found = SessionNeighbours.fit(sequences, all_training(sequences), 13).scores(histories_of(*asked))
+    found = SessionNeighbours.fit(all_training(sequences, 13)).scores(histories_of(*asked))
     for row, items in zip(found.numpy(), asked, strict=True):
         assert row[1:] == pytest.approx(plain_neighbours(sequences, 13, items)[1:], rel=1e-5)

@@ -12,6 +12,7 @@ from segue.evaluation.evaluate import Evaluation, evaluate
 from segue.evaluation.ranks import MISS
 from segue.evaluation.report import table, warm_and_cold
 from segue.evaluation.settings import EvaluateSettings
+from segue.evaluation.split_log import SplitLog
 
 USERS = ([1, 2, 3, 2], [2, 1, 3, 5], [3, 1, 2, 6], [1, 2, 6, 3])
 """Trained on are 1, 2 and 3; 5 is a target alone, 6 a target and, for the last user, what was seen last."""
@@ -24,9 +25,7 @@ def evaluated(known: list[bool] | None) -> tuple[Evaluation, Table, Split]:
     scorer, split = Table(SCORES), split_last(sequences)
     evaluation = evaluate(
         scorer,
-        sequences,
-        split,
-        n_items=6,
+        SplitLog(sequences, split, 6),
         settings=EvaluateSettings(bootstrap=0, seen="keep", at=(1, 2, 10)),
         answerable=None if known is None else lambda counts: (counts > 0) | np.array(known),
     )
@@ -64,7 +63,7 @@ def test_by_content_cold_targets_are_ranked_and_cold_items_read() -> None:
 def test_without_cold_targets_nothing_is_said_of_them() -> None:
     sequences = sequences_of([1, 2, 3, 1], [2, 3, 1, 2], [3, 1, 2, 3])
     report = evaluate(
-        Table(torch.eye(4)), sequences, split_last(sequences), n_items=3, settings=EvaluateSettings(bootstrap=0)
+        Table(torch.eye(4)), SplitLog(sequences, split_last(sequences), 3), settings=EvaluateSettings(bootstrap=0)
     ).report
     assert set(report.slices) == {"history", "popularity"}
 

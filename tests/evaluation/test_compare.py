@@ -10,7 +10,7 @@ import pytest
 from segue.errors import FolderError, SettingsError
 from segue.evaluation.compare import Comparison, MeasuredRun, compare, comparison_table
 from segue.evaluation.comparison_page import html
-from segue.evaluation.metrics import intervals, summary, totals
+from segue.evaluation.metrics import intervals, rank_totals, summary
 from segue.evaluation.ranks import MISS
 from segue.evaluation.report import Report, slices, warm_and_cold
 
@@ -37,7 +37,7 @@ def run(name: str, *, better: int = 0, data: str = "a" * 64, history: Any = (), 
         without_history=0,
         target_time=False,
         metrics=metrics,
-        intervals=intervals(totals(ranks, ks, np.arange(CASES)), samples=50, rng=np.random.default_rng(1)),
+        intervals=intervals(rank_totals(ranks, ks, np.arange(CASES)), samples=50, rng=np.random.default_rng(1)),
         baselines={"popularity": dict(metrics)},
         baseline_intervals={},
         baseline_notes={"popularity": "a baseline <b>"},
@@ -72,7 +72,7 @@ def test_different_data_is_refused() -> None:
 
 @pytest.mark.parametrize("change", [{"seen": "kept"}, {"target": "first"}, {"split": "time"}, {"part": "valid"}])
 def test_different_questions_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=f"{next(iter(change))} = .* different\\s+questions"):
+    with pytest.raises(SettingsError, match=f"{next(iter(change))} = .* cannot be compared"):
         compare([run("one"), run("two", **change)])
 
 
@@ -89,14 +89,14 @@ def test_depths_are_those_that_all_have() -> None:
     assert compare([run("one", at=(1, 5, 10)), run("two", at=(5, 10, 50))]).depths == [5, 10]
 
 
-def test_the_moment_of_the_answer_is_said() -> None:
+def test_the_use_of_the_target_time_is_noted() -> None:
     comparison = compare([run("one"), run("two", target_time=True)])
-    assert any("Not like for like: two was told" in note for note in comparison.notes)
-    assert "two (told the time)" in comparison_table(comparison)
-    assert "two, told the moment of the answer" in html(comparison)
+    assert any("Not like for like: two was given" in note for note in comparison.notes)
+    assert "two (given the target time)" in comparison_table(comparison)
+    assert "two, given the target&#x27;s timestamp" in html(comparison)
     both = compare([run("one", target_time=True), run("two", target_time=True)])
     assert not any("Not like" in note for note in both.notes)
-    assert not any("moment" in note for note in compare([run("one"), run("two")]).notes)
+    assert not any("timestamp" in note for note in compare([run("one"), run("two")]).notes)
 
 
 def test_notes_of_runs_are_carried() -> None:

@@ -12,10 +12,10 @@ from segue.data.split import Split, split_last, split_time
 from segue.errors import InputError, SettingsError
 from segue.evaluation import evaluator
 from segue.evaluation.evaluate import Evaluation, evaluate
-from segue.evaluation.evaluator import Evaluator, ModelScorer, best
+from segue.evaluation.evaluator import Evaluator, ModelScorer, top_items
 from segue.evaluation.ranks import MISS, Exclusions, ranks
 from segue.evaluation.settings import EvaluateSettings, repeat_share, seen_rule
-from segue.evaluation.training_counts import training_counts, training_rows
+from segue.evaluation.split_log import SplitLog
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.settings import ModelSettings
@@ -37,31 +37,27 @@ def report_of(
     split: Split | None = None,
     n_items: int = N_ITEMS,
     at: tuple[int, ...] = (1, 10),
-    split_kind: Literal["last", "time"] = "last",
 ) -> Evaluation:
     settings = EvaluateSettings(seen=seen, at=at, bootstrap=20)
     return evaluate(
         scorer,
-        sequences,
-        split_last(sequences) if split is None else split,
-        n_items=n_items,
+        SplitLog(sequences, split_last(sequences) if split is None else split, n_items),
         settings=settings,
         baselines=False,
-        split_kind=split_kind,
     )
 
 
 def test_training_is_what_comes_before_the_first_cut() -> None:
     sequences = sequences_of([1, 2, 3, 4], [5, 6], [1, 7, 8])
     split = split_last(sequences)
-    assert training_rows(split, 9).tolist() == [1, 1, 0, 0, 1, 1, 1, 0, 0]
-    assert training_counts(sequences, split, N_ITEMS).tolist() == [0, 2, 1, 0, 0, 1, 1, 0, 0, 0]
+    assert SplitLog(sequences, split, N_ITEMS).training_rows.tolist() == [1, 1, 0, 0, 1, 1, 1, 0, 0]
+    assert SplitLog(sequences, split, N_ITEMS).training_counts.tolist() == [0, 2, 1, 0, 0, 1, 1, 0, 0, 0]
 
 
 def test_training_of_users_who_come_later_is_empty() -> None:
     sequences = sequences_of([1, 2], [3, 4], [5, 6], times=[[0, 9], [8, 9], [9, 9]])
     split = split_time(sequences, valid_from=5_000_000, test_from=9_000_000)
-    assert training_rows(split, 6).tolist() == [1, 0, 0, 0, 0, 0]
+    assert SplitLog(sequences, split, N_ITEMS).training_rows.tolist() == [1, 0, 0, 0, 0, 0]
 
 
 def test_a_model_that_knows_the_answer_is_always_right() -> None:
@@ -79,7 +75,7 @@ def test_a_constant_scorer_gets_nothing() -> None:
     evaluation = report_of(Table(torch.zeros(31, 31)), sequences, n_items=30)
     assert evaluation.report.metrics["hit@10"] == 0
     cases = split_last(sequences).cases("test")
-    known = set(sequences.items[training_rows(split_last(sequences), sequences.n_events)].tolist())
+    known = set(sequences.items[SplitLog(sequences, split_last(sequences), 30).training_rows].tolist())
     for index, (start, row) in enumerate(zip(cases.starts, cases.targets, strict=True)):
         left = known - set(sequences.items[start:row].tolist())
         assert evaluation.ranks[index] == (len(left) if int(sequences.items[row]) in left else MISS)
@@ -94,7 +90,7 @@ def test_a_scorer_of_random_numbers_hits_k_of_v() -> None:
         def scores(self, histories: object) -> torch.Tensor:
             return torch.from_numpy(rng.random((len(histories.lengths), n_items + 1), dtype=np.float32))  # type: ignore[attr-defined]
 
-    counts = training_counts(sequences, split_last(sequences), n_items)
+    counts = SplitLog(sequences, split_last(sequences), n_items).training_counts
     found = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(
         Random(), split_last(sequences).cases("test")
     )
@@ -115,7 +111,7 @@ def test_the_seen_filter_on_a_log_of_repeats() -> None:
 def test_the_filter_covers_more_than_the_model_looks_at() -> None:
     sequences = sequences_of([1, 2, 3, 4, 5, 2, 1], [1, 2, 3, 4, 5, 6, 7])
     model = build_model(ModelSettings(width=8, depth=1, length=2), 7, generator=torch.Generator().manual_seed(0))
-    counts = training_counts(sequences, split_last(sequences), 7)
+    counts = SplitLog(sequences, split_last(sequences), 7).training_counts
     found = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(
         ModelScorer(model), split_last(sequences).cases("test")
     )
@@ -145,7 +141,7 @@ def test_an_unknown_item_is_nobodys_competitor() -> None:
     sequences = sequences_of([1, 2, 9, 3], [3, 1, 2, 1])
     table = torch.zeros(10, 10)
     table[:, 9], table[:, 3] = 5, 1
-    counts = training_counts(sequences, split_last(sequences), N_ITEMS)
+    counts = SplitLog(sequences, split_last(sequences), N_ITEMS).training_counts
     found = Evaluator(sequences=sequences, counts=counts, seen="kept").ranks(
         Table(table), split_last(sequences).cases("test")
     )
@@ -155,22 +151,24 @@ def test_an_unknown_item_is_nobodys_competitor() -> None:
 def test_cases_without_history_are_answered_by_popularity() -> None:
     sequences = sequences_of([1, 2, 1, 3], [1, 2, 3], [3, 2], [2], times=[[0, 1, 2, 6], [0, 1, 7], [8, 9], [9]])
     split = split_time(sequences, valid_from=5_000_000, test_from=8_000_000)
-    counts = training_counts(sequences, split, 3)
+    counts = SplitLog(sequences, split, 3).training_counts
     assert counts.tolist() == [0, 3, 2, 0]
     scorer = Table(torch.ones(4, 4))
-    evaluation = report_of(scorer, sequences, split=split, n_items=3, split_kind="time", at=(1, 2))
-    assert evaluation.report.without_history == 2 and evaluation.report.unknown == 1
+    evaluation = report_of(scorer, sequences, split=split, n_items=3, at=(1, 2))
+    assert (
+        evaluation.report.split == "time" and evaluation.report.without_history == 2 and evaluation.report.unknown == 1
+    )
     assert evaluation.ranks.tolist() == [MISS, 2, 2]  # 3 is unknown; 2 after [3] ties with 1; 2 is second in popularity
     assert all(batch.lengths.min() > 0 for batch in scorer.calls)
 
 
-def test_the_moment_of_the_answer_is_told_only_where_the_report_says_so() -> None:
+def test_scorers_get_the_target_time_only_if_the_report_says_so() -> None:
     sequences = random_log(3)
-    counts, cases = training_counts(sequences, split_last(sequences), 30), split_last(sequences).cases("test")
-    for told in (False, True):
+    counts, cases = SplitLog(sequences, split_last(sequences), 30).training_counts, split_last(sequences).cases("test")
+    for target_time in (False, True):
         scorer = Table(torch.zeros(31, 31))
-        Evaluator(sequences=sequences, counts=counts, seen="kept", target_time=told).ranks(scorer, cases)
-        assert all((batch.query_times is not None) == told for batch in scorer.calls)
+        Evaluator(sequences=sequences, counts=counts, seen="kept", target_time=target_time).ranks(scorer, cases)
+        assert all((batch.query_times is not None) == target_time for batch in scorer.calls)
 
 
 def test_chunked_equals_unchunked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,10 +182,10 @@ def test_chunked_equals_unchunked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(whole.ranks, chunked.ranks) and whole.report == chunked.report
 
 
-def test_validation_is_ranked_by_the_same_ruler() -> None:
+def test_validation_is_ranked_by_the_same_rules() -> None:
     sequences = random_log(5)
     split = split_last(sequences)
-    counts, cases = training_counts(sequences, split, 30), split.cases("valid")
+    counts, cases = SplitLog(sequences, split, 30).training_counts, split.cases("valid")
     table = torch.randn(31, 31, generator=torch.Generator().manual_seed(5))
     found = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(Table(table), cases, tokens=20)
     for index, (start, row) in enumerate(zip(cases.starts, cases.targets, strict=True)):
@@ -211,8 +209,8 @@ def test_a_model_is_measured_without_dropout_and_left_as_it_was() -> None:
 def test_lists_are_the_best_candidates_and_zero_where_none_is_left() -> None:
     gone = -torch.inf
     left = torch.tensor([[gone, 0.1, 0.3, 0.2], [gone, gone, 0.5, gone]])
-    assert best(left, 2).tolist() == [[2, 3], [2, 0]]
-    assert best(left, 50).tolist() == [[2, 3, 1, 0], [2, 0, 0, 0]]
+    assert top_items(left, 2).tolist() == [[2, 3], [2, 0]]
+    assert top_items(left, 50).tolist() == [[2, 3, 1, 0], [2, 0, 0, 0]]
 
 
 def test_targets_of_a_split_in_time() -> None:
@@ -221,7 +219,7 @@ def test_targets_of_a_split_in_time() -> None:
     for target, cases in (("each", 3), ("first", 2), ("last", 2)):
         settings = EvaluateSettings(target=target, bootstrap=0, at=(1,))  # type: ignore[arg-type]
         scorer = Table(torch.zeros(4, 4))
-        found = evaluate(scorer, sequences, split, n_items=3, settings=settings, split_kind="time", baselines=False)
+        found = evaluate(scorer, SplitLog(sequences, split, 3), settings=settings, baselines=False)
         assert found.report.cases == cases == len(found.ranks)
         assert found.report.target == target and found.report.intervals == {}
 

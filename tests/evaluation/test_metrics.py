@@ -15,10 +15,10 @@ from segue.evaluation.metrics import (
     mean_popularity,
     mrr,
     ndcg,
+    rank_totals,
     resampled_means,
-    shown,
     summary,
-    totals,
+    times_shown,
 )
 from segue.evaluation.ranks import MISS
 
@@ -61,20 +61,20 @@ def test_random_scores_hit_k_of_v() -> None:
 
 def test_coverage_and_popularity_of_what_is_shown() -> None:
     lists = np.array([[3, 1, 4], [3, 2, 0]])  # the second question had two answers left
-    assert shown(lists, 1, 5).tolist() == [0, 0, 0, 2, 0, 0]
-    assert shown(lists, 3, 5).tolist() == [0, 1, 1, 2, 1, 0]
-    assert coverage(shown(lists, 1, 5)) == pytest.approx(1 / 5)
-    assert coverage(shown(lists, 3, 5)) == pytest.approx(4 / 5)
+    assert times_shown(lists, 1, 5).tolist() == [0, 0, 0, 2, 0, 0]
+    assert times_shown(lists, 3, 5).tolist() == [0, 1, 1, 2, 1, 0]
+    assert coverage(times_shown(lists, 1, 5)) == pytest.approx(1 / 5)
+    assert coverage(times_shown(lists, 3, 5)) == pytest.approx(4 / 5)
     counts = np.array([0, 10, 20, 30, 40, 50])
-    assert mean_popularity(shown(lists, 1, 5), counts) == pytest.approx(30)
-    assert mean_popularity(shown(lists, 3, 5), counts) == pytest.approx((3 * 1 + 1 * 1 + 4 * 1 + 3 + 2) * 10 / 5)
+    assert mean_popularity(times_shown(lists, 1, 5), counts) == pytest.approx(30)
+    assert mean_popularity(times_shown(lists, 3, 5), counts) == pytest.approx((3 * 1 + 1 * 1 + 4 * 1 + 3 + 2) * 10 / 5)
     assert mean_popularity(np.zeros(6, dtype=np.int64), counts) == 0
 
 
 def test_an_interval_is_as_wide_as_the_binomial_says() -> None:
     cases, share = 4_000, 0.3
     ranks = np.where(np.arange(cases) < share * cases, 1, MISS)
-    found = intervals(totals(ranks, (1,), np.arange(cases)), samples=4_000, rng=np.random.default_rng(2))
+    found = intervals(rank_totals(ranks, (1,), np.arange(cases)), samples=4_000, rng=np.random.default_rng(2))
     half = 1.959964 * math.sqrt(share * (1 - share) / cases)  # normal approximation, good at this size
     assert found["hit@1"] == pytest.approx((share - half, share + half), abs=0.06 * half)
 
@@ -83,7 +83,7 @@ def test_intervals_cover_the_truth_nineteen_times_in_twenty() -> None:
     rng, truth, covered = np.random.default_rng(3), 0.25, 0
     for _ in range(400):
         ranks = np.where(rng.random(400) < truth, 1, MISS)
-        low, high = intervals(totals(ranks, (1,), np.arange(400)), samples=300, rng=rng)["hit@1"]
+        low, high = intervals(rank_totals(ranks, (1,), np.arange(400)), samples=300, rng=rng)["hit@1"]
         covered += low <= truth <= high
     assert covered / 400 == pytest.approx(0.95, abs=0.04)  # 4 standard errors, and the bootstrap is a little narrow
 
@@ -92,30 +92,30 @@ def test_cases_of_one_user_are_resampled_together() -> None:
     """100 users with 25 equal cases each say as much as 100 cases, not as 2,500."""
     users = np.repeat(np.arange(100), 25)
     ranks = np.where(users % 2 == 0, 1, MISS)
-    low, high = intervals(totals(ranks, (1,), users), samples=4_000, rng=np.random.default_rng(4))["hit@1"]
+    low, high = intervals(rank_totals(ranks, (1,), users), samples=4_000, rng=np.random.default_rng(4))["hit@1"]
     assert high - low == pytest.approx(2 * 1.959964 * math.sqrt(0.25 / 100), rel=0.1)
 
 
 def test_many_users_share_groups_without_losing_a_case() -> None:
     users = np.arange(2 * GROUPS + 1)
-    added = totals(np.ones(len(users), dtype=np.int64), (1,), users)
+    added = rank_totals(np.ones(len(users), dtype=np.int64), (1,), users)
     assert len(added.cases) == GROUPS
     assert added.cases.sum() == added.sums[:, 0].sum() == len(users)
 
 
 def test_chunks_of_resamples_draw_what_one_draw_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    added = totals(np.array([1, 2, 3, MISS]), (1, 5), np.arange(4))
+    added = rank_totals(np.array([1, 2, 3, MISS]), (1, 5), np.arange(4))
     whole = resampled_means(added, samples=10, rng=np.random.default_rng(5))
-    monkeypatch.setattr(metrics, "DRAWS_AT_A_TIME", 12)  # three at a time
+    monkeypatch.setattr(metrics, "SAMPLES_AT_A_TIME", 12)  # three at a time
     assert np.array_equal(resampled_means(added, samples=10, rng=np.random.default_rng(5)), whole)
 
 
 def test_no_samples_no_intervals() -> None:
-    assert intervals(totals(np.array([1]), (1,), np.arange(1)), samples=0, rng=np.random.default_rng(6)) == {}
+    assert intervals(rank_totals(np.array([1]), (1,), np.arange(1)), samples=0, rng=np.random.default_rng(6)) == {}
 
 
 def test_equal_ranks_are_no_difference() -> None:
-    added = totals(np.array([1, 5, 20, MISS] * 50), (10,), np.arange(200))
+    added = rank_totals(np.array([1, 5, 20, MISS] * 50), (10,), np.arange(200))
     found = differences(added, added, samples=500, rng=np.random.default_rng(7))["ndcg@10"]
     assert (found.value, found.low, found.high, found.p) == (0, 0, 0, 1)
 
@@ -126,7 +126,7 @@ def test_pairing_sees_what_two_intervals_do_not() -> None:
     ours = np.where(np.arange(2_000) % 40 == 1, 1, theirs)
     rng = np.random.default_rng(8)
     found = differences(
-        totals(ours, (1,), np.arange(2_000)), totals(theirs, (1,), np.arange(2_000)), samples=2_000, rng=rng
+        rank_totals(ours, (1,), np.arange(2_000)), rank_totals(theirs, (1,), np.arange(2_000)), samples=2_000, rng=rng
     )
     change = found["hit@1"]
     assert change.value == pytest.approx(0.025)
@@ -138,6 +138,6 @@ def test_noise_is_rarely_significant() -> None:
     rng, found = np.random.default_rng(9), 0
     for _ in range(200):
         ours, theirs = (np.where(rng.random(300) < 0.3, 1, MISS) for _ in range(2))
-        both = (totals(ranks, (1,), np.arange(300)) for ranks in (ours, theirs))
+        both = (rank_totals(ranks, (1,), np.arange(300)) for ranks in (ours, theirs))
         found += differences(*both, samples=300, rng=rng)["hit@1"].p < 0.05
     assert found / 200 < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 200)

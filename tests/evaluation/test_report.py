@@ -13,6 +13,7 @@ from segue.evaluation.metrics import summary
 from segue.evaluation.ranks import MISS
 from segue.evaluation.report import Report, slices, table
 from segue.evaluation.settings import EvaluateSettings
+from segue.evaluation.split_log import SplitLog
 
 KEYS = {
     *("split", "cases", "items", "ties", "seen", "unreachable", "unknown", "target_time"),  # the contract's
@@ -28,9 +29,7 @@ def evaluation() -> Evaluation:
     scores = torch.randn(21, 21, generator=torch.Generator().manual_seed(1))
     return evaluate(
         Table(scores),
-        sequences,
-        split_last(sequences),
-        n_items=20,
+        SplitLog(sequences, split_last(sequences), 20),
         settings=EvaluateSettings(bootstrap=100, seen="keep"),
         note="Measured before <all> was trained.",
     )
@@ -87,7 +86,7 @@ def test_the_same_evaluation_twice_is_the_same_report() -> None:
     sequences = sequences_of(*([1, 2, 3, 4, 5, 6][shift:] + [1, 2, 3][:shift] for shift in range(4)))
     once, again = (
         evaluate(
-            Table(torch.eye(7)), sequences, split_last(sequences), n_items=6, settings=EvaluateSettings(bootstrap=50)
+            Table(torch.eye(7)), SplitLog(sequences, split_last(sequences), 6), settings=EvaluateSettings(bootstrap=50)
         ).report
         for _ in range(2)
     )
@@ -99,9 +98,7 @@ def test_progress_is_told_of_everyone() -> None:
     calls: list[tuple[str, int, int]] = []
     evaluate(
         Table(torch.eye(5)),
-        sequences,
-        split_last(sequences),
-        n_items=4,
+        SplitLog(sequences, split_last(sequences), 4),
         settings=EvaluateSettings(bootstrap=0),
         progress=lambda *call: calls.append(call),
     )
@@ -113,5 +110,5 @@ def test_the_table_names_everyone_and_how_it_was_measured(evaluation: Evaluation
     for words in ("model", *BASELINES, "ndcg@10", "80 cases", "20 items", "kept", "Measured before <all>"):
         assert words in text
     assert f"{evaluation.report.metrics['ndcg@10']:.4f}" in text
-    told = table(msgspec.structs.replace(evaluation.report, target_time=True, unreachable=3, unknown=1_234, note=None))
-    assert "told the moment" in told and "3 targets" in told and "1,234 targets" in told
+    text = table(msgspec.structs.replace(evaluation.report, target_time=True, unreachable=3, unknown=1_234, note=None))
+    assert "given the target's timestamp" in text and "3 targets" in text and "1,234 targets" in text

@@ -16,17 +16,12 @@ from segue.data.sequences import Sequences
 from segue.data.split import Split, split_time
 from segue.errors import InputError, SettingsError
 from segue.evaluation.baselines import BASELINES
-from segue.evaluation.metrics import added_up, entropies, p90_coverage, relative_losses
+from segue.evaluation.metrics import entropies, p90_coverage, relative_losses, user_totals
 from segue.evaluation.ranks import MISS, ranks_among, ranks_within
 from segue.evaluation.settings import EvaluateSettings
-from segue.evaluation.window.evaluate import (
-    DAY,
-    WindowCases,
-    WindowEvaluation,
-    evaluate_window,
-    validation_window,
-    window_cases,
-)
+from segue.evaluation.split_log import SplitLog
+from segue.evaluation.window.cases import DAY, WindowCases, validation_window, window_cases
+from segue.evaluation.window.evaluate import TargetWindow, WindowEvaluation, evaluate_window
 from segue.evaluation.window.report import WindowReport, window_table
 
 DAY_SECONDS = 86_400
@@ -62,8 +57,8 @@ def test_entropies_by_hand() -> None:
 def test_relative_loss_by_hand() -> None:
     """Two users with two cases and one: means 0.5 and 0.25 over the same three cases, so half is lost."""
     users = np.array([7, 7, 9])
-    theirs = added_up({"recall@1": np.array([1.0, 0.5, 0.0]), "hit@1": np.zeros(3)}, users)
-    ours = added_up({"recall@1": np.array([0.5, 0.25, 0.0]), "hit@1": np.ones(3)}, users)
+    theirs = user_totals({"recall@1": np.array([1.0, 0.5, 0.0]), "hit@1": np.zeros(3)}, users)
+    ours = user_totals({"recall@1": np.array([0.5, 0.25, 0.0]), "hit@1": np.ones(3)}, users)
     losses = relative_losses(ours, theirs, samples=100, rng=np.random.default_rng(0))
     assert losses["recall@1"].value == pytest.approx(0.5)
     assert losses["recall@1"].low == losses["recall@1"].high == pytest.approx(0.5)  # each user lost half
@@ -113,15 +108,15 @@ def pairs(cases: WindowCases) -> list[tuple[int, int]]:
 
 
 def test_cases_by_hand() -> None:
-    cases = window_cases(WALKS, moment=10 * DAY, until=24 * DAY)
+    cases = window_cases(WALKS, time=10 * DAY, until=24 * DAY)
     assert cases.users.tolist() == [0, 1] and cases.sizes.tolist() == [2, 1]
     assert pairs(cases) == [(0, 2), (0, 3), (1, 1)]
     assert (cases.ends - cases.starts).tolist() == [1, 2]
-    earlier = window_cases(WALKS, moment=10 * DAY, until=24 * DAY - 1)
+    earlier = window_cases(WALKS, time=10 * DAY, until=24 * DAY - 1)
     assert pairs(earlier) == [(0, 2), (0, 3)]
-    aged = window_cases(WALKS, moment=10 * DAY, until=24 * DAY, oldest=2 * DAY)
+    aged = window_cases(WALKS, time=10 * DAY, until=24 * DAY, oldest=2 * DAY)
     assert aged.users.tolist() == [0] and (aged.ends - aged.starts).tolist() == [1]
-    none = window_cases(WALKS, moment=10 * DAY, until=24 * DAY, oldest=DAY)
+    none = window_cases(WALKS, time=10 * DAY, until=24 * DAY, oldest=DAY)
     assert len(none) == 0 and none.sizes.tolist() == []
 
 
@@ -135,7 +130,7 @@ def test_only_positive_events_are_targets() -> None:
         assert batch.kinds is not None
         return np.asarray(batch.kinds == 1)
 
-    assert pairs(window_cases(log, moment=10 * DAY, until=24 * DAY, positive=bought)) == [(0, 2)]
+    assert pairs(window_cases(log, time=10 * DAY, until=24 * DAY, positive=bought)) == [(0, 2)]
 
 
 def test_validation_never_looks_into_the_test() -> None:
@@ -169,13 +164,9 @@ def measured(
 ) -> WindowEvaluation:
     return evaluate_window(
         scorer or by_last_item(ORDERS, n_items),
-        log,
-        split_at(log),
-        n_items=n_items,
+        SplitLog(log, split_at(log), n_items),
+        TargetWindow(14, ages, interest=interest),
         settings=how,
-        days=14,
-        ages=ages,
-        interest=interest,
         baselines=baselines,
     )
 
@@ -199,7 +190,7 @@ def test_metrics_by_hand() -> None:
         }
     )
     assert (report.users, report.targets, report.unknown, report.unreachable) == (2, 3, 0, 0)
-    assert report.moment == "1970-01-11T00:00:00+00:00" and report.trained_before == "1970-01-06T00:00:00+00:00"
+    assert report.split_time == "1970-01-11T00:00:00+00:00" and report.trained_before == "1970-01-06T00:00:00+00:00"
 
 
 def test_freshness_by_hand() -> None:
@@ -236,8 +227,8 @@ def test_what_a_model_knows_by_content_may_be_answered() -> None:
     scorer = by_last_item({1: [1, 2, 3], 3: [3, 1, 2]}, 3)
 
     def report(answerable: Callable[[np.ndarray], np.ndarray] | None = None) -> WindowReport:
-        split = split_at(log)
-        return evaluate_window(scorer, log, split, n_items=3, settings=KEPT, days=14, answerable=answerable).report
+        whole = SplitLog(log, split_at(log), 3)
+        return evaluate_window(scorer, whole, TargetWindow(14), settings=KEPT, answerable=answerable).report
 
     assert (report().unknown, report().metrics["recall@1"]) == (1, 0)
     assert [(part.name, part.targets, part.metrics["recall@2"]) for part in report().by_target] == [("cold", 1, 0)]
@@ -251,7 +242,7 @@ def test_warm_and_cold_targets_by_hand() -> None:
     log = days([(1, 1), (2, 2), (1, 9), (2, 11), (3, 12)], [(1, 1), (3, 12)])
     scorer, everything = by_last_item({1: [2, 3, 1]}, 3), np.arange(4) > 0
     report = evaluate_window(
-        scorer, log, split_at(log), n_items=3, settings=KEPT, days=14, answerable=lambda _: everything
+        scorer, SplitLog(log, split_at(log), 3), TargetWindow(14), settings=KEPT, answerable=lambda _: everything
     ).report
     warm, cold = report.by_target
     assert (warm.name, warm.users, warm.targets) == ("warm", 1, 1)
@@ -337,9 +328,9 @@ def parts_slowly(log: Sequences, scorer: Table, k: int, *, cold: bool) -> list[f
 def test_warm_and_cold_targets_are_what_counting_gives(seed: int, ties: bool) -> None:
     log, scorer = random_log(seed, users=6, n_items=20), random_scorer(seed, ties=ties, n_items=20)
     how = EvaluateSettings(seen="keep", at=(1, 5, 12), bootstrap=0)
-    split, everything = split_at(log), np.arange(21) > 0
+    whole, everything = SplitLog(log, split_at(log), 20), np.arange(21) > 0
     report = evaluate_window(
-        scorer, log, split, n_items=20, settings=how, days=14, answerable=lambda _: everything, baselines=False
+        scorer, whole, TargetWindow(14), settings=how, answerable=lambda _: everything, baselines=False
     ).report
     slowly = {name: {k: parts_slowly(log, scorer, k, cold=name == "cold") for k in how.at} for name in ("warm", "cold")}
     assert [part.name for part in report.by_target] == [name for name, by_depth in slowly.items() if by_depth[1]]
@@ -393,7 +384,7 @@ def test_age_0_is_the_plain_evaluation() -> None:
 # --- the report ------------------------------------------------------------------------------------------------------
 
 
-def test_the_baselines_are_measured_by_the_same_ruler_and_all_of_it_is_shown() -> None:
+def test_the_baselines_are_measured_by_the_same_rules_and_all_of_it_is_shown() -> None:
     how = EvaluateSettings(at=(1, 3), bootstrap=50)
     evaluation = measured(
         random_log(1, users=40), how=how, ages=(0, 2), n_items=8, scorer=random_scorer(1, ties=False), baselines=True
@@ -421,7 +412,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     ):
         with pytest.raises(SettingsError, match=says):
             evaluate_window(
-                by_last_item(ORDERS, 5), WALKS, split_at(WALKS), n_items=5, settings=KEPT, days=ahead, ages=ages
+                by_last_item(ORDERS, 5), SplitLog(WALKS, split_at(WALKS), 5), TargetWindow(ahead, ages), settings=KEPT
             )
     with pytest.raises(SettingsError, match=r"evaluate\.days must be a number of days from 0 to 36525, got -1"):
         EvaluateSettings(days=-1)

@@ -14,7 +14,7 @@ import torch
 from segue.data.sequences import Sequences
 from segue.data.split import Split, split_last
 from segue.evaluation.settings import EvaluateSettings, SeenRule
-from segue.evaluation.training_counts import training_counts
+from segue.evaluation.split_log import SplitLog
 from segue.models.build import build_model
 from segue.models.facts import NO_FACTS, Facts
 from segue.models.sequence import SequenceModel
@@ -71,7 +71,7 @@ class Log:
     @staticmethod
     def of(sequences: Sequences, n_items: int = N_ITEMS) -> Log:
         split = split_last(sequences)
-        return Log(sequences, split, training_counts(sequences, split, n_items))
+        return Log(sequences, split, SplitLog(sequences, split, n_items).training_counts)
 
     def chosen(
         self,

@@ -22,7 +22,9 @@ from segue.errors import SegueError
 from segue.evaluation.evaluate import evaluate
 from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.settings import EvaluateSettings
-from segue.evaluation.window.evaluate import find_targets, user_values, window_cases
+from segue.evaluation.split_log import SplitLog
+from segue.evaluation.window.cases import window_cases
+from segue.evaluation.window.evaluate import rank_targets, user_values
 from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
 from segue.models.build import build_model
@@ -146,12 +148,12 @@ def measured(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Any]:
     """The report of a model that has not learned anything, its ranks, and what it finds in a window."""
     _, model, _ = prepared(Case({}))
     scorer, settings = ModelScorer(model.float()), EvaluateSettings(at=(1, 3, 10))
-    evaluation = evaluate(scorer, LOG.sequences, LOG.split, n_items=N_ITEMS, settings=settings, group=group)
+    evaluation = evaluate(scorer, SplitLog(LOG.sequences, LOG.split, N_ITEMS), settings=settings, group=group)
     evaluator = Evaluator(sequences=LOG.sequences, counts=LOG.counts, seen="kept", group=group)
     cases = LOG.split.cases("valid", "last")
-    window = window_cases(LOG.sequences, moment=4_500_000, until=9_000_000)
+    window = window_cases(LOG.sequences, time=4_500_000, until=9_000_000)
     interest = np.arange(N_ITEMS + 1) % 3
-    found = find_targets(evaluator, scorer, window, (1, 3), moment=window.moment, interest=interest)
+    found = rank_targets(evaluator, scorer, window, (1, 3), time=window.time, interest=interest)
     return {
         "report": msgspec.to_builtins(evaluation.report),
         "ranks": evaluation.ranks.tolist(),

@@ -20,6 +20,7 @@ from segue.data.vocabulary import Vocabulary
 from segue.errors import SettingsError
 from segue.evaluation.baselines.popularity import Popularity
 from segue.evaluation.evaluator import Evaluator, ModelScorer, Scorer
+from segue.evaluation.split_log import SplitLog
 from segue.layers.packed import tensors
 from segue.models.build import BUILDERS, build_model
 from segue.models.facts import facts_of
@@ -417,6 +418,6 @@ def test_a_recipe_learns_the_planted_cycle(name: str, tmp_path: Path) -> None:
     )
     facts = facts_of(settings.model, titled(N_ITEMS))
     model, _ = planted().chosen(recipe, tmp_path, seen="excluded", facts=facts)
-    popularity = share_right(Popularity.fit(planted().sequences, planted().split, N_ITEMS))
+    popularity = share_right(Popularity.fit(SplitLog(planted().sequences, planted().split, N_ITEMS)))
     assert popularity < 0.3
     assert share_right(ModelScorer(model)) > 0.8

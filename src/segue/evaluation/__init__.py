@@ -1,1 +1,1 @@
-"""Scores → ranks → metrics → report, for the model and for the baselines, by one ruler."""
+"""Scores → ranks → metrics → report, by the same rules for the model and for the baselines."""

@@ -1,4 +1,4 @@
-"""Several runs on the same cases → side by side, each with its paired difference to the first."""
+"""Runs measured on the same cases → a comparison, with each run's paired difference to the first."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ import msgspec
 import numpy as np
 
 from segue.errors import FolderError, SettingsError
-from segue.evaluation.metrics import Difference, differences, totals
+from segue.evaluation.metrics import Difference, differences, rank_totals
 from segue.evaluation.report import Report, aligned, interval_text, nearest_depth, protocol
 
-SAME = ("split", "part", "target", "cases", "items", "seen")  # what must be equal for ranks to be comparable
+SAME = ("split", "part", "target", "cases", "items", "seen")  # keys of the report that must be equal
 SAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredRun:
-    """A run as compare needs it."""
+    """A run with its report and ranks."""
 
     name: str
     data: str
-    """The digest of the data it was measured on."""
+    """The digest of its data folder."""
     report: Report
     ranks: np.ndarray  # [C] int64
     history: Sequence[dict[str, Any]] = ()
-    """One record an epoch, as in history.jsonl: `epoch`, and whatever of `loss` and `ndcg@10` is there."""
+    """One record for each epoch, as in history.jsonl: `epoch`, and `loss` and `ndcg@10` if they are known."""
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """A run among others."""
+    """A run of a comparison."""
 
     name: str
     report: Report
     differences: dict[str, Difference]
-    """This run minus the first, over the same cases; empty for the first."""
+    """This run minus the first; empty for the first."""
     history: list[dict[str, Any]]
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Runs side by side, the first the one the others are held against."""
+    """Runs side by side; the first is the reference."""
 
     runs: list[ComparedRun]
     depths: list[int]
@@ -49,7 +49,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def depth(self) -> int:
-        """The depth tables show first."""
+        """The depth that tables show first."""
         return nearest_depth(self.depths)
 
 
@@ -58,33 +58,31 @@ def compare(
     *,
     users: np.ndarray | None = None,
     samples: int = SAMPLES,
-    rng: np.random.Generator | None = None,
 ) -> Comparison:
-    """Set runs side by side; refused where their ranks answer different questions.
+    """Compare runs; runs with other cases or another protocol are refused.
 
-    `users` [C]: whose the cases are, where a user has several (they are resampled together); without it each case
-    stands for itself. `rng` draws the resamples; without it they are the same every time.
+    `users` [C]: the user of each case. A user's cases are resampled together; without `users`, each case apart.
     """
     _check(runs)
     first = runs[0]
     depths = sorted(set.intersection(*(set(run.report.depths) for run in runs)))
     if not depths:
         raise SettingsError("The runs were measured at different depths; evaluate them again with the same --at.")
-    rng = np.random.default_rng(0) if rng is None else rng
+    rng = np.random.default_rng(0)  # the same resamples every time
     owners = np.arange(len(first.ranks)) if users is None else users
-    added = [totals(run.ranks, depths, owners) for run in runs]
+    totals = [rank_totals(run.ranks, depths, owners) for run in runs]
     compared = [
         ComparedRun(
             name=run.name,
             report=run.report,
-            differences={} if run is first else differences(own, added[0], samples=samples, rng=rng),
+            differences={} if run is first else differences(own, totals[0], samples=samples, rng=rng),
             history=list(run.history),
         )
-        for run, own in zip(runs, added, strict=True)
+        for run, own in zip(runs, totals, strict=True)
     ]
     notes = _notes(runs)
     if users is None and first.report.split == "time" and first.report.target == "each":
-        notes.append("One user's cases were resampled apart, so the differences look surer than they are.")
+        notes.append("A user's cases were resampled independently, so the intervals of the differences are too narrow.")
     return Comparison(runs=compared, depths=depths, notes=notes)
 
 
@@ -96,14 +94,14 @@ def _check(runs: Sequence[MeasuredRun]) -> None:
         if run.data != first.data:
             raise FolderError(
                 f"{run.name} and {first.name} were measured on different data (digests {run.data[:12]} and "
-                f"{first.data[:12]}), so their figures say nothing about each other. Train both on one data folder."
+                f"{first.data[:12]}), so their metrics cannot be compared. Train both on one data folder."
             )
         for key in SAME:
             ours, theirs = getattr(run.report, key), getattr(first.report, key)
             if ours != theirs:
                 raise SettingsError(
-                    f"{run.name} has {key} = {ours} and {first.name} has {key} = {theirs}, so they answered different "
-                    "questions. Evaluate both with the same settings."
+                    f"{run.name} has {key} = {ours} and {first.name} has {key} = {theirs}, so their ranks cannot be "
+                    "compared. Evaluate both with the same settings."
                 )
         if len(run.ranks) != run.report.cases:
             raise FolderError(
@@ -114,25 +112,25 @@ def _check(runs: Sequence[MeasuredRun]) -> None:
 
 def _notes(runs: Sequence[MeasuredRun]) -> list[str]:
     notes = protocol(msgspec.structs.replace(runs[0].report, target_time=False))
-    told = [run.name for run in runs if run.report.target_time]
-    if told and len(told) < len(runs):
+    timed = [run.name for run in runs if run.report.target_time]
+    if timed and len(timed) < len(runs):
         notes.append(
-            f"Not like for like: {', '.join(told)} {'was' if len(told) == 1 else 'were'} told the moment of the "
-            "answer, the others were not. Part of the difference may come from that alone."
+            f"Not like for like: {', '.join(timed)} {'was' if len(timed) == 1 else 'were'} given the target's "
+            "timestamp, the others were not. Part of the difference may come from that alone."
         )
-    elif told:
-        notes.append("All of these models were told the moment of the answer.")
+    elif timed:
+        notes.append("All of these models were given the target's timestamp.")
     return notes + [f"{run.name}: {run.report.note}" for run in runs if run.report.note]
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """The comparison as lines for a terminal."""
+    """The comparison as a table for a terminal."""
     k = comparison.depth
     rows = [["", f"hit@{k}", f"ndcg@{k}", "95 %", f"mrr@{k}", f"coverage@{k}", "ndcg − first", "95 %", "p"]]
     for run in comparison.runs:
         metrics, name = run.report.metrics, f"ndcg@{k}"
         change = run.differences.get(name)
-        mark = " (told the time)" if run.report.target_time else ""
+        mark = " (given the target time)" if run.report.target_time else ""
         cells = [run.name + mark, f"{metrics[f'hit@{k}']:.4f}", f"{metrics[name]:.4f}"]
         cells += [interval_text(run.report.intervals.get(name)), f"{metrics[f'mrr@{k}']:.4f}"]
         rows.append([*cells, f"{metrics[f'coverage@{k}']:.4f}", *difference_cells(change)])
@@ -144,7 +142,7 @@ def comparison_table(comparison: Comparison) -> str:
 
 
 def difference_cells(change: Difference | None) -> list[str]:
-    """Value, interval and p as cells; empty for the first run."""
+    """Value, interval and p as cells; empty for no difference."""
     if change is None:
         return ["", "", ""]
     return [f"{change.value:+.4f}", f"{change.low:+.4f} … {change.high:+.4f}", f"{change.p:.3f}"]

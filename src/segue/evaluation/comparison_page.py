@@ -1,6 +1,6 @@
-"""A comparison → one HTML file that needs nothing else: tables, and plots as embedded pictures.
+"""A comparison → one self-contained HTML page with tables and embedded plots.
 
-Runs are numbered, and plots name them by number only: a name may be long, or hold what no font has.
+Plots name runs by their number: a name may be long, or hold characters that the font lacks.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def html(comparison: Comparison) -> str:
         if any(run.report.slices.get(kind) for run in comparison.runs):
             parts += [f"<h2>ndcg@{k} by {words}</h2>", _slice_table(comparison, kind)]
             parts.append(_picture(f"ndcg@{k} by {words}", _slice_lines(kind), comparison))
-    if any(run.report.cold_met for run in comparison.runs):
-        parts += [f"<h2>ndcg@{k} of targets that training met, and of cold ones</h2>"]
+    if any(run.report.ranks_cold for run in comparison.runs):
+        parts += [f"<h2>ndcg@{k} of warm targets, and of cold ones, which are unseen in training</h2>"]
         parts.append(_slice_table(comparison, "target"))
     for key in ("loss", "ndcg@10"):
         if any(_curve(run.history, key) for run in comparison.runs):
@@ -67,8 +67,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, grey: int = 0)
 
 
 def _label(comparison: Comparison, index: int) -> str:
-    told = ", told the moment of the answer" if comparison.runs[index].report.target_time else ""
-    return f"{index + 1} · {comparison.runs[index].name}{told}"
+    timed = ", given the target's timestamp" if comparison.runs[index].report.target_time else ""
+    return f"{index + 1} · {comparison.runs[index].name}{timed}"
 
 
 def _main_table(comparison: Comparison) -> str:
@@ -110,14 +110,14 @@ def _depth_table(comparison: Comparison) -> str:
 
 
 def _slice_table(comparison: Comparison, kind: str) -> str:
-    found = comparison.runs[0].report.slices.get(kind, [])
-    rows = [["cases", *(f"{part.cases:,}" for part in found)]]
+    slices = comparison.runs[0].report.slices.get(kind, [])
+    rows = [["cases", *(f"{part.cases:,}" for part in slices)]]
     for index, run in enumerate(comparison.runs):
         values = {part.name: part.metrics for part in run.report.slices.get(kind, [])}
         name = f"ndcg@{comparison.depth}"
-        cells = [figure(name, values[part.name][name]) if part.name in values else "" for part in found]
+        cells = [figure(name, values[part.name][name]) if part.name in values else "" for part in slices]
         rows.append([_label(comparison, index), *cells])
-    return _table(["", *(part.name for part in found)], rows)
+    return _table(["", *(part.name for part in slices)], rows)
 
 
 def _baseline_notes(comparison: Comparison) -> str:
@@ -129,7 +129,7 @@ def _baseline_notes(comparison: Comparison) -> str:
 
 
 def _picture(title: str, draw: Callable[[Axes, Comparison], None], comparison: Comparison) -> str:
-    """A plot as an embedded SVG, set apart in an image: nothing in it can reach the page."""
+    """A plot as an SVG in an image element, from which nothing can reach the page."""
     import matplotlib as mpl  # it takes half a second, and only this page needs it
     from matplotlib.figure import Figure
 
@@ -160,10 +160,10 @@ def _bars(axes: Axes, comparison: Comparison) -> None:
         for who, metrics in first.baselines.items()
         if name in metrics
     ]
-    for place, (_, value, spread, colour) in enumerate(bars):
-        axes.barh(place, value, color=colour)
+    for row, (_, value, spread, colour) in enumerate(bars):
+        axes.barh(row, value, color=colour)
         if spread is not None:
-            axes.plot(spread, (place, place), color="#1a202c", linewidth=1.2)
+            axes.plot(spread, (row, row), color="#1a202c", linewidth=1.2)
     axes.set_yticks(range(len(bars)), labels=[label for label, *_ in bars])
     axes.invert_yaxis()
     axes.set_xlabel(f"{name}, with 95 % intervals")
@@ -184,10 +184,10 @@ def _slice_lines(kind: str) -> Callable[[Axes, Comparison], None]:
         name = f"ndcg@{comparison.depth}"
         labels = [part.name for part in comparison.runs[0].report.slices.get(kind, [])]
         for index, run in enumerate(comparison.runs):
-            found = [part for part in run.report.slices.get(kind, []) if part.name in labels]
-            places = [labels.index(part.name) for part in found]
-            values = [part.metrics[name] for part in found]
-            axes.plot(places, values, marker="o", color=_colour(index), label=f"run {index + 1}")
+            slices = [part for part in run.report.slices.get(kind, []) if part.name in labels]
+            columns = [labels.index(part.name) for part in slices]
+            values = [part.metrics[name] for part in slices]
+            axes.plot(columns, values, marker="o", color=_colour(index), label=f"run {index + 1}")
         axes.set_xticks(range(len(labels)), labels=labels)
         axes.set_ylabel(name)
         axes.legend(frameon=False)
@@ -209,7 +209,7 @@ def _curves(key: str) -> Callable[[Axes, Comparison], None]:
 
 
 def _curve(history: Sequence[dict[str, Any]], key: str) -> list[tuple[float, float]]:
-    """(epoch, value) where a record has both as numbers."""
+    """(epoch, value) of the records that have both as numbers."""
     return [
         (float(record["epoch"]), float(record[key]))
         for record in history

@@ -1,8 +1,8 @@
-"""Scores → ranks, by counting over the full catalogue.
+"""Scores → ranks over the full catalogue.
 
-A rank is the number of candidates that score at least as high as the target, itself included, so a tie counts
-against it (pessimistic) and a constant scorer earns nothing. Candidates are the items known to training that the
-seen filter leaves; a target that is none of them is a miss.
+A rank is the number of candidates that score at least as high as the target, itself included. So a tie counts against
+the scorer (pessimistic), and a constant scorer gets nothing. Candidates are the items known to training that the seen
+filter leaves; a target that is not among them is a miss.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MISS = 1 << 40  # the rank of a target that is no candidate: beyond any catalogu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exclusions:
-    """Items that are no answer to some question: items[i] is none to question rows[i]. Repeats are harmless."""
+    """Items that are no candidates of some queries: items[i] is none of query rows[i]. Repeats are harmless."""
 
     rows: np.ndarray  # [N] int64
     items: np.ndarray  # [N] int64
 
     @staticmethod
     def of_histories(batch: Batch) -> Exclusions:
-        """Every item of the whole history, older ones than the model looks at included."""
+        """Every item of the whole histories, also those before the model's window."""
         return Exclusions(rows=np.repeat(np.arange(len(batch.lengths)), batch.lengths), items=batch.items)
 
 
@@ -38,59 +38,57 @@ def ranks(
 ) -> np.ndarray:
     """The targets' ranks [B] int64, 1 the best, MISS where the target is no candidate.
 
-    `scores` [B, V + 1] stay as they are; column 0 is padding and means nothing. `known` [V + 1]: True where
-    training has met the item.
+    `scores` [B, V + 1] are left unchanged; column 0 is padding. `known` [V + 1]: True for the candidates.
     """
-    return ranks_among(candidates(scores, seen, known=known), targets)
+    return ranks_among(candidate_scores(scores, seen, known=known), targets)
 
 
-def candidates(scores: Tensor, seen: Exclusions | None = None, *, known: np.ndarray | None = None) -> Tensor:
-    """A copy of the scores [B, V + 1] with -inf for everything that is no candidate."""
-    check_finite(scores)
+def candidate_scores(scores: Tensor, seen: Exclusions | None = None, *, known: np.ndarray | None = None) -> Tensor:
+    """A copy of the scores [B, V + 1] with -inf for items that are no candidates."""
+    _check_finite(scores)
     barred = torch.zeros(scores.shape[1], dtype=scores.dtype)
     if known is not None:
         barred[torch.from_numpy(~np.asarray(known, dtype=bool))] = -torch.inf
-    left = scores + barred.to(scores.device)  # [B, V + 1]; adding is three times as fast as masked_fill
-    left[:, PADDING] = -torch.inf  # whatever the scorer left there
+    result = scores + barred.to(scores.device)  # [B, V + 1]; adding is three times as fast as masked_fill
+    result[:, PADDING] = -torch.inf
     if seen is not None and len(seen.rows):
         rows, items = (torch.from_numpy(array).to(scores.device) for array in (seen.rows, seen.items))
-        left[rows, items] = -torch.inf
-    return left
+        result[rows, items] = -torch.inf
+    return result
 
 
-def ranks_among(left: Tensor, targets: np.ndarray) -> np.ndarray:
-    """Ranks [B] of targets among what `candidates` left.
+def ranks_among(scores: Tensor, targets: np.ndarray) -> np.ndarray:
+    """The targets' ranks [B] by the scores that `candidate_scores` returned.
 
-    The target's score is read from the same tensor: a second dot product could differ in its last bit and turn a
-    tie into a loss.
+    The target's score is read from the same tensor: a second dot product could differ in its last bit.
     """
-    wanted = torch.from_numpy(np.asarray(targets, dtype=np.int64)).to(left.device)
-    own = left.gather(1, wanted[:, None])  # [B, 1]
-    counted = (left >= own).sum(dim=1, dtype=torch.int32).long()  # summing into int64 is six times slower
-    return counted.masked_fill(own[:, 0] == -torch.inf, MISS).cpu().numpy()
+    columns = torch.from_numpy(np.asarray(targets, dtype=np.int64)).to(scores.device)
+    own = scores.gather(1, columns[:, None])  # [B, 1]
+    counts = (scores >= own).sum(dim=1, dtype=torch.int32).long()  # summing into int64 is six times slower
+    return counts.masked_fill(own[:, 0] == -torch.inf, MISS).cpu().numpy()
 
 
-def ranks_within(left: Tensor, rows: np.ndarray, targets: np.ndarray, depth: int) -> np.ndarray:
-    """Ranks [N] of several targets a row, target i in row rows[i], as `ranks_among` has them up to `depth`.
+def ranks_within(scores: Tensor, rows: np.ndarray, targets: np.ndarray, depth: int) -> np.ndarray:
+    """Ranks [N] of several targets in a row, target i in row rows[i]. Up to `depth` they equal `ranks_among`.
 
-    A rank beyond is depth + 1: the best depth + 1 scores tell everything else.
+    A rank beyond it is depth + 1, so that the best depth + 1 scores of a row are enough.
     """
-    line, wanted = (torch.from_numpy(np.asarray(index, dtype=np.int64)).to(left.device) for index in (rows, targets))
-    own = left[line, wanted]  # [N]
-    best = left.topk(min(depth + 1, left.shape[1]), dim=1).values  # [B, depth + 1]
-    counted = torch.zeros_like(line)
+    line, columns = (torch.from_numpy(np.asarray(one, dtype=np.int64)).to(scores.device) for one in (rows, targets))
+    own = scores[line, columns]  # [N]
+    best = scores.topk(min(depth + 1, scores.shape[1]), dim=1).values  # [B, depth + 1]
+    counts = torch.zeros_like(line)
     for column in best.T:  # not all at once: a user may have many targets
-        counted += column[line] >= own
-    return counted.masked_fill(own == -torch.inf, MISS).cpu().numpy()
+        counts += column[line] >= own
+    return counts.masked_fill(own == -torch.inf, MISS).cpu().numpy()
 
 
-def check_finite(scores: Tensor) -> None:
-    """Refuse scores that cannot be ranked: every comparison with NaN is false, which would look like rank 1."""
+def _check_finite(scores: Tensor) -> None:
+    """Refuse scores that are not finite: every comparison with NaN is false, which would look like rank 1."""
     items = scores[:, 1:]
     if not items.numel():
         return
-    ends = torch.stack((items.amin(dim=1), items.amax(dim=1)))  # NaN if any is; far faster than asking each score
-    if not torch.isfinite(ends).all():
+    extremes = torch.stack((items.amin(dim=1), items.amax(dim=1)))  # NaN if any is; far faster than testing each score
+    if not torch.isfinite(extremes).all():
         bad = int((~torch.isfinite(items)).sum())
         raise TrainingError(
             f"{bad} of {items.numel()} scores are not finite numbers, so nothing can be ranked. "

@@ -1,4 +1,4 @@
-"""What was measured, as JSON and as a table for the terminal."""
+"""The report of an evaluation, as JSON and as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USUAL_DEPTH = 10  # the depth tables show first
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """The cases of one kind."""
+    """The metrics of some of the cases."""
 
     name: str
     cases: int
@@ -26,7 +26,7 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything said of one run on one part of the data."""
+    """The results of one scorer and of the baselines on one part of the data."""
 
     split: Literal["last", "time"]
     part: Part
@@ -36,30 +36,30 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ties: Literal["pessimistic"] = "pessimistic"
     seen: SeenRule
     repeats: float
-    """Share of the validation targets that occur in their history: why seen items are excluded or kept."""
+    """Share of the validation targets that occur in their history, by which `seen` is chosen."""
     unreachable: int
-    """Cases whose target the seen filter forbids: misses."""
+    """Cases whose target the seen filter excludes: misses."""
     unknown: int
-    """Cases whose target training never met, and of which no content is known: misses."""
+    """Cases whose target was unseen in training and has no known content: misses."""
     without_history: int
-    """Cases answered by popularity because nothing came before them."""
+    """Cases without any earlier event, which are ranked by popularity."""
     target_time: bool
     metrics: dict[str, float]
-    """hit, ndcg, mrr, coverage (share of the catalogue shown to anybody) and popularity (training events of what
-    is shown, on average), each at every depth."""
+    """hit, ndcg, mrr, coverage (share of the catalogue shown to anybody) and popularity (mean training events of the
+    items shown), each at every depth."""
     intervals: dict[str, tuple[float, float]]
     """95 % intervals, users resampled."""
     baselines: dict[str, dict[str, float]]
     baseline_intervals: dict[str, dict[str, tuple[float, float]]]
     baseline_notes: dict[str, str]
     slices: dict[str, list[Slice]]
-    """By `history` (events before the target) and by `popularity` (training events of the target); where there are
-    cold targets, which training never met, by `target`, warm or cold."""
+    """By `history` (events before the target) and `popularity` (training events of the target). If any target is cold
+    (unseen in training), also by `target`: warm or cold."""
     note: str | None = None
 
     @property
-    def cold_met(self) -> bool:
-        """Whether a target that training never met could be answered, so that warm and cold are worth telling apart."""
+    def ranks_cold(self) -> bool:
+        """Whether some cold targets were candidates, so that warm and cold are worth reporting apart."""
         cold = [part.cases for part in self.slices.get("target", []) if part.name == "cold"]
         return bool(cold) and cold[0] > self.unknown
 
@@ -70,17 +70,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def depth(self) -> int:
-        """The depth tables show first: 10, or the nearest there is."""
+        """The depth that tables show first."""
         return nearest_depth(self.depths)
 
 
 def nearest_depth(depths: Sequence[int]) -> int:
-    """The usual depth, or the nearest of those there are."""
+    """10, or the nearest depth to it."""
     return min(depths, key=lambda k: abs(k - USUAL_DEPTH))
 
 
 def slices(sizes: np.ndarray, ranks: np.ndarray, edges: Sequence[int], ks: Sequence[int]) -> list[Slice]:
-    """Cases by the interval their size falls into, empty ones left out."""
+    """Cases by the interval of their size; empty intervals are left out."""
     which = np.digitize(sizes, edges) - 1
     return [
         Slice(name=_between(edges, index), cases=int(inside.sum()), metrics=summary(ranks[inside], ks))
@@ -90,7 +90,7 @@ def slices(sizes: np.ndarray, ranks: np.ndarray, edges: Sequence[int], ks: Seque
 
 
 def warm_and_cold(cold: np.ndarray, ranks: np.ndarray, ks: Sequence[int]) -> list[Slice]:
-    """Cases by whether training met their target; empty ones left out."""
+    """Cases with warm and with cold targets; an empty slice is left out."""
     return [
         Slice(name=name, cases=int(inside.sum()), metrics=summary(ranks[inside], ks))
         for name, inside in (("warm", ~cold), ("cold", cold))
@@ -106,22 +106,22 @@ def _between(edges: Sequence[int], index: int) -> str:
 
 
 def table(report: Report) -> str:
-    """The report as lines for a terminal: first how it was measured, then the model among the baselines."""
+    """The report for a terminal: the protocol, then the model and the baselines."""
     k = report.depth
     names = [f"{name}@{k}" for name in ("hit", "ndcg", "mrr", "coverage", "popularity")]
     measured = [("model", report.metrics, report.intervals)]
     measured += [(name, metrics, report.baseline_intervals.get(name, {})) for name, metrics in report.baselines.items()]
     rows = [["", *names, f"95 % of ndcg@{k}"]]
     for who, metrics, spread in measured:
-        low_high = spread.get(f"ndcg@{k}")
-        rows.append([who, *(figure(name, metrics[name]) for name in names), interval_text(low_high)])
+        figures = (figure(name, metrics[name]) for name in names)
+        rows.append([who, *figures, interval_text(spread.get(f"ndcg@{k}"))])
     others = [["depth", "hit", "ndcg", "mrr", "coverage", "popularity"]]
     for depth in report.depths:
         of_depth = (f"{name}@{depth}" for name in others[0][1:])
         others.append([str(depth), *(figure(name, report.metrics[name]) for name in of_depth)])
     parts = [*protocol(report), "", *aligned(rows), "", "The model at every depth:", *aligned(others)]
-    if report.cold_met:
-        parts += ["", "Targets that training met, and cold ones, which it never did:", *aligned(_by_target(report, k))]
+    if report.ranks_cold:
+        parts += ["", "Warm targets, and cold ones, which are unseen in training:", *aligned(_by_target(report, k))]
     return "\n".join(parts + ([] if report.note is None else ["", report.note]))
 
 
@@ -135,7 +135,7 @@ def _by_target(report: Report, k: int) -> list[list[str]]:
 
 
 def protocol(report: Report) -> list[str]:
-    """How it was measured, in sentences."""
+    """How it was measured, as sentences."""
     lines = [
         f"{report.cases:,} cases of the {report.part} part (--split {report.split}), ranked among {report.items:,} "
         f"items; ties count against the scorer. Seen items are {report.seen}: {report.repeats:.1%} of the "
@@ -146,14 +146,14 @@ def protocol(report: Report) -> list[str]:
     if report.unknown:
         lines.append(f"{report.unknown:,} targets never occur in training: counted as misses.")
     if report.without_history:
-        lines.append(f"{report.without_history:,} cases have no history and were answered by popularity.")
+        lines.append(f"{report.without_history:,} cases have no history and were ranked by popularity.")
     if report.target_time:
-        lines.append("The model was told the moment of the answer; compare it only with models that were, too.")
+        lines.append("The model was given the target's timestamp; compare it only with models that were given it, too.")
     return lines
 
 
 def figure(name: str, value: float) -> str:
-    """A popularity is a count, everything else a share."""
+    """Popularity is a count, all other metrics are shares."""
     return f"{value:,.0f}" if name.startswith("popularity") else f"{value:.4f}"
 
 
@@ -162,7 +162,7 @@ def interval_text(interval: tuple[float, float] | None) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines; the first column to the left, numbers to the right."""
+    """Rows of cells as lines; the first column is aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

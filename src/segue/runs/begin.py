@@ -11,7 +11,7 @@ from segue import folders
 from segue.config import DEFAULT_RECIPE, Settings, make_settings, read_recipe, refuse_another_model
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
-from segue.evaluation.training_counts import training_counts
+from segue.evaluation.split_log import SplitLog
 from segue.models.build import builder_name, refuse_other_builder
 from segue.models.facts import facts_of, refuse_silence
 from segue.models.items.content import ContentTable
@@ -98,7 +98,7 @@ def _write_initial_weights(origin: Recommender, data: Data, partial: PartialRun)
         facts=facts_of(settings.model, data.vocabulary, data.kinds, _text_encoder(origin.model), codes),
         before=origin.vocabulary,
         now=data.vocabulary,
-        trained=training_counts(data.sequences, data.split, len(data.vocabulary)) > 0,
+        trained=SplitLog.of(data).training_counts > 0,
         out=partial.folder,
     )
 

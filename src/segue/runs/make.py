@@ -16,7 +16,7 @@ from segue import folders
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
 from segue.evaluation.settings import seen_rule
-from segue.evaluation.training_counts import training_counts
+from segue.evaluation.split_log import SplitLog
 from segue.models.checkpoint import saved_texts
 from segue.models.facts import facts_of
 from segue.process_group import ProcessGroup
@@ -120,7 +120,7 @@ def _train(
 ) -> TrainedModel:
     """Choose the epoch on validation and measure on the test part; with `all_events`, then train on every event."""
     settings, sequences, n_items = partial.settings, data.sequences, len(data.vocabulary)
-    counts = training_counts(sequences, data.split, n_items)
+    counts = SplitLog.of(data).training_counts
     seen, _ = seen_rule(settings.evaluate, sequences, data.split)
     start = group.on_first(lambda: partial.initial_weights(START))
     texts = saved_texts(start, settings.model) if start is not None and settings.model.texts else None

@@ -10,8 +10,8 @@ from segue.errors import InputError
 from segue.evaluation.evaluate import Evaluation, evaluate
 from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.settings import seen_rule
-from segue.evaluation.training_counts import training_counts
-from segue.evaluation.window.evaluate import WindowEvaluation, evaluate_window
+from segue.evaluation.split_log import SplitLog
+from segue.evaluation.window.evaluate import TargetWindow, WindowEvaluation, evaluate_window
 from segue.models.sequence import SequenceModel
 from segue.objective.tasks.positive import PositiveEvents
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
@@ -29,12 +29,9 @@ def measure(
     """Measure the model and the baselines on the test part."""
     return evaluate(
         ModelScorer(model),
-        data.sequences,
-        data.split,
-        n_items=len(data.vocabulary),
+        SplitLog.of(data),
         settings=settings.evaluate,
         answerable=model.answerable,
-        split_kind=data.manifest["split"]["kind"],
         target_time=model.target_time,
         note=note,
         progress=progress,
@@ -56,14 +53,14 @@ def measure_window(
     _refuse_windowless(data)
     return evaluate_window(
         ModelScorer(model),
-        data.sequences,
-        data.split,
-        n_items=len(data.vocabulary),
+        SplitLog.of(data),
+        TargetWindow(
+            days,
+            ages,
+            PositiveEvents(settings.objective.positive, data.kinds),
+            data.vocabulary.categories(settings.evaluate.interest),
+        ),
         settings=settings.evaluate,
-        days=days,
-        ages=ages,
-        positive=PositiveEvents(settings.objective.positive, data.kinds),
-        interest=data.vocabulary.categories(settings.evaluate.interest),
         target_time=model.target_time,
         answerable=model.answerable,
         baselines=baselines,
@@ -74,7 +71,7 @@ def measure_window(
 def evaluator_of(model: SequenceModel, data: Data, settings: Settings) -> Evaluator:
     """The evaluator that ranks a model's targets on its data."""
     seen, _ = seen_rule(settings.evaluate, data.sequences, data.split)
-    counts = training_counts(data.sequences, data.split, len(data.vocabulary))
+    counts = SplitLog.of(data).training_counts
     known = model.answerable(counts)
     return Evaluator(
         sequences=data.sequences,

@@ -13,7 +13,7 @@ from segue import folders
 from segue.config import Settings, settings_toml
 from segue.data.dataset import Data
 from segue.errors import FolderError
-from segue.evaluation.training_counts import counts_before
+from segue.evaluation.split_log import counts_before
 from segue.models.build import Builder
 from segue.runs.read import SETTINGS, Origin, refuse_added
 from segue.training.item_codes import CODES, CODES_ALL, kept_codes

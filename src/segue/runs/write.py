@@ -18,7 +18,7 @@ from segue.config import settings_toml
 from segue.data.dataset import Data
 from segue.evaluation.evaluate import Evaluation
 from segue.evaluation.settings import SeenRule
-from segue.evaluation.training_counts import training_counts
+from segue.evaluation.split_log import SplitLog
 from segue.index.build import build_index, index_facts, sample_questions
 from segue.models.checkpoint import save_model
 from segue.models.items.code_assignment import shared_codes
@@ -66,7 +66,7 @@ def write_run(run: Path, partial: PartialRun, data: Data, trained: TrainedModel)
             items = np.flatnonzero(counts[1:]) + 1
             manifest["codes"] = {"shared": shared_codes(model.items.codes.numpy(), items)}
             if partial.record.all_events:
-                np.save(staging / TRAINED, training_counts(data.sequences, data.split, len(data.vocabulary)) > 0)
+                np.save(staging / TRAINED, SplitLog.of(data).training_counts > 0)
         folders.write_manifest(staging, "run", manifest)
 
 

@@ -17,8 +17,9 @@ from segue.errors import SettingsError, TrainingError
 from segue.evaluation import metrics
 from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.settings import EvaluateSettings, SeenRule
-from segue.evaluation.training_counts import counts_before
-from segue.evaluation.window.evaluate import find_targets, user_values, validation_window
+from segue.evaluation.split_log import counts_before
+from segue.evaluation.window.cases import validation_window
+from segue.evaluation.window.evaluate import rank_targets, user_values
 from segue.models.build import Builder, build_model
 from segue.models.checkpoint import fill_model
 from segue.models.facts import NO_FACTS, Facts
@@ -103,8 +104,8 @@ def _validation(
         window = validation_window(sequences, split, settings.days, positive)
 
         def by_window(model: SequenceModel) -> dict[str, float]:
-            found = find_targets(evaluator(model), ModelScorer(model), window, (10,), moment=window.moment)
-            return {name: float(values.mean()) for name, values in user_values(window, found, (10,)).items()}
+            result = rank_targets(evaluator(model), ModelScorer(model), window, (10,), time=window.time)
+            return {name: float(values.mean()) for name, values in user_values(window, result, (10,)).items()}
 
         return by_window
     cases = split.cases("valid", settings.target)

@@ -17,7 +17,7 @@ from segue.config import Settings, settings_toml
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError, TrainingError
 from segue.evaluation.settings import SeenRule, seen_rule
-from segue.evaluation.training_counts import training_counts
+from segue.evaluation.split_log import SplitLog
 from segue.folders import explained_writing
 from segue.models.facts import facts_of
 from segue.training.item_codes import CODES, kept_codes
@@ -112,7 +112,7 @@ class _Trainer:
     def of(
         job: Search, data: Data, bounds: Bounds, progress: Callable[[int, TrainingProgress], None] | None
     ) -> _Trainer:
-        counts = training_counts(data.sequences, data.split, len(data.vocabulary))
+        counts = SplitLog.of(data).training_counts
         seen, _ = seen_rule(job.settings.evaluate, data.sequences, data.split)
         return _Trainer(job, data, bounds, counts, seen, progress)
 

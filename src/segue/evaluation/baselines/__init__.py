@@ -1,31 +1,26 @@
-"""What a model has to beat. Each is fit on the training part alone and measured by the same ruler."""
+"""Baselines that a model has to beat: fit on the training part and measured like the model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-from segue.data.sequences import Sequences
-from segue.data.split import Split
 from segue.evaluation.baselines.last_item import LastItem
 from segue.evaluation.baselines.popularity import Popularity, RecentPopularity
 from segue.evaluation.baselines.session_knn import SessionNeighbours
 from segue.evaluation.evaluator import Scorer
+from segue.evaluation.split_log import SplitLog
 
 
 class Baseline(Scorer, Protocol):
-    """A scorer that says in a sentence what it is."""
+    """A scorer with a description for the report."""
 
     @property
     def note(self) -> str: ...
 
 
-class Fit(Protocol):
-    """Training part → baseline. Where something is chosen, validation chooses it."""
-
-    def __call__(self, sequences: Sequences, split: Split, n_items: int) -> Baseline: ...
-
-
-BASELINES: dict[str, Fit] = {
+# What a baseline has to choose, it chooses on validation.
+BASELINES: dict[str, Callable[[SplitLog], Baseline]] = {
     "popularity": Popularity.fit,
     "recent-popularity": RecentPopularity.fit,
     "last-item": LastItem.fit,

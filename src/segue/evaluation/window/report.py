@@ -1,4 +1,4 @@
-"""What evaluation by window found, as JSON and as a table for the terminal."""
+"""The report of an evaluation by window, as JSON and as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from segue.evaluation.metrics import Loss
+from segue.evaluation.metrics import RelativeLoss
 from segue.evaluation.report import aligned, interval_text, nearest_depth
 from segue.evaluation.settings import SeenRule
 
@@ -15,10 +15,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TargetPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The targets of one kind alone, of the users who have any."""
+    """The warm or the cold targets (unseen in training), over the users with any of them."""
 
     name: Literal["warm", "cold"]
-    """Whether training met them."""
     users: int
     targets: int
     metrics: dict[str, float]
@@ -26,42 +25,42 @@ class TargetPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Age(msgspec.Struct, frozen=True, kw_only=True):
-    """The same users and targets, asked with histories that end so many days before the moment."""
+    """The same users and targets, with histories that end so many days before the split."""
 
     days: float
     history_before: str
     metrics: dict[str, float]
     intervals: dict[str, tuple[float, float]]
-    fall: dict[str, Loss]
+    fall: dict[str, RelativeLoss]
     """By recall@k: the share of the recall at age 0 that is lost."""
 
 
 class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything said of one run over the days after the moment of its split; `evaluate/window.py` defines it."""
+    """The results over the days after the split; `segue.evaluation.window` defines the metrics."""
 
-    moment: str
+    split_time: str
     days: float
     trained_before: str
-    """No event from here on was trained on, but validation's chose the epoch."""
+    """The end of the training part. Validation, which chose the epoch, is between it and the split."""
     users: int
     targets: int
-    """Distinct items of the window, added up over the users."""
+    """Distinct items of the window, summed over the users."""
     items: int
     ties: Literal["pessimistic"] = "pessimistic"
     seen: SeenRule
     repeats: float
-    """Share of the validation targets that occur in their history: why seen items are excluded or kept."""
+    """Share of the validation targets that occur in their history, by which `seen` is chosen."""
     unreachable: int
-    """Targets that the seen filter forbids: misses."""
+    """Targets that the seen filter excludes: misses."""
     unknown: int
-    """Targets that training never met, and of which no content is known: misses."""
+    """Targets that were unseen in training and have no known content: misses."""
     metrics: dict[str, float]
     """Of the model at age 0: recall, hit, coverage, p90_coverage and, with `evaluate.interest`, entropy, each at every
     depth."""
     intervals: dict[str, tuple[float, float]]
     """95 % intervals, users resampled."""
     by_target: list[TargetPart]
-    """Warm targets and cold ones apart; a kind that does not occur is left out."""
+    """Warm targets and cold ones apart; a part without targets is left out."""
     baselines: dict[str, dict[str, float]]
     baseline_intervals: dict[str, dict[str, tuple[float, float]]]
     baseline_notes: dict[str, str]
@@ -74,22 +73,22 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(int(name.removeprefix("hit@")) for name in self.metrics if name.startswith("hit@"))
 
 
-def moment_text(microseconds: int) -> str:
-    """A moment as ISO 8601."""
+def time_text(microseconds: int) -> str:
+    """A timestamp in ISO 8601."""
     return (EPOCH + timedelta(microseconds=microseconds)).isoformat()
 
 
 def window_table(report: WindowReport) -> str:
-    """The report as lines for a terminal: how it was measured, the model among the baselines, and how it ages."""
+    """The report for a terminal: the protocol, the model and the baselines, and the model at every age."""
     k = nearest_depth(report.depths)
-    measures = [name.partition("@")[0] for name in report.metrics if name.endswith(f"@{k}")]
-    rows = [["", *(f"{name}@{k}" for name in measures), f"95 % of recall@{k}"]]
+    names = [name.partition("@")[0] for name in report.metrics if name.endswith(f"@{k}")]
+    rows = [["", *(f"{name}@{k}" for name in names), f"95 % of recall@{k}"]]
     spreads = {"model": report.intervals, **report.baseline_intervals}
     for who, metrics in {"model": report.metrics, **report.baselines}.items():
-        figures = [f"{metrics[f'{name}@{k}']:.4f}" for name in measures]
+        figures = [f"{metrics[f'{name}@{k}']:.4f}" for name in names]
         rows.append([who, *figures, interval_text(spreads.get(who, {}).get(f"recall@{k}"))])
-    others = [["depth", *measures]] + [
-        [str(depth), *(f"{report.metrics[f'{name}@{depth}']:.4f}" for name in measures)] for depth in report.depths
+    others = [["depth", *names]] + [
+        [str(depth), *(f"{report.metrics[f'{name}@{depth}']:.4f}" for name in names)] for depth in report.depths
     ]
     parts = [*_protocol(report), "", *aligned(rows), "", "The model at every depth:", *aligned(others)]
     parts += _warm_and_cold(report, k) if any(part.name == "cold" for part in report.by_target) else []
@@ -97,12 +96,12 @@ def window_table(report: WindowReport) -> str:
 
 
 def _protocol(report: WindowReport) -> list[str]:
-    """How it was measured, in sentences."""
+    """How it was measured, as sentences."""
     lines = [
         f"{report.users:,} users with a history before {report.ages[-1].history_before} and {report.targets:,} items "
-        f"that they met in the {report.days:g} days after {report.moment}, ranked among {report.items:,} items; ties "
-        f"count against the scorer. Seen items are {report.seen}: {report.repeats:.1%} of the validation targets are "
-        f"repeats. Trained on events before {report.trained_before}."
+        f"that they met in the {report.days:g} days after {report.split_time}, ranked among {report.items:,} items; "
+        f"ties count against the scorer. Seen items are {report.seen}: {report.repeats:.1%} of the validation targets "
+        f"are repeats. Trained on events before {report.trained_before}."
     ]
     if report.unreachable:
         lines.append(f"{report.unreachable:,} targets are seen items, which were excluded: counted as misses.")
@@ -114,16 +113,16 @@ def _protocol(report: WindowReport) -> list[str]:
 def _warm_and_cold(report: WindowReport, k: int) -> list[str]:
     rows = [["", "users", "targets", f"recall@{k}", f"hit@{k}"]]
     for part in report.by_target:
-        known = [f"{part.metrics[f'{name}@{k}']:.4f}" for name in ("recall", "hit")]
-        rows.append([part.name, f"{part.users:,}", f"{part.targets:,}", *known])
-    return ["", "Targets that training met, and cold ones, which it never did:", *aligned(rows)]
+        figures = [f"{part.metrics[f'{name}@{k}']:.4f}" for name in ("recall", "hit")]
+        rows.append([part.name, f"{part.users:,}", f"{part.targets:,}", *figures])
+    return ["", "Warm targets, and cold ones, which are unseen in training:", *aligned(rows)]
 
 
 def _freshness(report: WindowReport, k: int) -> list[str]:
     rows = [["age in days", f"recall@{k}", f"p90_coverage@{k}", "lost since age 0", "95 %"]]
     for age in report.ages:
         fall = age.fall[f"recall@{k}"]
-        known = [f"{age.metrics[f'{name}@{k}']:.4f}" for name in ("recall", "p90_coverage")]
+        figures = [f"{age.metrics[f'{name}@{k}']:.4f}" for name in ("recall", "p90_coverage")]
         between = "" if fall.low is None or fall.high is None else f"{fall.low:.1%} … {fall.high:.1%}"
-        rows.append([f"{age.days:g}", *known, "" if fall.value is None else f"{fall.value:.1%}", between])
+        rows.append([f"{age.days:g}", *figures, "" if fall.value is None else f"{fall.value:.1%}", between])
     return ["", "The same users and targets as embeddings age:", *aligned(rows)]
