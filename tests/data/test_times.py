@@ -1,41 +1,36 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import narwhals as nw
 import polars as pl
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segue.data.read.time_format import TimeFormat
-from segue.data.read.times import TimeRule, decide, forced_rule, mixture, moment, read_times, votes
+from segue.data.read.dates import TimeFormat
+from segue.data.read.times import TimeRule, decide, forced_rule, mixture, read_time, read_times, votes
 from segue.data.settings import PrepareSettings
+from segue.data.timestamps import SKIPPED, read_iso
 from segue.errors import SettingsError
 
 MICRO = 1_000_000
-ENGINES: dict[str, Callable[..., Any]] = {"polars": pl.DataFrame, "arrow": pa.table}
 
 
-def counted(values: list[Any], engine: str = "polars") -> dict[str, int]:
-    row = votes(nw.from_native(ENGINES[engine]({"time": values})).lazy()).collect()
-    return {name: int(row[name][0]) for name in row.columns}
+def counted(values: list[Any]) -> dict[str, int]:
+    return votes(pl.Series(values))
 
 
-def read(values: list[Any], rule: TimeRule | None = None, *, engine: str = "polars") -> list[Any]:
+def read(values: list[Any], rule: TimeRule | None = None) -> list[Any]:
     """Microseconds, or the reason, of each value; by the rule the column itself decides when none is given."""
-    rule = rule or decide(counted(values, engine), zone=None)
-    frame = read_times(nw.from_native(ENGINES[engine]({"time": values})).lazy(), rule).collect()
+    rule = rule or decide(counted(values), zone=None)
+    frame = read_times(pl.Series(values), rule)
     pairs = list(zip(frame["microseconds"].to_list(), frame["time_reason"].to_list(), strict=True))
     assert all((micro is None) == (reason is not None) for micro, reason in pairs)
     return [reason if micro is None else micro for micro, reason in pairs]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("text", "micro"),
     [
@@ -64,15 +59,15 @@ def read(values: list[Any], rule: TimeRule | None = None, *, engine: str = "pola
         (None, "no time"),
     ],
 )
-def test_iso_times(text: str | None, micro: int | str, engine: str) -> None:
-    iso = TimeRule(form="iso", tails=True)
-    assert read([text, "2024-01-01"], iso, engine=engine)[0] == micro
+def test_iso_times(text: str | None, micro: int | str) -> None:
+    assert read([text, "2024-01-01"], TimeRule(form="iso"))[0] == micro
 
 
 def wall_clock(year: int) -> datetime.datetime:
     return datetime.datetime(year, 1, 2)  # noqa: DTZ001, a log's times without an offset have no zone
 
 
+LOCAL_TIMES = [datetime.datetime(2021, 10, 31, 2, 30), datetime.datetime(2021, 3, 28, 2, 30)]  # noqa: DTZ001
 SPAN = st.datetimes(wall_clock(1970), wall_clock(2049))
 
 
@@ -97,15 +92,50 @@ def test_zones_agree_with_python(moments: list[datetime.datetime], zone: str) ->
     assert read([when.isoformat() for when in moments], TimeRule(form="iso", zone=zone)) == expected
 
 
-def test_an_hour_that_comes_twice_is_its_first_and_one_that_never_comes_is_read_by_winter_time() -> None:
-    rule = TimeRule(form="iso", tails=True, zone="Europe/Berlin")
+def test_an_hour_that_comes_twice_is_its_first_and_one_that_the_clocks_skip_is_rejected() -> None:
+    rule = TimeRule(form="iso", zone="Europe/Berlin")
     twice, never, absolute = read(["2021-10-31 02:30", "2021-03-28 02:30", "2021-07-01T12:00Z"], rule)
     assert twice == 1_635_640_200 * MICRO  # 00:30 UTC
-    assert never == 1_616_895_000 * MICRO  # 01:30 UTC
+    assert never == SKIPPED == "no such local time: the clocks skipped that hour"
     assert absolute == 1_625_140_800 * MICRO  # an offset is stronger than the zone
+    formatted = TimeRule(form="format", format="%d.%m.%Y %H:%M", zone="Europe/Berlin")
+    assert read(["31.10.2021 02:30", "28.03.2021 02:30"], formatted) == [twice, SKIPPED]
+    clock = [when - datetime.datetime(1970, 1, 1) for when in LOCAL_TIMES]  # noqa: DTZ001
+    values = [since // datetime.timedelta(microseconds=1) for since in clock]
+    assert read(values, TimeRule(form="instant", zone="Europe/Berlin")) == [twice, SKIPPED]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+ODD = [
+    *("2024-05-01T24:00", "2024-05-01T12", "2024-05-01T12+02", "20240501T120000Z", "2024-W18-3", "2024-05-01t12:00z"),
+    *("2024-05-01 12:30:59 UTC", "2024-05-01T12:30:59,5", "2024-05-01x12:30", "2024-05-01T12:30:60", "2024-5-1"),
+    *("2024-05-01T12:30:59.1234567891Z", "2024-05-01T12:30:59+24:00", "2024-05-01T12:30:59+0230", "0000-01-01", "now"),
+    *("0001-01-01", "9999-12-31T23:59:59-12:00", " 2024-05-01 ", "2024-05-01T12:30.5", "2024- 5-01", "2024-02-30", ""),
+    *(
+        "2024-05-01T12:30:59+02:00:30",
+        "2024-05-01T12:30:59 +02:00",
+        "2021-03-28T02:30",
+        "2021-10-31T02:30",
+        "+024-05-01",
+    ),
+    *("٢٠٢٤-05-01", "2024-05-01T12:30:59.123", "2024-05-01T12:30:59.123456-00:30", "2024-05-01T12:30:59.123456789+14"),
+]
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_the_column_reader_and_the_single_reader_agree(zone: str | None) -> None:
+    singles: list[int | str] = []
+    for text in ODD:
+        try:
+            singles.append(read_iso(text, zone))
+        except ValueError as error:
+            singles.append("no time" if not text else str(error))
+    rule = TimeRule(form="iso", zone=zone)
+    assert read(ODD, rule) == singles
+    alone = [read([text] * 2, rule) for text in ODD]  # each is then the form that polars is given
+    assert alone == [[single] * 2 for single in singles]
+    assert sum(isinstance(single, int) for single in singles) == (16 if zone is None else 15)
+
+
 @pytest.mark.parametrize(
     ("values", "form", "micro"),
     [
@@ -123,9 +153,9 @@ def test_an_hour_that_comes_twice_is_its_first_and_one_that_never_comes_is_read_
         ([0], "order", 0),
     ],
 )
-def test_the_unit_follows_from_the_size(values: list[Any], form: str, micro: int, engine: str) -> None:
-    assert decide(counted(values, engine), zone=None).form == form
-    assert read(values, engine=engine) == [micro]
+def test_the_unit_follows_from_the_size(values: list[Any], form: str, micro: int) -> None:
+    assert decide(counted(values), zone=None).form == form
+    assert read(values) == [micro]
 
 
 def test_one_unit_for_the_column_and_the_rest_is_refused() -> None:
@@ -149,7 +179,6 @@ def test_a_mixture_is_named_with_its_shares() -> None:
     assert mixture(counted(["1600000000", ""])) == ""
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("text", "how", "expected"),
     [
@@ -161,12 +190,20 @@ def test_a_mixture_is_named_with_its_shares() -> None:
         ("December 5, 2010 1pm", "%B %d, %Y %I%p", "2010-12-05T13:00:00"),
         ("2010-12-01 08:26:01.25 +0130", "%F %T.%f %z", "2010-12-01T06:56:01.250000"),
         ("100% 2010-12-01", "100%% %F", "2010-12-01T00:00:00"),
+        ("2010-12-01 08h", "%F %Hh", "2010-12-01T08:00:00"),
+        ("2010-12-01 08:26", "%F %I:%M", "2010-12-01T08:26:00"),
+        ("01:26 PM 2010-12-01", "%H:%M %p %F", "2010-12-01T13:26:00"),
+        ("01.12.69", "%d.%m.%y", "1969-12-01T00:00:00"),
+        ("01.12.68", "%d.%m.%y", "2068-12-01T00:00:00"),
+        ("2010-12-01 08:26:01,2", "%F %T,%f", "2010-12-01T08:26:01.200000"),
+        ("2010-12-01 08:26:01.1234567", "%F %T.%f", "2010-12-01T08:26:01.123456"),
+        ("2010-12-01 08:26:01 Z", "%F %T %z", "2010-12-01T08:26:01"),
     ],
 )
-def test_formats(text: str, how: str, expected: str, engine: str) -> None:
+def test_formats(text: str, how: str, expected: str) -> None:
     rule = forced_rule(PrepareSettings(time_format=how))
     micro = since_1970(datetime.datetime.fromisoformat(expected))
-    assert read([text, "no", ""], rule, engine=engine) == [micro, "unreadable time", "no time"]
+    assert read([text, "no", ""], rule) == [micro, "unreadable time", "no time"]
 
 
 @given(
@@ -179,14 +216,19 @@ def test_formats_agree_with_python(moments: list[datetime.datetime], how: str) -
     assert read([when.strftime(how) for when in moments], rule) == [since_1970(when) for when in moments]
 
 
-@pytest.mark.parametrize("how", ["%Q", "%H:%M", "%Y", "days", "%"])
+def test_digits_beside_digits_have_their_full_width() -> None:
+    rule = forced_rule(PrepareSettings(time_format="%Y%m%d"))
+    assert read(["2010111", "2010-1-1", "20101101"], rule) == [*["unreadable time"] * 2, 1_288_569_600 * MICRO]
+
+
+@pytest.mark.parametrize("how", ["%Q", "%H:%M", "%Y", "days", "%", "%F %d"])
 def test_a_format_that_cannot_be_used_is_refused(how: str) -> None:
     with pytest.raises(SettingsError, match="--time-format"):
         TimeFormat.parse(how)
 
 
 @pytest.mark.parametrize(
-    ("said", "rule", "expected"),
+    ("text", "rule", "expected"),
     [
         ("250", TimeRule(form="order"), 250 * MICRO),
         ("1600000000", TimeRule(form="s"), 1_600_000_000 * MICRO),
@@ -196,5 +238,9 @@ def test_a_format_that_cannot_be_used_is_refused(how: str) -> None:
         ("1600000000", TimeRule(form="iso"), None),
     ],
 )
-def test_a_moment_in_the_words_of_the_column(said: str, rule: TimeRule, expected: int | None) -> None:
-    assert moment(said, rule) == expected
+def test_one_time_in_the_unit_of_the_column(text: str, rule: TimeRule, expected: int | None) -> None:
+    if expected is None:
+        with pytest.raises(ValueError, match="unreadable time"):
+            read_time(text, rule)
+    else:
+        assert read_time(text, rule) == expected

@@ -235,7 +235,7 @@ def test_a_folder_in_the_way(recommender: Recommender, data: Data, tmp_path: Pat
 def test_history_of_one_user(data: Data, recommender: Recommender) -> None:
     history = user_history(data, "007")
     assert [entry.item for entry in history] == ["a", "b", "c"]
-    assert history[0].time == datetime(2026, 1, 1, tzinfo=UTC)
+    assert history[0].time == "2026-01-01T00:00:00+00:00"
     assert [entry.value for entry in history] == [None, 2.5, None]
     assert recommender.recommend(history, k=1).ids == ["d"]
     with pytest.raises(InputError, match="The user '0007' is not among the 4 users"):

@@ -9,8 +9,8 @@ import numpy as np
 
 from segue.data.sequences import Sequences
 from segue.data.split import Cases
+from segue.data.timestamps import MICROSECONDS
 
-MICROSECONDS = 1_000_000
 POOL_BATCHES = 50  # users of about this many batches are sorted by length together: random, yet little padding
 
 

@@ -21,7 +21,7 @@ from segue.data.dataset import Data
 from segue.data.local import open_local_engine
 from segue.data.read.catalogue import Catalogue, described_items, open_catalogue, with_arrays
 from segue.data.read.gather import Log, Progress, TimeLook
-from segue.data.read.times import TimeRule, forced_rule, looks_like_number_or_time, moment
+from segue.data.read.times import TimeRule, forced_rule, looks_like_number_or_time, read_time
 from segue.data.read.vectors import VectorFile, apart, open_vectors, widths
 from segue.data.sequences import Sequences
 from segue.data.settings import SPLIT_BY_TIME, EngineName, PrepareSettings, on_spark, share
@@ -231,13 +231,14 @@ def _test_from(settings: PrepareSettings, rule: TimeRule | None) -> int | None:
     """The moment from which events are tested, None for `--split last`."""
     if settings.split == "last" or rule is None:
         return None
-    said = settings.split.removeprefix(SPLIT_BY_TIME)
-    found = moment(said, replace(rule, zone=settings.time_zone))
-    if found is None:
+    text = settings.split.removeprefix(SPLIT_BY_TIME)
+    try:
+        return read_time(text, replace(rule, zone=settings.time_zone))
+    except ValueError as error:
         raise SettingsError(
-            f"--split time:{said} is neither a date nor a number in the unit of the times ({rule.description()})."
-        )
-    return found
+            f"--split time:{text} is neither a date nor a number in the unit of the times ({rule.description()}): "
+            f"{error}."
+        ) from error
 
 
 def _split(folder: Path, test_from: int | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import zoneinfo
 from typing import Literal, get_args
 
 import msgspec
+import polars as pl
 
 from segue.errors import SettingsError
 
@@ -50,7 +51,7 @@ class PrepareSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.split != "last" and not self.split.startswith(SPLIT_BY_TIME):
             raise SettingsError(f"--split is {self.split!r}; expected last, or time:WHEN such as time:2024-05-01.")
         if self.time_zone is not None:
-            named_zone(self.time_zone)
+            refuse_unknown_zone(self.time_zone)
         self._refuse_shared_columns()
 
     def named_columns(self) -> dict[Role, str]:
@@ -72,11 +73,12 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def named_zone(name: str) -> zoneinfo.ZoneInfo:
-    """The time zone of this name."""
+def refuse_unknown_zone(name: str) -> None:
+    """Refuse a time zone that Python or polars does not know."""
     try:
-        return zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+        zoneinfo.ZoneInfo(name)
+        pl.Series([0]).cast(pl.Datetime("us", name))
+    except (zoneinfo.ZoneInfoNotFoundError, pl.exceptions.PolarsError, ValueError, OSError) as error:
         raise SettingsError(
             f"--time-zone {name!r} is not known; expected an IANA name such as UTC, Europe/Berlin or America/New_York."
         ) from error

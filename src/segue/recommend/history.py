@@ -5,14 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from segue.data.batch import MICROSECONDS, Batch, cut_by_budget
+from segue.data.batch import Batch, cut_by_budget
 from segue.data.kinds import Kinds
+from segue.data.timestamps import MICROSECONDS, read_iso, utc_microseconds
 from segue.data.vocabulary import PADDING
 from segue.errors import InputError
 from segue.recommend.known_items import KnownItems
@@ -27,7 +28,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One event of a history. A plain id stands for an entry that has nothing else."""
 
     item: str | int
-    time: float | datetime | None = None
+    time: float | str | None = None
     """Seconds since 1970, or a date and time (ISO 8601; UTC unless it says otherwise)."""
     kind: str | None = None
     """What happened, such as click or buy, by the names of the log that the run was trained on; for models that look at
@@ -76,16 +77,13 @@ def microseconds(moment: Timestamp) -> int:
     """A moment as microseconds since 1970, UTC."""
     if isinstance(moment, str):
         try:
-            moment = datetime.fromisoformat(moment)
+            return read_iso(moment)
         except ValueError:
             raise InputError(
                 f"A time is seconds since 1970 or ISO 8601 (2026-01-31T12:00:00Z), got {moment!r}."
             ) from None
     if isinstance(moment, datetime):
-        aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        # Whole parts, not timestamp(): a float rounds microseconds.
-        since = aware - datetime(1970, 1, 1, tzinfo=UTC)
-        return (since.days * 86400 + since.seconds) * MICROSECONDS + since.microseconds
+        return utc_microseconds(moment)
     if isinstance(moment, bool) or not isinstance(moment, int | float | np.integer | np.floating):
         raise InputError(f"A time is seconds since 1970 or a date, got {moment!r} ({type(moment).__name__}).")
     if not -LATEST <= moment <= LATEST:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-from segue.data.batch import MICROSECONDS
+from segue.data.timestamps import MICROSECONDS
 from segue.errors import InputError, SegueError
 from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import identifier, microseconds

@@ -6,22 +6,21 @@ Two passes: a light one over the times alone decides their unit for the whole co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import narwhals as nw
 import numpy as np
 import polars as pl
 
 from segue.data.read.blocks import LogInput
-from segue.data.read.civil import MICROSECONDS
 from segue.data.read.columns import Columns, find_columns
 from segue.data.read.log import LogBlock, open_inputs, read_blocks, time_type
 from segue.data.read.times import TimeRule, decide, forced_rule, mixture, votes
 from segue.data.rules.judge import judge
 from segue.data.rules.rejected import Rejected
 from segue.data.settings import PrepareSettings, Role
+from segue.data.timestamps import MICROSECONDS
 from segue.data.write.events import Chunk, EventTable, Numbering
 from segue.errors import InputError, SettingsError
 
@@ -111,15 +110,9 @@ def _counted_votes(log: Log, progress: Progress) -> Counter[str]:
     counts: Counter[str] = Counter()
     watch = _Watch(log, "looking at the times", progress)
     for block in read_blocks(log.inputs, log.columns, roles=["time"]):
-        counts.update(votes_of(block.frame))
+        counts.update(votes(block.frame["time"]))
         watch.tell(block)
     return counts
-
-
-def votes_of(frame: pl.DataFrame) -> dict[str, int]:
-    """How many times of a block look like each form."""
-    counted = votes(nw.from_native(frame.lazy())).collect()
-    return {name: int(counted[name][0]) for name in counted.columns}
 
 
 def gather(log: Log, look: TimeLook, settings: PrepareSettings, progress: Progress) -> Gathered:
@@ -168,14 +161,8 @@ def nobody_left(kept: int, items: int, user_counts: np.ndarray, settings: Prepar
     )
 
 
-def judged_rows(frame: pl.DataFrame, roles: Collection[Role], rule: TimeRule | None) -> pl.DataFrame:
-    """A block as the rules see it: with `reason` and numbers."""
-    judged: pl.DataFrame = judge(nw.from_native(frame.lazy()), roles, rule).collect().to_native()
-    return judged
-
-
 def _take(block: LogBlock, gathered: Gathered, log: Log, rule: TimeRule | None) -> None:
-    judged = judged_rows(block.frame, log.columns.names, rule)
+    judged = judge(block.frame, log.columns.names, rule)
     gathered.rejected.add_malformed(block.input.label, block.malformed)
     good = judged
     if judged["reason"].null_count() < judged.height:

@@ -8,12 +8,10 @@ import polars as pl
 from polars.datatypes import DataTypeClass
 
 from segue.data.read.catalogue import open_catalogue, with_arrays
+from segue.data.read.dates import read_iso_dates
 from segue.data.read.log import id_text
 from segue.data.read.vectors import apart, open_vectors
 from segue.errors import InputError
-
-DATE = "%Y-%m-%d"
-WITH_OFFSET = "%+"
 
 
 def read_items(source: Any, *, item: str | None) -> tuple[pl.DataFrame, int]:
@@ -91,29 +89,20 @@ def _converted(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Serie
         return _vectors(given, dtype)
     if text and dtype == pl.Boolean:
         return given.str.to_lowercase().replace_strict({"true": True, "false": False}, default=None, return_dtype=dtype)
-    if text and dtype == pl.Date:
-        return given.str.to_date(DATE, strict=False)
-    if text and isinstance(dtype, pl.Datetime):
-        return _moments(given, dtype)
+    if text and (dtype == pl.Date or isinstance(dtype, pl.Datetime)):
+        return _dates(given, dtype)
     return given.cast(dtype, strict=False)
 
 
-def _moments(given: pl.Series, dtype: pl.Datetime) -> pl.Series:
-    """Times in ISO 8601; one with an offset becomes UTC where the vocabulary's have no zone.
-
-    The formats are named: a guess is made for a whole column, by what comes first in it.
-    """
-    said = given.str.replace(" ", "T", literal=True)
-    unit, zone = dtype.time_unit, dtype.time_zone
-    offset = said.str.to_datetime(WITH_OFFSET, time_unit=unit, strict=False)
-    offset = offset.dt.convert_time_zone(zone) if zone else offset.dt.replace_time_zone(None)
-    plain = [
-        said.str.to_datetime(form, time_unit=unit, strict=False).dt.replace_time_zone(
-            zone, ambiguous="null", non_existent="null"
-        )
-        for form in (f"{DATE}T%H:%M:%S%.f", f"{DATE}T%H:%M", DATE)
-    ]
-    return pl.select(pl.coalesce(offset, *plain).alias(given.name)).to_series()
+def _dates(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
+    """Times in ISO 8601; one with an offset becomes UTC if the vocabulary's have no zone."""
+    zone = dtype.time_zone if isinstance(dtype, pl.Datetime) else None
+    times = read_iso_dates(given.str.strip_chars(), zone)["microseconds"].cast(pl.Datetime("us")).alias(given.name)
+    if not isinstance(dtype, pl.Datetime):
+        return times.cast(pl.Date).set(times != times.dt.truncate("1d"), None)
+    if zone is not None:
+        times = times.dt.replace_time_zone("UTC").dt.convert_time_zone(zone)
+    return times.cast(dtype)
 
 
 def _vectors(given: pl.Series, dtype: pl.Array) -> pl.Series:

@@ -1,7 +1,7 @@
 """A column of times → microseconds UTC, with one unit for the whole column.
 
-`votes` counts what the values look like, `decide` takes the form that most of them have, and `read_times` turns the
-values of that form into microseconds and gives every other one its reason. All are narwhals expressions.
+`votes` counts the values that fit each form, `decide` takes the commonest form, and `read_times` converts the values
+of that form and gives every other value the reason why it is rejected.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-import narwhals as nw
+import polars as pl
 
-from segue.data.read.civil import MICROSECONDS, digits, shifted_to_utc, with_microseconds
-from segue.data.read.time_format import TimeFormat, microseconds_of_fraction, offset_minutes
+from segue.data.read.dates import TimeFormat, local_to_utc, read_formatted_dates, read_iso_dates
 from segue.data.settings import PrepareSettings
+from segue.data.timestamps import ISO, MICROSECONDS, SKIPPED, UNREADABLE, read_iso
 
 Form = Literal["order", "s", "ms", "us", "ns", "iso", "format", "instant"]
 
@@ -44,10 +44,6 @@ NAMES: dict[str, str] = {name: unit.name for name, unit in UNITS.items()} | {"is
 # Nothing that matches WHOLE overflows 64 bits; [0-9] because \d takes every script's digits.
 WHOLE = r"^-?(?:[0-9]{1,18}|[1-8][0-9]{18})$"
 DECIMAL = r"^-?[0-9]{1,18}(?:\.[0-9]+(?:[eE][+-]?[0-9]{1,2})?|[eE][+-]?[0-9]{1,2})$"
-ISO = (
-    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
-    r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?(?: ?(?:Z|UTC|[+-][0-9]{2}(?::?[0-9]{2})?))?)?$"
-)
 COMMON = 0.001  # a form with this share of the rows is no stray mistake
 
 
@@ -57,8 +53,6 @@ class TimeRule:
 
     form: Form
     decimals: bool = False
-    tails: bool = False
-    """Whether any ISO time has a fraction or an offset."""
     format: str | None = None
     zone: str | None = None
     forced: bool = False
@@ -104,140 +98,87 @@ def forced_rule(settings: PrepareSettings) -> TimeRule | None:
     return TimeRule(form="format", format=said, zone=settings.time_zone)
 
 
-def votes(frame: nw.LazyFrame[Any], column: str = "time") -> nw.LazyFrame[Any]:
-    """One row of counts: how many values of the column look like each form."""
-    marked = _with_numbers(frame, column, decimals=True)
-    counts = [nw.len().alias("rows")]
-    for name, unit in UNITS.items():
-        fits = _fits("_whole", unit) | _fits("_decimal", unit)
-        counts.append(_count(fits).alias(name))
-    counts.append(_count(~nw.col("_decimal").is_null()).alias("decimals"))
-    if _is_text(frame, column):
-        iso = nw.col("_other").str.contains(ISO)
-        counts.append(_count(iso).alias("iso"))
-        counts.append(_count(iso & nw.col("_other").str.slice(16).str.contains("[^0-9:]")).alias("tails"))
-    return marked.select(counts)
+def votes(times: pl.Series) -> dict[str, int]:
+    """How many values of the column fit each form."""
+    numbers = _with_numbers(times, decimals=True)
+    counts = [pl.len().alias("rows"), pl.col("decimal").count().alias("decimals")]
+    counts += [(_fits("whole", unit) | _fits("decimal", unit)).sum().alias(name) for name, unit in UNITS.items()]
+    if times.dtype == pl.String:
+        counts.append(pl.col("other").str.contains(ISO).sum().alias("iso"))
+    return numbers.select(counts).row(0, named=True)
 
 
 def decide(counts: Mapping[str, int], *, zone: str | None) -> TimeRule:
-    """The form that most values have; with none at all, ISO 8601, under which every row will be refused."""
+    """The commonest form; with none at all, ISO 8601, under which every row will be rejected."""
     forms: list[Form] = ["iso", "s", "ms", "us", "ns", "order"]
     form = max(forms, key=lambda name: counts.get(name, 0))
-    return TimeRule(form=form, decimals=counts.get("decimals", 0) > 0, tails=counts.get("tails", 0) > 0, zone=zone)
+    return TimeRule(form=form, decimals=counts.get("decimals", 0) > 0, zone=zone)
 
 
-def read_times(frame: nw.LazyFrame[Any], rule: TimeRule, column: str = "time") -> nw.LazyFrame[Any]:
-    """Add `microseconds` (null where the time cannot be read) and `time_reason` (null where it can)."""
+def read_times(times: pl.Series, rule: TimeRule) -> pl.DataFrame:
+    """`microseconds`, null if a time cannot be read, and then its `time_reason`."""
     if rule.form == "instant":
-        read = frame.with_columns(shifted_to_utc(nw.col(column), rule.zone).alias("microseconds"))
-        return _with_reason(read, missing=nw.col(column).is_null())
-    if rule.form == "iso":
-        return _with_reason(_read_iso(_stripped(frame, column), rule), missing=_no_text())
-    if rule.format is not None:
-        read = TimeFormat.parse(rule.format).microseconds(_stripped(frame, column), zone=rule.zone)
-        return _with_reason(read, missing=_no_text())
-    return _read_numbers(frame, rule, column)
+        local = pl.col("time")
+        converted = times.alias("time").to_frame().with_columns(local_to_utc(local, rule.zone).alias("microseconds"))
+        return _with_reason(converted, missing=local.is_null(), other=pl.lit(SKIPPED))
+    if rule.form not in ("iso", "format"):
+        return _read_numbers(times, rule)
+    texts = times.cast(pl.String).str.strip_chars().alias("time")
+    written = None if rule.format is None else TimeFormat.parse(rule.format)
+    dates = read_iso_dates(texts, rule.zone) if written is None else read_formatted_dates(texts, written, rule.zone)
+    return _with_reason(dates.with_columns(texts), missing=_is_empty("time"), other=pl.col("time_reason"))
 
 
-def _read_numbers(frame: nw.LazyFrame[Any], rule: TimeRule, column: str) -> nw.LazyFrame[Any]:
+def _read_numbers(times: pl.Series, rule: TimeRule) -> pl.DataFrame:
     unit = UNITS[rule.form]
     if rule.forced:
         unit = Unit(unit.name, 0, 9 * 10**18 // unit.times, times=unit.times, per=unit.per)
-    marked = _with_numbers(frame, column, decimals=rule.decimals)
-    whole, decimal = nw.col("_whole"), nw.col("_decimal")
-    value: nw.Expr = nw.when(_fits("_whole", unit)).then(whole * unit.times if unit.per == 1 else whole // unit.per)
+    whole, decimal = pl.col("whole"), pl.col("decimal")
+    value: pl.Expr = pl.when(_fits("whole", unit)).then(whole * unit.times if unit.per == 1 else whole // unit.per)
     if rule.decimals:
         rounded = (decimal * (unit.times / unit.per)).round(0)
-        value = nw.coalesce(value, nw.when(_fits("_decimal", unit)).then(rounded).cast(nw.Int64))
-    number = ~whole.is_null() | ~decimal.is_null()
+        value = pl.coalesce(value, pl.when(_fits("decimal", unit)).then(rounded).cast(pl.Int64))
+    is_number = whole.is_not_null() | decimal.is_not_null()
+    misfit = f"time is not {unit.name}" if rule.form == "order" else f"time is not in {unit.name}"
     return _with_reason(
-        marked.with_columns(value.alias("microseconds")),
-        missing=_no_text() if _is_text(frame, column) else ~number,
-        misfit=(number, f"time is not {unit.name}" if rule.form == "order" else f"time is not in {unit.name}"),
+        _with_numbers(times, decimals=rule.decimals).with_columns(value.alias("microseconds")),
+        missing=_is_empty("text") if times.dtype == pl.String else ~is_number,
+        other=pl.when(is_number).then(pl.lit(misfit)).otherwise(pl.lit(UNREADABLE)),
     )
 
 
-def _read_iso(frame: nw.LazyFrame[Any], rule: TimeRule) -> nw.LazyFrame[Any]:
-    """Fields at their fixed places; the rest of the text is looked at only where the column has one."""
-    fits = nw.col("_text").str.contains(ISO).fill_null(value=False)
-    frame = frame.with_columns(nw.when(fits).then(nw.col("_text")).alias("_iso"))
-    text = nw.col("_iso")
-    timed = text.str.len_chars() >= 16
-    fields = {
-        "year": digits(text.str.slice(0, 4)),
-        "month": digits(text.str.slice(5, 2)),
-        "day": digits(text.str.slice(8, 2)),
-        "hour": digits(text.str.slice(11, 2), where=timed).fill_null(0),
-        "minute": digits(text.str.slice(14, 2), where=timed).fill_null(0),
-        "second": digits(text.str.slice(17, 2), where=text.str.slice(16, 1) == ":").fill_null(0),
-    }
-    if rule.tails:
-        rest = nw.when(text.str.len_chars() > 16).then(text.str.replace_all("^.{16}(?::[0-9]{2})?", ""))
-        frame = frame.with_columns(rest.alias("_rest"))
-        fields |= _tail_fields(nw.col("_rest"))
-    return with_microseconds(frame, fields, zone=rule.zone)
-
-
-def _tail_fields(rest: nw.Expr) -> dict[str, nw.Expr]:
-    """What stands behind the seconds: .123, Z, +02:00, or both."""
-    mark = rest.str.slice(0, 1)
-    fraction = nw.when((mark == ".") | (mark == ",")).then(rest.str.slice(1).str.replace_all("[^0-9].*$", ""))
-    zone = rest.str.replace_all("^[.,][0-9]+", "").str.strip_chars()
-    return {
-        "microsecond": microseconds_of_fraction(fraction).fill_null(0),
-        "offset": offset_minutes(nw.when(zone != "").then(zone)),
-    }
-
-
-def _with_numbers(frame: nw.LazyFrame[Any], column: str, *, decimals: bool) -> nw.LazyFrame[Any]:
-    """Add `_whole` (Int64) and `_decimal` (Float64), null where the value is not such a number."""
-    dtype = frame.collect_schema()[column]
-    value, none = nw.col(column), nw.lit(None, dtype=nw.Float64)
-    if dtype.is_integer():
-        return frame.with_columns(value.cast(nw.Int64).alias("_whole"), none.alias("_decimal"))
-    if dtype.is_float():
-        known = nw.when(value.is_finite()).then(value.cast(nw.Float64))
-        return frame.with_columns(nw.lit(None, dtype=nw.Int64).alias("_whole"), known.alias("_decimal"))
-    text, other = nw.col("_text"), nw.col("_other")
-    frame = _stripped(frame, column)
-    frame = frame.with_columns(nw.when(text.str.contains(WHOLE)).then(text).cast(nw.Int64).alias("_whole"))
+def _with_numbers(times: pl.Series, *, decimals: bool) -> pl.DataFrame:
+    """`whole` (Int64) and `decimal` (Float64), null if a value is no such number; of texts also `text` and `other`."""
+    value, none = pl.col("text"), pl.lit(None, dtype=pl.Float64).alias("decimal")
+    frame = times.alias("text").to_frame()
+    if times.dtype.is_integer():
+        return frame.select(value.cast(pl.Int64).alias("whole"), none)
+    if times.dtype.is_float():
+        known = pl.when(value.is_finite()).then(value.cast(pl.Float64))
+        return frame.select(pl.lit(None, dtype=pl.Int64).alias("whole"), known.alias("decimal"))
+    frame = frame.with_columns(value.str.strip_chars())
+    frame = frame.with_columns(pl.when(value.str.contains(WHOLE)).then(value).cast(pl.Int64).alias("whole"))
     # few are left for the slower patterns, and nulls cost nothing
-    frame = frame.with_columns(nw.when(nw.col("_whole").is_null()).then(text).alias("_other"))
-    decimal = nw.when(other.str.contains(DECIMAL)).then(other).cast(nw.Float64) if decimals else none
-    return frame.with_columns(decimal.alias("_decimal"))
+    other = pl.when(pl.col("whole").is_null()).then(value).alias("other")
+    frame = frame.with_columns(other)
+    found = pl.when(pl.col("other").str.contains(DECIMAL)).then("other").cast(pl.Float64).alias("decimal")
+    return frame.with_columns(found if decimals else none)
 
 
-def _stripped(frame: nw.LazyFrame[Any], column: str) -> nw.LazyFrame[Any]:
-    return frame.with_columns(nw.col(column).str.strip_chars().alias("_text"))
+def _is_empty(column: str) -> pl.Expr:
+    return pl.col(column).is_null() | (pl.col(column) == "")
 
 
-def _is_text(frame: nw.LazyFrame[Any], column: str) -> bool:
-    return bool(frame.collect_schema()[column] == nw.String)
+def _fits(column: str, unit: Unit) -> pl.Expr:
+    """Whether a number's size is that of the unit."""
+    size = pl.col(column).abs()
+    return ((size >= unit.least) & (size < unit.below)).fill_null(value=False)
 
 
-def _no_text() -> nw.Expr:
-    return nw.col("_text").is_null() | (nw.col("_text") == "")
-
-
-def _fits(column: str, unit: Unit) -> nw.Expr:
-    """Whether a number's size is that of the unit; each type is compared with its own, or Arrow refuses."""
-    kind = float if column == "_decimal" else int
-    size = nw.col(column).abs()
-    return ((size >= kind(unit.least)) & (size < kind(unit.below))).fill_null(value=False)
-
-
-def _count(condition: nw.Expr) -> nw.Expr:
-    return condition.fill_null(value=False).cast(nw.Int64).sum()
-
-
-def _with_reason(
-    frame: nw.LazyFrame[Any], *, missing: nw.Expr, misfit: tuple[nw.Expr, str] | None = None
-) -> nw.LazyFrame[Any]:
-    other = nw.lit("unreadable time")
-    if misfit is not None:
-        other = nw.when(misfit[0]).then(nw.lit(misfit[1])).otherwise(other)
-    reason = nw.when(missing).then(nw.lit("no time")).otherwise(other)
-    return frame.with_columns(nw.when(nw.col("microseconds").is_null()).then(reason).alias("time_reason"))
+def _with_reason(frame: pl.DataFrame, *, missing: pl.Expr, other: pl.Expr) -> pl.DataFrame:
+    reason = pl.when(missing).then(pl.lit("no time")).otherwise(other)
+    unread = pl.when(pl.col("microseconds").is_null()).then(reason)
+    return frame.select("microseconds", unread.alias("time_reason"))
 
 
 def mixture(counts: Mapping[str, int]) -> str:
@@ -250,13 +191,10 @@ def mixture(counts: Mapping[str, int]) -> str:
     return f"The time column mixes {' and '.join(common)}; it must hold one of them: convert the others first."
 
 
-def moment(text: str, rule: TimeRule) -> int | None:
-    """One moment in microseconds, said as a date or as a number in the column's own unit; None when it is neither."""
-    dated = replace(rule, form="iso", format=None, decimals=False, tails=True)
-    own = replace(rule, decimals=True) if rule.form in UNITS else dated
-    for each in (own, dated):
-        frame = nw.from_dict({"time": [text]}, backend="polars").lazy()
-        found = read_times(frame, each).collect()["microseconds"][0]
-        if found is not None:
-            return int(found)
-    return None
+def read_time(text: str, rule: TimeRule) -> int:
+    """One time in microseconds: a number in the column's own unit, or ISO 8601; ValueError says why it is neither."""
+    if rule.form in UNITS:
+        value = read_times(pl.Series([text]), replace(rule, decimals=True))["microseconds"][0]
+        if value is not None:
+            return int(value)
+    return read_iso(text, rule.zone)

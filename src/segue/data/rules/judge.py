@@ -1,4 +1,7 @@
-"""The rules between an engine's reader and its writer, as narwhals expressions: written once, run by any engine."""
+"""The rules between an engine's reader and its writer: written once for both engines.
+
+`judge` runs over polars blocks, on Spark's executors too; `k_core` is of narwhals expressions, which Spark runs itself.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import narwhals as nw
+import polars as pl
+from polars.datatypes import DataTypeClass
 
 from segue.data.read.times import WHOLE, TimeRule, read_times
 from segue.data.settings import Role
@@ -17,51 +22,44 @@ MOST_WHOLE = 2.0**63  # below it a whole number fits where places are kept
 NUMBER = r"^[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?$"
 
 
-def judge(frame: nw.LazyFrame[Any], roles: Collection[Role], rule: TimeRule | None) -> nw.LazyFrame[Any]:
+def judge(frame: pl.DataFrame, roles: Collection[Role], rule: TimeRule | None) -> pl.DataFrame:
     """Add `reason`, null for a good row, and the numbers: `microseconds`, `amount` (value), `place` (order)."""
-    reasons: list[nw.Expr] = [
-        nw.when(_missing("user")).then(nw.lit("no user")),
-        nw.when(_missing("item")).then(nw.lit("no item")),
+    reasons: list[pl.Expr] = [
+        pl.when(_missing(frame["user"])).then(pl.lit("no user")),
+        pl.when(_missing(frame["item"])).then(pl.lit("no item")),
     ]
     if rule is not None:
-        frame = read_times(frame, rule)
-        reasons.append(nw.col("time_reason"))
+        frame = frame.hstack(read_times(frame["time"], rule))
+        reasons.append(pl.col("time_reason"))
     if "value" in roles:
-        frame = _with_number(frame, "value", "amount", NUMBER, nw.Float64())
-        unread = nw.col("amount").is_null() & ~_missing_number(frame, "value")
-        reasons.append(nw.when(unread).then(nw.lit("unreadable value")))
+        amount = _number(frame["value"], NUMBER, pl.Float64).alias("amount")
+        frame = frame.with_columns(amount)
+        reasons.append(pl.when(amount.is_null() & ~_missing(frame["value"])).then(pl.lit("unreadable value")))
     if "order" in roles:
-        frame = _with_number(frame, "order", "place", WHOLE, nw.Int64())
-        reasons.append(nw.when(nw.col("place").is_null()).then(nw.lit("unreadable order")))
-    return frame.with_columns(nw.coalesce(*reasons).alias("reason"))
+        frame = frame.with_columns(_number(frame["order"], WHOLE, pl.Int64).alias("place"))
+        reasons.append(pl.when(pl.col("place").is_null()).then(pl.lit("unreadable order")))
+    return frame.with_columns(pl.coalesce(reasons).alias("reason"))
 
 
-def _missing(column: str) -> nw.Expr:
-    return nw.col(column).is_null() | (nw.col(column) == "")
+def _missing(column: pl.Series) -> pl.Series:
+    """Whether a cell is empty: null, no text, or not a number."""
+    if column.dtype.is_float():
+        return column.is_null() | column.is_nan()
+    return column.is_null() | (column == "") if column.dtype == pl.String else column.is_null()
 
 
-def _missing_number(frame: nw.LazyFrame[Any], column: str) -> nw.Expr:
-    dtype = frame.collect_schema()[column]
-    if dtype.is_float():
-        return nw.col(column).is_null() | nw.col(column).is_nan()
-    return nw.col(column).is_null() if dtype.is_numeric() else _missing(column)
-
-
-def _with_number(
-    frame: nw.LazyFrame[Any], column: str, name: str, pattern: str, dtype: nw.dtypes.DType
-) -> nw.LazyFrame[Any]:
-    """Add a number read from text, or taken from a column of numbers; null where there is none."""
-    value = nw.col(column)
-    found = frame.collect_schema()[column]
-    if found == nw.String:
-        value = value.str.strip_chars()
-        return frame.with_columns(nw.when(value.str.contains(pattern)).then(value).cast(dtype).alias(name))
-    if found.is_float():
-        usable = value.is_finite()
+def _number(column: pl.Series, pattern: str, dtype: DataTypeClass) -> pl.Series:
+    """Numbers of texts that match the pattern, or of a column of numbers; null if a cell holds none."""
+    if column.dtype == pl.String:
+        column = column.str.strip_chars()
+        usable = column.str.contains(pattern)
+    elif column.dtype.is_float():
+        usable = column.is_finite()
         if dtype.is_integer():
-            usable = usable & (value == value.round(0)) & (value.abs() < MOST_WHOLE)
-        value = nw.when(usable).then(value)
-    return frame.with_columns(value.cast(dtype).alias(name))
+            usable &= (column == column.round()) & (column.abs() < MOST_WHOLE)
+    else:
+        return column.cast(dtype)
+    return pl.select(pl.when(usable).then(column)).to_series().cast(dtype)
 
 
 def k_core(

@@ -17,7 +17,6 @@ import polars as pl
 import pyarrow as pa
 
 from segue.data.read.blocks import ROW
-from segue.data.read.civil import MICROSECONDS
 from segue.data.read.gather import (
     MOST_KINDS,
     Log,
@@ -37,6 +36,7 @@ from segue.data.settings import PrepareSettings
 from segue.data.spark.reader import SparkSource, open_source
 from segue.data.spark.session import explained, open_session
 from segue.data.spark.writer import SparkEvents, numbered_events
+from segue.data.timestamps import MICROSECONDS
 from segue.data.write.writer import Core, Numbers, final_numbers
 from segue.errors import InputError
 

@@ -34,9 +34,10 @@ import pyarrow.parquet as pq
 from segue.data.read.arrow import TableInput, is_table
 from segue.data.read.blocks import ROW, Block, LogInput
 from segue.data.read.columns import Columns
-from segue.data.read.gather import judged_rows, stored_values, votes_of
+from segue.data.read.gather import stored_values
 from segue.data.read.log import LogBlock, open_file, read_blocks
-from segue.data.read.times import TimeRule
+from segue.data.read.times import TimeRule, votes
+from segue.data.rules.judge import judge
 from segue.data.settings import Role
 from segue.errors import InputError
 
@@ -412,14 +413,14 @@ def _worked(
 
 
 def _votes(_number: int | None, block: LogBlock) -> Iterator[pa.RecordBatch]:
-    counts = votes_of(block.frame)
+    counts = votes(block.frame["time"])
     yield pa.RecordBatch.from_pydict({"name": list(counts), "count": pa.array(counts.values(), pa.int64())})
 
 
 def _judged(
     number: int | None, block: LogBlock, *, roles: list[Role], rule: TimeRule | None
 ) -> Iterator[pa.RecordBatch]:
-    judged = judged_rows(block.frame, roles, rule)
+    judged = judge(block.frame, roles, rule)
     bad = pl.col("reason").is_not_null()
     told = pl.concat_list([pl.col(role).cast(pl.String) for role in roles])
     columns: dict[str, Any] = {

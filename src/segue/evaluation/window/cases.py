@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from segue.data.batch import MICROSECONDS, Batch, gather
+from segue.data.batch import Batch, gather
 from segue.data.sequences import Sequences
 from segue.data.split import Split, first_at
+from segue.data.timestamps import MICROSECONDS, iso_text
 from segue.errors import InputError, SettingsError
 from segue.evaluation.settings import MOST_DAYS
-from segue.evaluation.window.report import time_text
 
 DAY = 86_400 * MICROSECONDS
 
@@ -100,7 +100,7 @@ def validation_window(sequences: Sequences, split: Split, days: float, positive:
 def _not_empty(cases: WindowCases, oldest: int, days: float) -> WindowCases:
     if not len(cases):
         raise InputError(
-            f"Nobody with an event before {time_text(oldest)} has a positive one in the {days:g} days after "
-            f"{time_text(cases.time)}, so there is nothing to measure: give more days, or smaller --ages."
+            f"Nobody with an event before {iso_text(oldest)} has a positive one in the {days:g} days after "
+            f"{iso_text(cases.time)}, so there is nothing to measure: give more days, or smaller --ages."
         )
     return cases

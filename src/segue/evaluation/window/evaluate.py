@@ -9,8 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from segue.data.batch import MICROSECONDS, case_batches, ragged_rows
+from segue.data.batch import case_batches, ragged_rows
 from segue.data.split import Cases, first_at
+from segue.data.timestamps import MICROSECONDS, iso_text
 from segue.errors import SettingsError
 from segue.evaluation.baselines import BASELINES
 from segue.evaluation.evaluate import EvaluationProgress
@@ -30,7 +31,7 @@ from segue.evaluation.ranks import MISS, Exclusions, ranks_within
 from segue.evaluation.settings import MOST_DAYS, EvaluateSettings, seen_rule
 from segue.evaluation.split_log import SplitLog
 from segue.evaluation.window.cases import DAY, Positive, WindowCases, held_out_window, split_window
-from segue.evaluation.window.report import Age, TargetPart, WindowReport, time_text
+from segue.evaluation.window.report import Age, TargetPart, WindowReport
 
 Values = dict[str, np.ndarray]
 """Metric → its value for each user [C]."""
@@ -179,9 +180,9 @@ def evaluate_window(
         metrics[name], spreads[name], notes[name] = _metrics(theirs, result, ks), resampling(theirs), baseline.note
     unknown = ~known[cases.targets]
     report = WindowReport(
-        split_time=time_text(time),
+        split_time=iso_text(time),
         days=window.days,
-        trained_before=time_text(trained_until),
+        trained_before=iso_text(trained_until),
         users=len(cases),
         targets=len(cases.targets),
         items=log.n_items,
@@ -198,7 +199,7 @@ def evaluate_window(
         ages=[
             Age(
                 days=age,
-                history_before=time_text(time - round(age * DAY)),
+                history_before=iso_text(time - round(age * DAY)),
                 metrics=_metrics(values[age], aged[age], ks),
                 intervals=resampling(values[age]),
                 fall=resampling.recall_losses(values[age], values[0]),

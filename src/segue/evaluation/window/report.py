@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 import msgspec
@@ -10,8 +9,6 @@ import msgspec
 from segue.evaluation.metrics import RelativeLoss
 from segue.evaluation.report import aligned, interval_text, nearest_depth
 from segue.evaluation.settings import SeenRule
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TargetPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,11 +68,6 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
     def depths(self) -> list[int]:
         """The depths measured, in order."""
         return sorted(int(name.removeprefix("hit@")) for name in self.metrics if name.startswith("hit@"))
-
-
-def time_text(microseconds: int) -> str:
-    """A timestamp in ISO 8601."""
-    return (EPOCH + timedelta(microseconds=microseconds)).isoformat()
 
 
 def window_table(report: WindowReport) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import polars as pl
 
 from segue import folders
 from segue.data.dataset import Data
+from segue.data.timestamps import iso_text
 from segue.errors import FolderError, InputError
 from segue.recommend.answer import Ranking
 from segue.recommend.history import Entry
@@ -24,7 +24,6 @@ from segue.recommend.recommender import Recommender
 from segue.recommend.rules import Rules
 
 PART_ROWS = 1_000_000  # a file's rows
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BatchReport(msgspec.Struct, frozen=True):
@@ -110,7 +109,7 @@ def user_history(data: Data, user: str) -> list[Entry]:
     return [
         Entry(
             item=item,
-            time=EPOCH + timedelta(microseconds=int(sequences.times[row])) if data.manifest["has_time"] else None,
+            time=iso_text(int(sequences.times[row])) if data.manifest["has_time"] else None,
             kind=None if sequences.kinds is None else data.kinds[sequences.kinds[row]] or None,
             value=None if sequences.values is None or np.isnan(sequences.values[row]) else float(sequences.values[row]),
         )

@@ -8,9 +8,10 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from segue.data.batch import MICROSECONDS, Batch, cut_by_budget, ragged_rows
+from segue.data.batch import Batch, cut_by_budget, ragged_rows
 from segue.data.dataset import Data
 from segue.data.sequences import Sequences
+from segue.data.timestamps import MICROSECONDS
 from segue.recommend.recommender import Recommender
 
 MOST_EVENTS = 2_000_000  # of histories in memory at a time

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import narwhals as nw
 import numpy as np
 import polars as pl
 
@@ -100,7 +99,7 @@ def _checked(block: LogBlock, rule: TimeRule | None) -> pl.DataFrame:
         raise InputError(f"{block.input.label}, row {first.row}: {first.reason}; correct the row or take it out.")
     frame = block.frame.with_columns(pl.lit(None, dtype=pl.String).alias("time_reason"))
     if rule is not None:
-        frame = read_times(nw.from_native(block.frame.lazy()), rule).collect().to_native()
+        frame = block.frame.hstack(read_times(block.frame["time"], rule))
     missing = pl.when(pl.col("user").is_null() | (pl.col("user") == "")).then(pl.lit("no user"))
     bad = frame.select(ROW, pl.coalesce(missing, pl.col("time_reason")).alias("reason")).drop_nulls("reason")
     if bad.height:

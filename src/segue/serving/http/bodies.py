@@ -50,7 +50,7 @@ Where = Annotated[
 HistoryOrNone = Annotated[History | None, described("A history; give this or a user.")]
 UserOrNone = Annotated[Id | None, described("A user whose history is in the store.")]
 EventTime = Annotated[
-    float | datetime | None, described("Seconds since 1970 or ISO 8601; the time of the request if missing.")
+    float | str | None, described("Seconds since 1970 or ISO 8601; the time of the request if missing.")
 ]
 EventKind = Annotated[ShortText | None, described("The kind of event, such as click or buy.")]
 EventValue = Annotated[float | None, described("A value, such as a rating.")]
@@ -69,7 +69,7 @@ class AnswerRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
     where: Annotated[Where | None, described("Filters on the catalogue.")] = None
     now: Annotated[
-        float | datetime | None,
+        float | str | None,
         described("The request time, for models that use it: seconds since 1970, or ISO 8601."),
     ] = None
     model: Annotated[str | None, described("The name of a served model; null is the active one.")] = None

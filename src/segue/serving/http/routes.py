@@ -8,7 +8,7 @@ from litestar import MediaType, Response, delete, get, post, put
 from litestar.handlers import BaseRouteHandler
 from litestar.params import JSONBody, PathParameter, QueryParameter
 
-from segue.data.batch import MICROSECONDS
+from segue.data.timestamps import MICROSECONDS
 from segue.errors import InputError
 from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import microseconds, read_history
