@@ -1,7 +1,7 @@
-"""Runs that are open in this process → an ASGI application, with no other process beside it.
+"""Recommenders in this process → an ASGI application without a process of its own for the engine.
 
-`segue serve` opens its runs in the engine's process, which can build segue's own encoders and no others. A run whose
-encoder came from outside is opened by the program that has the builder, and served from there:
+`segue serve` loads runs in the engine's process, which can build only segue's own encoders. A run with another encoder
+is loaded by the program that has its builder, and served from there:
 
     model = segue.load("run", encoder=build)
     uvicorn.run(application(model, store="histories.sqlite"), host="127.0.0.1", port=8000)
@@ -30,14 +30,16 @@ from segue.serving.store.store import open_store
 def application(
     model: Recommender, *beside: Recommender, store: str = STORE, host: str = "127.0.0.1", keys: Path | None = None
 ) -> Guard:
-    """What `segue serve` answers with, over Recommenders; any ASGI server runs it. The first is the active one.
+    """The application of `segue serve` over Recommenders, for any ASGI server. The first one is the active model.
 
-    A model is called like its run folder. `host`: where the server will listen; only this machine, unless there are
+    A model is named after its run folder. `host`: where the server will listen; only this machine, unless there are
     keys, as for `segue serve`.
     """
     known = Keys.load(keys, os.environ)
     check_binding(host, known)
-    served = [ServedModel(_name(one), one) for one in (model, *beside)]
+    served = [
+        ServedModel("model" if one.folder is None else one.folder.resolve().name, one) for one in (model, *beside)
+    ]
     opened = open_store(store)
     try:
         engine = ServingEngine(Models(served, runs=None, store=opened), opened)
@@ -47,7 +49,3 @@ def application(
     metrics = Metrics()
     app = create_app(Service(LocalEngine(engine), opened, metrics), examples=() if known else engine.popular(2))
     return Guard(app, keys=known, metrics=metrics, max_body_bytes=MAX_BODY_BYTES, host=host)
-
-
-def _name(model: Recommender) -> str:
-    return "model" if model.folder is None else model.folder.resolve().name

@@ -1,4 +1,4 @@
-"""A URL or a file name → a store of everybody's events, by one small protocol that SQLite and PostgreSQL meet."""
+"""A URL or a file name → a store of all users' events: the protocol of the SQLite and the PostgreSQL store."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import msgspec
 
 from segue.errors import InputError, StoreError
 
-FORMAT = 1  # of what a store holds; kept in it, and another one is refused
+FORMAT = 2  # of the tables; a store of another format is refused
 DIGEST_BYTES = 16
-EARLIEST, LATEST = -(2**63), 2**63 - 1  # of a time in microseconds
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1  # bounds of a time in microseconds
 
 Row = tuple[str, int, str | None, float | None]
-"""An event of a known user: item, time (microseconds), kind, value."""
+"""An event of a given user: item, time (microseconds), kind, value."""
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What happened, as a store is given it."""
+    """An event to be stored."""
 
     user: str
     item: str
@@ -29,17 +29,17 @@ class Event(msgspec.Struct, frozen=True):
     """Microseconds since 1970, UTC."""
     kind: str | None = None
     value: float | None = None
-    """NaN and infinities are no values: they are kept as None."""
+    """NaN and infinities are stored as None."""
     id: str | None = None
-    """The same id twice is one event, whoever sent it."""
+    """Two events with the same id are one event, whichever client sent them."""
 
 
 class RunSelection(msgspec.Struct, frozen=True):
-    """Which run is served."""
+    """The run being served."""
 
     run: str
     previous: str | None
-    """What a rollback goes back to."""
+    """The run that a rollback returns to."""
     started_with: str
     """The run that the command line named when this was written."""
     version: int
@@ -47,91 +47,87 @@ class RunSelection(msgspec.Struct, frozen=True):
 
 
 class FillState(msgspec.Struct, frozen=True):
-    """How far a data folder has been read into the store."""
+    """Progress of filling the store from a data folder."""
 
     digest: str
-    """The data folder's."""
+    """Digest of the data folder."""
     next_user: int
-    """The number of the first user who is not in the store yet."""
+    """Number of the first user who is not in the store yet."""
     finished: bool
 
 
 class AddedItem(msgspec.Struct, frozen=True):
-    """An item that no run was trained on."""
+    """An item unseen in training."""
 
     id: str
     row: dict[str, Any]
-    """What the catalogue says of it, by column; what JSON can say."""
+    """Its catalogue columns, as JSON values."""
 
 
 class HistoryStore(Protocol):
-    """Everybody's events, and the items that were added since. Safe to use from several threads; any number of
-    processes may share what it keeps.
+    """All users' events, and the items added since training. Several threads and any number of processes may use it.
 
-    Every method raises `StoreError` when the store cannot be used, and `InputError` for a text that is no Unicode.
+    Every method raises `StoreError` if the store cannot be used, and `InputError` for text that is not valid Unicode.
     """
 
     def append(self, events: Sequence[Event]) -> list[bool]:
-        """Keep events, all or none, for good once this returns. False where the event's id is there already."""
+        """Store events durably, all or none; False for an event whose id is already stored."""
         ...
 
     def newest(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
-        """The newest `limit` events of each user (None: all), oldest first; of one moment, in the order they came."""
+        """The newest `limit` events of each user (None: all), oldest first; at equal times in order of arrival."""
         ...
 
     def delete_users(self, users: Sequence[str]) -> list[int]:
-        """Remove users' events, their ids and the users' ids, all or none; gives each one's number of events."""
+        """Delete users with their events and event ids, all or none; returns each user's number of events."""
         ...
 
     def is_empty(self) -> bool:
-        """Whether there is no event at all."""
+        """Whether the store has no event."""
         ...
 
     def active(self) -> RunSelection | None:
-        """Which run is served, None where none was ever chosen."""
+        """The run being served; None if none was ever selected."""
         ...
 
     def activate(self, active: RunSelection, *, expected: int | None) -> bool:
-        """Choose a run if the stored version is still `expected` (None: nothing stored); False: another was quicker."""
+        """Select a run if the stored version is still `expected` (None: nothing stored); False if it is not."""
         ...
 
     def fill_state(self) -> FillState | None:
-        """How far a data folder has been read, None where none ever was."""
+        """Progress of filling; None if it was never started."""
         ...
 
     def fill(
         self, histories: Sequence[tuple[str, Sequence[Row]]], state: FillState, *, expected: FillState | None
     ) -> bool:
-        """Add whole histories and the state they lead to, in one transaction, if the state is still `expected`.
+        """Add whole histories and the new state, in one transaction, if the stored state is still `expected`.
 
-        False, and nothing is added, when it is not; with `expected` None also when the store holds any event.
-        Users forgotten since the first of these calls stay forgotten.
+        Returns False and adds nothing if it is not; with `expected` None also if the store has any event. Users deleted
+        since the first of these calls stay deleted.
         """
         ...
 
     def add_items(self, items: Sequence[AddedItem]) -> int:
-        """Keep items, all or none, for good once this returns: the version that they are in, one more than before.
-
-        The same id twice is one item, and the newer row counts.
-        """
+        """Store items durably, all or none, as a new version, and return its number. A row replaces that of its id."""
         ...
 
     def items(self, after: int) -> tuple[int, list[AddedItem]]:
-        """The items added or changed since version `after` (0: all), each once, in the order in which they first came;
-        and the version that they lead to. What is added later is never in a version that was given already."""
+        """The newest version, and the items added or changed since version `after` (0: all), each once, in the order
+        in which they were first added. Later additions never belong to a version that was already returned."""
         ...
 
     def check(self) -> None:
-        """Raise `StoreError`, within seconds, when the store cannot be used."""
+        """Raise `StoreError`, within seconds, if the store cannot be used."""
         ...
 
     def close(self) -> None:
-        """Let go of files and connections; the store cannot be used after it."""
+        """Close files and connections; the store cannot be used afterwards."""
         ...
 
 
 def open_store(url: str) -> HistoryStore:
-    """`postgresql://…` or `postgres://…`, else the name of a SQLite file (also `sqlite:///name`), made when new."""
+    """Open `postgresql://…`, `postgres://…` or a SQLite file (also `sqlite:///name`), which is created if missing."""
     scheme, separator, rest = url.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
         return _open_postgres(url)
@@ -147,7 +143,7 @@ def open_store(url: str) -> HistoryStore:
 def _open_postgres(url: str) -> HistoryStore:
     try:
         from segue.serving.store.postgres import PostgresStore
-    except ImportError as error:  # also what psycopg raises where its library is missing
+    except ImportError as error:  # psycopg raises it too, if libpq is missing
         raise StoreError(
             "A PostgreSQL store needs psycopg, which is not installed or not complete; "
             "run `pip install 'segue[postgres]'`."
@@ -156,13 +152,13 @@ def _open_postgres(url: str) -> HistoryStore:
 
 
 def digest(identifier: str) -> bytes:
-    """A key of one size for a text of any: indexes have limits, ids have none."""
+    """A key of fixed size for an id of any length, because database indexes limit the size of keys."""
     return hashlib.blake2b(identifier.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def row(event: Event) -> Row:
-    """What a store gives back of an event."""
-    if not EARLIEST <= event.time <= LATEST:
+def event_row(event: Event) -> Row:
+    """An event as it is read back."""
+    if not INT64_MIN <= event.time <= INT64_MAX:
         raise InputError(f"The time of an event is within 292,000 years of 1970, got {event.time} microseconds.")
     value = event.value if event.value is not None and math.isfinite(event.value) else None
     return event.item, event.time, event.kind, value
@@ -170,7 +166,7 @@ def row(event: Event) -> Row:
 
 @contextlib.contextmanager
 def unicode_texts() -> Iterator[None]:
-    """Refuse halves of characters, which no file and no database takes."""
+    """Turn the error of a lone surrogate, which no database stores, into `InputError`."""
     try:
         yield
     except UnicodeEncodeError as error:
