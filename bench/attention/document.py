@@ -20,7 +20,8 @@ from segue.layers.attention.scores import Additive, Bilinear, Product
 from segue.layers.attention.weights import select_weights
 from segue.layers.blocks.transformer import SASRecBlock
 from segue.layers.packed import PackedBatch
-from segue.layers.positions.embeddings import Rotary, distance_buckets, sinusoids
+from segue.layers.positions.embeddings import sinusoids
+from segue.layers.positions.relative import Rotary, distance_buckets
 from segue.recommend.explain.attention_text import View, attention_lines
 from segue.recommend.recommender import Recommender
 

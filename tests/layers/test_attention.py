@@ -13,7 +13,7 @@ from segue.layers.attention.multi_head import Attention, Relative
 from segue.layers.attention.scores import ScoreKind
 from segue.layers.attention.weights import Choice
 from segue.layers.packed import PackedBatch, pack
-from segue.layers.positions.embeddings import RelativeBuckets, Rotary
+from segue.layers.positions.relative import RelativeBuckets, Rotary
 
 # G1: queries, keys and values of the eight tokens, one head of width two.
 G1_ROWS = [[0, 0], [0, 0.6], [0.1, 0.2], [0, 0.3], [-0.1, 0.4], [0, 0.5], [-0.2, 0.6], [0, 0.7]]

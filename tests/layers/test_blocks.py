@@ -13,10 +13,11 @@ from torch_twins import torch_encoder
 
 from segue.layers.attention.multi_head import Attention, Relative
 from segue.layers.attention.scores import ScoreKind
-from segue.layers.blocks.transformer import FeedForward, GatedBlock, PostNormBlock, PreNormBlock, SASRecBlock, SwiGLU
+from segue.layers.blocks.feed_forward import FeedForward, SwiGLU
+from segue.layers.blocks.transformer import GatedBlock, PostNormBlock, PreNormBlock, SASRecBlock
 from segue.layers.dropout import set_generator
 from segue.layers.packed import PackedBatch
-from segue.layers.positions.embeddings import RelativeBuckets, Rotary
+from segue.layers.positions.relative import RelativeBuckets, Rotary
 
 G_TOKENS = [[1.0, 0, -1], [0.5, 1, 0]]
 Kind = type[SASRecBlock] | type[GatedBlock] | type[PreNormBlock] | type[PostNormBlock]

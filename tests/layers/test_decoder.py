@@ -12,7 +12,7 @@ from packed_users import assert_close, normal
 from torch import Tensor
 from torch_twins import torch_decoder
 
-from segue.layers.blocks.transformer import DecoderBlock, Decoding
+from segue.layers.decoders.transformer import DecoderBlock, DecoderKV
 from segue.layers.dropout import set_generator
 
 Norm = Literal["pre", "post"]
@@ -32,10 +32,10 @@ def padding(*lengths: int) -> Tensor:
     return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])[:, None, None]
 
 
-def step_by_step(block: DecoderBlock, x: Tensor, so_far: Decoding) -> Tensor:
+def step_by_step(block: DecoderBlock, x: Tensor, kv: DecoderKV) -> Tensor:
     found = []
     for place in range(x.shape[1]):
-        state, so_far = block.step(x[:, place], so_far)
+        state, kv = block.step(x[:, place], kv)
         found.append(state)
     return torch.stack(found, dim=1)
 
@@ -65,21 +65,21 @@ def test_one_step_at_a_time_is_what_it_is_at_once(
     block, x = block_of(norm, seed=seed), normal(rows, tokens, 4, seed=seed)
     lengths = data.draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows))
     memory, may_attend = normal(rows, max(lengths), 4, seed=seed + 1), padding(*lengths)
-    assert_close(step_by_step(block, x, block.start(memory, may_attend)), block(x, memory, may_attend), 1e-12)
+    assert_close(step_by_step(block, x, block.begin(memory, may_attend)), block(x, memory, may_attend), 1e-12)
 
 
 @both_norms
 def test_a_beam_goes_on_from_some_of_its_rows(norm: Norm) -> None:
     """Two rows become four: the second three times, each with another token, and the first once."""
     block, x, memory, may_attend = block_of(norm), normal(2, 3, 4, seed=62), normal(2, 4, 4, seed=63), padding(4, 2)
-    so_far = block.start(memory, may_attend)
+    kv = block.begin(memory, may_attend)
     for place in range(3):
-        _, so_far = block.step(x[:, place], so_far)
+        _, kv = block.step(x[:, place], kv)
     chosen, more = torch.tensor([1, 1, 0, 1]), normal(4, 4, seed=64)
-    found, _ = block.step(more, so_far.rows(chosen))
+    found, _ = block.step(more, kv.rows(chosen))
     whole = block(torch.cat((x[chosen], more[:, None]), dim=1), memory[chosen], may_attend[chosen])
     assert_close(found, whole[:, -1], 1e-12)
-    first, _ = block.step(more, block.start(memory).rows(chosen))
+    first, _ = block.step(more, block.begin(memory).rows(chosen))
     assert_close(first, block(more[:, None], memory[chosen])[:, 0], 1e-12)
 
 

@@ -97,7 +97,7 @@ def test_without_its_first_matrix_the_layer_adds_its_last_bias() -> None:
 
 @pytest.mark.parametrize("most", [1, 1 << 18], ids=["a user at a time", "all together"])
 def test_the_attention_and_its_gradients_are_the_plain_formula(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "MOST_WEIGHTS", most)
+    monkeypatch.setattr(kernel, "MAX_WEIGHTS", most)
     generator = torch.Generator().manual_seed(5)
     q, k, v = (torch.randn(3, 2, 5, 4, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(3))
     positions = torch.randn(9, dtype=torch.float64, generator=generator, requires_grad=True)

@@ -7,16 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packed_users import assert_close, batch_of, normal
 
-from segue.layers.positions.embeddings import (
-    CountedFrom,
-    LearnedPositions,
-    NoPositions,
-    RelativeBuckets,
-    Rotary,
-    SinusoidalPositions,
-    distance_buckets,
-    sinusoids,
-)
+from segue.layers.positions.embeddings import CountedFrom, LearnedPositions, NoPositions, SinusoidalPositions, sinusoids
+from segue.layers.positions.relative import RelativeBuckets, Rotary, distance_buckets
 
 
 def positions_of(length: int, counted_from: CountedFrom) -> LearnedPositions:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from segue.layers.attention.multi_head import Attention
-from segue.layers.blocks.transformer import DecoderBlock, FeedForward, PostNormBlock, PreNormBlock
+from segue.layers.blocks.feed_forward import FeedForward
+from segue.layers.blocks.transformer import PostNormBlock, PreNormBlock
+from segue.layers.decoders.transformer import DecoderBlock
 
 
 def torch_attention(ours: Attention) -> nn.MultiheadAttention:

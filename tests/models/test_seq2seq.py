@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from segue.data.batch import Batch
 from segue.layers.attention.multi_head import Attention
 from segue.layers.attention.scores import Additive
-from segue.layers.blocks.transformer import DecoderBlock, PostNormBlock
+from segue.layers.blocks.transformer import PostNormBlock
 from segue.layers.decoders.recurrent import BidirectionalGRU, RecurrentDecoder
+from segue.layers.decoders.transformer import DecoderBlock
 from segue.layers.dropout import set_generator
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.attention_map import HasAttentionMaps

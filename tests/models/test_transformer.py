@@ -16,7 +16,8 @@ from segue.errors import SettingsError
 from segue.layers.attention.scores import Additive, Bilinear, Product
 from segue.layers.blocks.transformer import PostNormBlock, PreNormBlock
 from segue.layers.packed import PackedBatch, tensors
-from segue.layers.positions.embeddings import NoPositions, RelativeBuckets, Rotary, sinusoids
+from segue.layers.positions.embeddings import NoPositions, sinusoids
+from segue.layers.positions.relative import RelativeBuckets, Rotary
 from segue.models.build import BUILDERS, build_model
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings

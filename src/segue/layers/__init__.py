@@ -1,0 +1,1 @@
+"""Building blocks of models: modules and functions of tensors."""

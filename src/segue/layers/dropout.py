@@ -1,7 +1,7 @@
-"""Dropout from random bytes: one 64-bit draw decides for eight elements, several times faster than one draw each.
+"""Dropout from random bytes: one 64-bit random number decides for eight elements, several times faster than one each.
 
-The share dropped is the nearest 1/256 to the one asked for, and what is kept is scaled by exactly its inverse,
-so the expectation is exact. The generator is the trainer's, which saves and restores it.
+The dropout rate is rounded to 1/256, and kept elements are scaled by exactly its inverse, so the expectation is exact.
+The generator is the trainer's, which saves and restores it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ STEPS = 256
 def byte_mask(shape: torch.Size, dropped: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """A boolean mask, True with probability 1 - dropped / 256."""
     count = shape.numel()
-    words = torch.empty((count + 7) // 8, dtype=torch.int64)  # on the CPU always: there the generator lives
-    words.random_(-(2**63), None, generator=generator)  # the whole range: by default the top bit is never set
+    words = torch.empty((count + 7) // 8, dtype=torch.int64)  # on the CPU, like the generator
+    words.random_(-(2**63), None, generator=generator)  # by default the top bit would never be set
     return (words.view(torch.uint8)[:count].to(device) >= dropped).view(shape)
 
 
@@ -36,11 +36,11 @@ class _Masked(torch.autograd.Function):
 
 
 class Dropout(nn.Module):
-    """Zero a share of the elements while training, scale the rest; the identity otherwise."""
+    """In training, zero a share of the elements and scale the rest; otherwise the identity."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
-        self.dropped = min(round(share * STEPS), STEPS - 1)  # something is always kept
+        self.dropped = min(round(share * STEPS), STEPS - 1)  # never all
         self.generator: torch.Generator | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,13 +53,13 @@ class Dropout(nn.Module):
 
 @runtime_checkable
 class UsesGenerator(Protocol):
-    """A part that draws while training."""
+    """A module that uses random numbers in training."""
 
     generator: torch.Generator | None
 
 
 def set_generator(module: nn.Module, generator: torch.Generator) -> None:
-    """Let every dropout inside `module` draw from `generator`, and all else that draws while training."""
+    """Let all submodules that use random numbers in training take them from `generator`."""
     for part in module.modules():
         if isinstance(part, UsesGenerator):
             part.generator = generator

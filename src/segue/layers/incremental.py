@@ -1,7 +1,7 @@
-"""Blocks for one token that comes after others: a new event costs one token, and not its history once more.
+"""Blocks in numpy for one token appended to a history, whose keys and values are cached.
 
-A block needs of earlier tokens a row each, which is kept. All is in numpy: for one token torch takes several times as
-long to begin as numpy takes to finish. Nothing is dropped out, as in every answer.
+A new event then costs one token instead of its whole history. For one token, a call of torch takes several times as
+long as the work of numpy. There is no dropout: this is inference.
 """
 
 from __future__ import annotations
@@ -16,44 +16,43 @@ VectorMap = Callable[[np.ndarray], np.ndarray]
 """[D] → [D']."""
 
 TokenStep = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
-"""A token [D]; what is kept of the n tokens up to it [2, H, n, d], of which the last, its own, is written here; how
-much time lies between each and the moment it looks back from, in buckets [n], for blocks that are `timed` → [D]."""
+"""A token [D], the keys and values of the n tokens up to it [2, H, n, d] and, for `timed` blocks, the buckets of the
+time since each of them [n] → the token's output [D]. The token's own keys and values, the last, are written here."""
 
 
 @runtime_checkable
 class Timed(Protocol):
-    """A block that says whether it looks at times."""
+    """A block that tells whether it uses times."""
 
     timed: bool
 
 
 @runtime_checkable
 class Incremental(Timed, Protocol):
-    """A block that can take one token more, where its tokens look back only."""
+    """A block that can encode one more token from cached keys and values, if it is causal."""
 
     @property
     def causal(self) -> bool:
-        """Whether no token looks at a later one."""
+        """Whether no token attends to a later one."""
         ...
 
     def keys_values(self, x: Tensor) -> Tensor:
-        """What tokens that come later need of these [T, D] → [T, 2, H, d]."""
+        """Keys and values of tokens [T, D] → [T, 2, H, d]."""
         ...
 
     def token_step(self) -> TokenStep:
-        """The block for one token more, with its weights as they are now, or will be where they are changed in
-        place."""
+        """The block for one more token; it shares the memory of the block's weights."""
         ...
 
 
 def array(parameter: Tensor) -> np.ndarray:
-    """The numbers of a parameter, not a copy."""
+    """View a parameter as an array, without a copy."""
     numbers: np.ndarray = parameter.detach().numpy()
     return numbers
 
 
 def numpy_map(part: nn.Module) -> VectorMap:
-    """A linear map, a layer norm or nothing at all, for one token."""
+    """Convert a linear map, a layer norm or the identity to numpy, for one token."""
     match part:
         case nn.Linear():
             bias: Tensor | None = part.bias
@@ -82,7 +81,7 @@ def _linear(weight: np.ndarray, bias: np.ndarray | None) -> VectorMap:
 def numpy_layer_norm(
     width: int, eps: float, weight: np.ndarray | None = None, bias: np.ndarray | None = None
 ) -> VectorMap:
-    """A layer norm."""
+    """A layer norm over `width` features."""
     mean = np.full(width, 1 / width, dtype=np.float32)
 
     def norm(x: np.ndarray) -> np.ndarray:
@@ -96,9 +95,9 @@ def numpy_layer_norm(
     return norm
 
 
-def sigmoid(gate: np.ndarray) -> np.ndarray:
-    """The sigmoid."""
-    result: np.ndarray = 1 / (1 + np.exp(-gate))
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x))."""
+    result: np.ndarray = 1 / (1 + np.exp(-x))
     return result
 
 

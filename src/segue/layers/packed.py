@@ -1,12 +1,12 @@
-"""Packed tokens ↔ the padded view that attention needs.
+"""Packed tokens [T, D] and the right-padded view [B, N, D] that attention needs.
 
-Everything but attention runs on [T, D], the users' tokens one after another. Attention sees [B, N, D], N the
-longest of the batch, padded on the right: with a causal mask no valid query can then see padding, and without one
-`may_attend` says where the tokens are.
+Everything but attention runs on packed tokens, one user's after another. N is the longest user's number of tokens. With
+a causal mask, padding on the right is never attended to; without one, `may_attend` masks it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,12 +18,12 @@ from torch import Tensor
 from segue.data.batch import Batch
 from segue.layers.positions.time_buckets import time_buckets
 
-MAX_PADDING = 1.5  # times its tokens: a batch of questions is laid out with room for its longest up to this size
+MAX_PADDING = 1.5  # a batch of queries is padded if that makes at most this many times its tokens
 
 
 @dataclass(frozen=True, eq=False)
 class PackedBatch:
-    """A `Batch` as tensors. Index arithmetic is done once a batch, when first asked for."""
+    """A `Batch` as tensors. Indices are computed once a batch, at first use."""
 
     items: Tensor  # [T] int64
     times: Tensor  # [T] int64, seconds
@@ -31,8 +31,8 @@ class PackedBatch:
     query_times: Tensor | None = None  # [B] int64, seconds
     kinds: Tensor | None = None  # [T] int64
     values: Tensor | None = None  # [T] float32
-    histories: Tensor | None = None  # [B] int64, each at least 1: events that are history; those after continue it
-    padded: bool = False  # T is B * N: each user has room for the longest one's tokens, zeros after its own
+    histories: Tensor | None = None  # [B] int64, each at least 1: events of the history; later ones continue it
+    padded: bool = False  # T is B * N: every user has N rows, zeros after its own tokens
 
     @cached_property
     def size(self) -> int:
@@ -44,59 +44,59 @@ class PackedBatch:
 
     @cached_property
     def position(self) -> Tensor:
-        """Counted from the user's oldest token, which is 0."""
-        return self._tensor(self._places)  # [T]
+        """Position of each token, counted from the user's oldest token (0)."""
+        return self._tensor(self._positions)  # [T]
 
     @cached_property
     def position_from_newest(self) -> Tensor:
-        """Counted from the user's newest token, which is 0."""
+        """Position of each token, counted from the user's newest token (0)."""
         rows = self.longest if self.padded else self._counts
-        from_newest = np.repeat(self._counts - 1, rows) - self._places
+        from_newest = np.repeat(self._counts - 1, rows) - self._positions
         return self._tensor(np.maximum(from_newest, 0) if self.padded else from_newest)  # [T]
 
     @cached_property
     def slot(self) -> Tensor:
-        """Each token's row in the padded view, flattened to [B * N]."""
+        """Row of each token in the padded view flattened to [B * N]."""
         rows = np.arange(self.size) * self.longest
-        return self._tensor(np.repeat(rows, self._counts) + self._places)  # [T]
+        return self._tensor(np.repeat(rows, self._counts) + self._positions)  # [T]
 
     @cached_property
     def rectangular(self) -> bool:
-        """The padded view is the packed one: users are equally long, or there is room for the longest already."""
+        """Whether the padded view is the packed one: users have equally many tokens, or the batch is padded."""
         return self.items.shape[0] == self.size * self.longest
 
     @cached_property
     def may_attend(self) -> Tensor | None:
-        """True at tokens, False at padding [B, 1, 1, N]; None where there is no padding."""
+        """True at tokens, False at padding [B, 1, 1, N]; None without padding."""
         if self._counts.min() == self.longest:
             return None
         return self._tensor(np.arange(self.longest) < self._counts[:, None])[:, None, None]
 
     @cached_property
     def last(self) -> Tensor:
-        """Each user's newest token."""
-        assert self._counts.min() > 0, "a user without events has no newest token: this would be another's"
+        """Row of each user's newest token."""
+        assert self._counts.min() > 0, "a user without events has no newest token"
         if self.padded:
             return self._tensor(np.arange(self.size) * self.longest + self._counts - 1)
         return self._tensor(np.cumsum(self._counts) - 1)  # [B]
 
     @cached_property
     def next_times(self) -> Tensor:
-        """When each user's next event was, of the newest when the question is asked: its own time where that is not
-        known [T]."""
+        """Time of the event after each token [T]. After the newest it is the query time, or the token's own time if no
+        query time is known."""
         after = self.times.roll(-1)
         after[self.last] = self.times[self.last] if self.query_times is None else self.query_times
         return after
 
     @cached_property
     def buckets_at_next(self) -> Tensor:
-        """How much time lies between a user's tokens and the moment after each [B, N, N] int32: row i, column j is
-        from j to the event after i. Of columns later than the row it means nothing."""
+        """Buckets of the time from token j to the event after token i, at row i and column j [B, N, N] int32;
+        meaningless for j > i."""
         return self._buckets(self._padded(self.next_times)[:, :, None])
 
     @cached_property
     def buckets_at_own(self) -> Tensor:
-        """The same from token j to token i itself."""
+        """Buckets of the time from token j to token i, at row i and column j [B, N, N] int32."""
         return self._buckets(self._padded(self.times)[:, :, None])
 
     @cached_property
@@ -111,84 +111,84 @@ class PackedBatch:
 
     @cached_property
     def has_times(self) -> Tensor:
-        """Whether each user's events have times [B]: a history without any has zeros."""
+        """Whether each user's events have times [B]. All times of a history without any are 0."""
         return (self.times[self.last] != 0) | (self.times[self.last - self.lengths + 1] != 0)
 
-    def per_token(self, users: Tensor) -> Tensor:
-        """What each user has [B] as what each of its tokens has [T]."""
+    def per_token(self, values: Tensor) -> Tensor:
+        """Repeat a value of each user [B] for each of its tokens [T]."""
         if self.padded:
-            return users[:, None].expand(self.size, self.longest).flatten()
-        return users.repeat_interleave(self.lengths)
+            return values[:, None].expand(self.size, self.longest).flatten()
+        return values.repeat_interleave(self.lengths)
 
     def with_padding(self) -> PackedBatch:
-        """The same users with zeros after each one's tokens, so that no block moves tokens to the padded view and
-        back; as it is where that would be much more to encode. Only each user's newest state is of use then."""
+        """Pad the batch, so that no block moves tokens to the padded view and back, unless that adds too many rows.
+
+        Then only each user's newest state is meaningful.
+        """
         if self.rectangular or self.size * self.longest > MAX_PADDING * self.items.shape[0]:
             return self
-        return PackedBatch(
-            items=self._spread(self.items),
-            times=self._spread(self.times),
-            lengths=self.lengths,
-            query_times=self.query_times,
-            kinds=None if self.kinds is None else self._spread(self.kinds),
-            values=None if self.values is None else self._spread(self.values),
-            padded=True,
-        )
+        return self._with_tokens(self._spread, self.lengths, padded=True)
 
     def with_query_token(self, item: int) -> PackedBatch:
-        """The same users, each with one token more after its newest: `item`, at the moment asked about if it is known.
+        """Append the token `item` to each user's tokens, at the query time if it is known.
 
-        It is no event: it has no value, and its kind is 0, as that of an event that is hidden.
+        The token is no event: it has no value, and its kind is 0, like that of a masked event.
         """
-        newest = self.last  # refuses users without events
+        newest = self.last  # asserts that every user has events
         ends = self.lengths.cumsum(0).cpu().numpy()
 
-        def joined(tokens: Tensor, question: Any) -> Tensor:
-            return torch.from_numpy(np.insert(tokens.cpu().numpy(), ends, question)).to(tokens.device)
+        def append(tokens: Tensor, value: Any) -> Tensor:
+            return torch.from_numpy(np.insert(tokens.cpu().numpy(), ends, value)).to(tokens.device)
 
         return PackedBatch(
-            items=joined(self.items, item),
-            times=joined(
+            items=append(self.items, item),
+            times=append(
                 self.times, (self.times[newest] if self.query_times is None else self.query_times).cpu().numpy()
             ),
             lengths=self.lengths + 1,
             query_times=self.query_times,
-            kinds=None if self.kinds is None else joined(self.kinds, 0),
-            values=None if self.values is None else joined(self.values, np.nan),
+            kinds=None if self.kinds is None else append(self.kinds, 0),
+            values=None if self.values is None else append(self.values, np.nan),
         )
 
     def with_tokens_twice(self) -> PackedBatch:
-        """The same users with every token twice, one right after the other."""
+        """Repeat every token, right after itself."""
+        return self._with_tokens(lambda tokens: tokens.repeat_interleave(2), self.lengths * 2)
+
+    def _with_tokens(self, change: Callable[[Tensor], Tensor], lengths: Tensor, *, padded: bool = False) -> PackedBatch:
+        """The batch with every tensor of tokens [T] changed in the same way."""
         return PackedBatch(
-            items=self.items.repeat_interleave(2),
-            times=self.times.repeat_interleave(2),
-            lengths=self.lengths * 2,
+            items=change(self.items),
+            times=change(self.times),
+            lengths=lengths,
             query_times=self.query_times,
-            kinds=None if self.kinds is None else self.kinds.repeat_interleave(2),
-            values=None if self.values is None else self.values.repeat_interleave(2),
+            kinds=None if self.kinds is None else change(self.kinds),
+            values=None if self.values is None else change(self.values),
+            padded=padded,
         )
 
-    def _buckets(self, moments: Tensor) -> Tensor:
-        """Of the gaps between a user's tokens and its moments [B, 1] or [B, N, 1]."""
+    def _buckets(self, until: Tensor) -> Tensor:
+        """Buckets of the time from each token until the times [B, 1] or [B, N, 1] of its user."""
         times = self._padded(self.times)
-        return time_buckets(moments - (times if moments.dim() == 2 else times[:, None]))
+        return time_buckets(until - (times if until.dim() == 2 else times[:, None]))
 
     def _padded(self, tokens: Tensor) -> Tensor:
         """[T] → [B, N], zeros after each user's last token."""
         return (tokens if self.rectangular else self._spread(tokens)).view(self.size, self.longest)
 
     def _spread(self, tokens: Tensor) -> Tensor:
+        """[T] → [B * N]."""
         return tokens.new_zeros(self.size * self.longest).index_copy_(0, self.slot, tokens)
 
-    # Indexes are computed in numpy: of a batch of questions they are a few numbers each, and torch takes several times
-    # as long to begin as numpy takes to finish.
+    # Indices are computed in numpy: for the few numbers of a batch of queries, a call of torch costs several times as
+    # much as the work of numpy.
     @cached_property
     def _counts(self) -> np.ndarray:
         counts: np.ndarray = self.lengths.cpu().numpy()
         return counts
 
     @cached_property
-    def _places(self) -> np.ndarray:
+    def _positions(self) -> np.ndarray:
         if self.padded:
             return np.tile(np.arange(self.longest), self.size)
         begins = np.cumsum(self._counts) - self._counts
@@ -199,7 +199,7 @@ class PackedBatch:
 
 
 def tensors(batch: Batch, device: torch.device | None = None) -> PackedBatch:
-    """A batch as tensors; on the CPU they share its memory."""
+    """Convert a batch to tensors; on the CPU they share its memory."""
 
     def tensor(array: Any) -> Tensor | None:
         if array is None:
@@ -220,7 +220,7 @@ def tensors(batch: Batch, device: torch.device | None = None) -> PackedBatch:
 
 
 class _Pad(torch.autograd.Function):
-    """Rows to their slots. The slots are distinct, so the gradient is a plain gather (index_add is far slower)."""
+    """Copy rows to their slots. Slots are distinct, so the gradient is a gather (index_add is far slower)."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, slot: Tensor, rows: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""Windows as a rectangle, in tensors alone: what a model is traced with, so that a graph can be made of it.
+"""A padded batch made of tensor operations only, for tracing a model to a graph.
 
-A packed batch computes its indexes outside torch, where a graph would take them for constants. Here every user has
-room for `room` tokens, those after its own mean nothing, and each index is a tensor made from the lengths.
+A packed batch computes its indices in numpy, which tracing would turn into constants. Here every user has `capacity`
+rows, rows after its own tokens are meaningless, and each index is a tensor computed from the lengths.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from segue.layers.positions.time_buckets import time_buckets_by_edges
 
 @dataclass(frozen=True, eq=False)
 class PaddedBatch(PackedBatch):
-    """A batch with room for the longest user. Sizes may be symbols; lengths may be anything in 1 … room."""
+    """A batch of users with `capacity` rows each. Sizes may be symbolic; lengths are in 1 … capacity."""
 
-    room: int = field(kw_only=True)
-    """Tokens that each user has room for."""
+    capacity: int = field(kw_only=True)
+    """Rows of each user."""
 
     @staticmethod
     def of(
-        items: Tensor,  # [B, N] int64, oldest first, anything that is an item's number or 0 after a user's tokens
+        items: Tensor,  # [B, N] int64, oldest first; after a user's tokens any item number or 0
         lengths: Tensor,  # [B] int64
         times: Tensor,  # [B, N] int64, seconds
         query_times: Tensor,  # [B] int64, seconds
-        values: Tensor,  # [B, N] float32, nan where there is none
+        values: Tensor,  # [B, N] float32, nan: no value
         kinds: Tensor | None = None,  # [B, N] int64
     ) -> PaddedBatch:
         return PaddedBatch(
@@ -41,24 +41,24 @@ class PaddedBatch(PackedBatch):
             kinds=None if kinds is None else kinds.flatten(),
             values=values.flatten(),
             padded=True,
-            room=items.shape[1],
+            capacity=items.shape[1],
         )
 
     @cached_property
     def longest(self) -> int:
-        return self.room
+        return self.capacity
 
     @cached_property
     def position(self) -> Tensor:
-        return self._place.expand(self.size, self.room).flatten()
+        return self._positions_in_row.expand(self.size, self.capacity).flatten()
 
     @cached_property
     def position_from_newest(self) -> Tensor:
-        return (self.lengths[:, None] - 1 - self._place).clamp(min=0).flatten()
+        return (self.lengths[:, None] - 1 - self._positions_in_row).clamp(min=0).flatten()
 
     @cached_property
     def slot(self) -> Tensor:
-        return torch.arange(self.size * self.room, device=self.lengths.device)
+        return torch.arange(self.size * self.capacity, device=self.lengths.device)
 
     @cached_property
     def rectangular(self) -> bool:
@@ -66,15 +66,15 @@ class PaddedBatch(PackedBatch):
 
     @cached_property
     def may_attend(self) -> Tensor:
-        return (self._place < self.lengths[:, None])[:, None, None]
+        return (self._positions_in_row < self.lengths[:, None])[:, None, None]
 
     @cached_property
     def last(self) -> Tensor:
-        return torch.arange(self.size, device=self.lengths.device) * self.room + self.lengths - 1
+        return torch.arange(self.size, device=self.lengths.device) * self.capacity + self.lengths - 1
 
     @cached_property
     def next_times(self) -> Tensor:
-        times, newest = self._padded(self.times), self._place == self.lengths[:, None] - 1
+        times, newest = self._padded(self.times), self._positions_in_row == self.lengths[:, None] - 1
         assert self.query_times is not None
         return torch.where(newest, self.query_times[:, None], times.roll(-1, dims=1)).flatten()
 
@@ -83,21 +83,20 @@ class PaddedBatch(PackedBatch):
 
     def with_query_token(self, item: int) -> PaddedBatch:
         assert self.query_times is not None
-        place = torch.arange(self.room + 1, device=self.lengths.device)
-        here = place == self.lengths[:, None]  # [B, N + 1]
+        appended = torch.arange(self.capacity + 1, device=self.lengths.device) == self.lengths[:, None]  # [B, N + 1]
 
-        def joined(tokens: Tensor, question: Any) -> Tensor:
+        def append(tokens: Tensor, value: Any) -> Tensor:
             padded = self._padded(tokens)
-            return torch.where(here, question, torch.cat((padded, padded[:, :1]), dim=1)).flatten()
+            return torch.where(appended, value, torch.cat((padded, padded[:, :1]), dim=1)).flatten()
 
         return replace(
             self,
-            items=joined(self.items, item),
-            times=joined(self.times, self.query_times[:, None]),
+            items=append(self.items, item),
+            times=append(self.times, self.query_times[:, None]),
             lengths=self.lengths + 1,
-            kinds=None if self.kinds is None else joined(self.kinds, 0),
-            values=None if self.values is None else joined(self.values, torch.nan),
-            room=self.room + 1,
+            kinds=None if self.kinds is None else append(self.kinds, 0),
+            values=None if self.values is None else append(self.values, torch.nan),
+            capacity=self.capacity + 1,
         )
 
     def with_tokens_twice(self) -> PaddedBatch:
@@ -108,26 +107,26 @@ class PaddedBatch(PackedBatch):
             lengths=self.lengths * 2,
             kinds=None if self.kinds is None else _twice(self.kinds),
             values=None if self.values is None else _twice(self.values),
-            room=self.room * 2,
+            capacity=self.capacity * 2,
         )
 
-    def _buckets(self, moments: Tensor) -> Tensor:
+    def _buckets(self, until: Tensor) -> Tensor:
         times = self._padded(self.times)
-        return time_buckets_by_edges(moments - (times if moments.dim() == 2 else times[:, None]))
+        return time_buckets_by_edges(until - (times if until.dim() == 2 else times[:, None]))
 
     def _padded(self, tokens: Tensor) -> Tensor:
-        return tokens.view(self.size, self.room)
+        return tokens.view(self.size, self.capacity)
 
     @cached_property
-    def _place(self) -> Tensor:
-        return torch.arange(self.room, device=self.lengths.device)
+    def _positions_in_row(self) -> Tensor:
+        return torch.arange(self.capacity, device=self.lengths.device)
 
 
 def tracing() -> bool:
-    """Whether a graph is made of what is computed: then there are no loops over users or tiles, and no gradients."""
+    """Whether torch traces the computation to a graph: then it has no loops over users or tiles, and no gradients."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
 def _twice(tokens: Tensor) -> Tensor:
-    """Every token twice, one right after the other."""
+    """Repeat every token, right after itself."""
     return tokens[:, None].expand(-1, 2).flatten()

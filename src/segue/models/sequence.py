@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from segue.errors import InputError
-from segue.layers.blocks.transformer import Block
+from segue.layers.blocks.block import Block
 from segue.layers.dropout import Dropout
 from segue.layers.incremental import Incremental, Timed
 from segue.layers.packed import PackedBatch

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from segue.layers.blocks.hstu import HSTUBlock
-from segue.layers.positions.embeddings import LearnedPositions, RelativeBuckets, SinusoidalPositions
+from segue.layers.positions.embeddings import LearnedPositions, SinusoidalPositions
+from segue.layers.positions.relative import RelativeBuckets
 from segue.models.inputs import EventInputs, KindTable, ValueTable
 from segue.models.items.tables import ItemTable
 

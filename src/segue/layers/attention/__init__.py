@@ -1,1 +1,1 @@
-"""Scores, weights and the attention built from them."""
+"""Attention: scores of queries and keys, weights from scores, and the modules that mix values."""

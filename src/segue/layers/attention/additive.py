@@ -1,4 +1,4 @@
-"""Additive scores of every query against every key, in tiles: what is added up for all pairs is never all in memory."""
+"""Additive scores of every query and key, in tiles: the sums of all pairs are never in memory at once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from segue.layers.padded import tracing
 
 Activation = Literal["tanh", "hard-sigmoid"]
 
-SLOPE, MIDDLE = 0.2, 0.5  # of the hard sigmoid, Theano's and so NARM's; torch's rises with one sixth
-TILE = 1 << 17  # numbers of a tile: half a megabyte of float32, so that it stays in the cache between its passes
+SLOPE, MIDDLE = 0.2, 0.5  # of Theano's hard sigmoid, which NARM uses; the slope of torch's is one sixth
+TILE = 1 << 17  # numbers in a tile: half a megabyte of float32 stays in the processor's cache
 
 
 class _AdditiveScores(torch.autograd.Function):
-    """The backward makes each tile anew, which takes less time than bringing it from memory."""
+    """The backward pass computes each tile again, which is faster than reading it from memory."""
 
     @staticmethod
     def forward(
@@ -27,13 +27,13 @@ class _AdditiveScores(torch.autograd.Function):
         keys: Tensor,
         vector: Tensor,
         activation: Activation,
-        back: bool,  # noqa: FBT001  # autograd passes by place
+        causal: bool,  # noqa: FBT001  # autograd passes arguments by position
     ) -> Tensor:
         ctx.save_for_backward(queries, keys, vector)
-        ctx.activation, ctx.back = activation, back
+        ctx.activation, ctx.causal = activation, causal
         scores = queries.new_zeros(*queries.shape[:2], keys.shape[1])
-        for rows, reach in _tiles(queries, keys, back=back):
-            tile = _together(queries[:, rows], keys[:, :reach])
+        for rows, reach in _tiles(queries, keys, causal=causal):
+            tile = _pair_sums(queries[:, rows], keys[:, :reach])
             scores[:, rows, :reach] = (tile.tanh_() if activation == "tanh" else tile.clamp_(0, 1)) @ vector
         return scores
 
@@ -41,18 +41,18 @@ class _AdditiveScores(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         queries, keys, vector = ctx.saved_tensors
         d_queries, d_keys, d_vector = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(vector)
-        ones = queries.new_ones(1, queries.shape[1])  # a sum over tiles' rows is faster as a product
-        for rows, reach in _tiles(queries, keys, back=ctx.back):
-            tile = _together(queries[:, rows], keys[:, :reach])  # [B, r, n, D]
+        ones = queries.new_ones(1, queries.shape[1])  # a matrix product is the faster sum over rows
+        for rows, reach in _tiles(queries, keys, causal=ctx.causal):
+            tile = _pair_sums(queries[:, rows], keys[:, :reach])  # [B, r, n, D]
             gradient = gradients[0][:, rows, :reach, None].expand_as(tile)
             if ctx.activation == "tanh":
-                risen = torch.ops.aten.tanh_backward(gradient, tile.tanh_())
+                d_sums = torch.ops.aten.tanh_backward(gradient, tile.tanh_())
             else:
-                risen = torch.ops.aten.hardtanh_backward(gradient, tile, 0, 1)
+                d_sums = torch.ops.aten.hardtanh_backward(gradient, tile, 0, 1)
                 tile.clamp_(0, 1)
             d_vector += gradients[0][:, rows, :reach].reshape(-1) @ tile.view(-1, tile.shape[-1])
-            d_queries[:, rows] = risen.sum(2)
-            d_keys[:, :reach] += (ones[:, : risen.shape[1]] @ risen.flatten(2)).view(len(keys), reach, -1)
+            d_queries[:, rows] = d_sums.sum(2)
+            d_keys[:, :reach] += (ones[:, : d_sums.shape[1]] @ d_sums.flatten(2)).view(len(keys), reach, -1)
         return d_queries * vector, d_keys * vector, d_vector, None, None
 
 
@@ -61,8 +61,7 @@ def additive_scores(
 ) -> Tensor:
     """vector · activation(query + key) for all pairs: [..., M, D] and [..., N, D] → [..., M, N].
 
-    `causal`: queries and keys are of the same tokens, and scores of later keys are of no use: they may be
-    anything.
+    `causal`: queries and keys are of the same tokens, and scores of later keys may be anything.
     """
     if activation == "hard-sigmoid":
         queries, keys = SLOPE * queries + MIDDLE, SLOPE * keys
@@ -81,17 +80,17 @@ def additive_scores(
     return flat.view(*before, m, n)
 
 
-def _tiles(queries: Tensor, keys: Tensor, *, back: bool) -> Iterator[tuple[slice, int]]:
-    """Queries at a time, and how many of the keys they are compared with."""
+def _tiles(queries: Tensor, keys: Tensor, *, causal: bool) -> Iterator[tuple[slice, int]]:
+    """Ranges of queries, and the number of keys that each is scored with."""
     m, n, pairs = queries.shape[1], keys.shape[1], TILE / (len(keys) * keys.shape[2])
     begin = 0
     while begin < m:
-        rows = (math.sqrt(begin**2 + 4 * pairs) - begin) / 2 if back else pairs / n  # times what they reach: `pairs`
+        rows = (math.sqrt(begin**2 + 4 * pairs) - begin) / 2 if causal else pairs / n  # rows * keys is about `pairs`
         end = min(m, begin + max(1, int(rows)))
-        yield slice(begin, end), end if back else n
+        yield slice(begin, end), end if causal else n
         begin = end
 
 
-def _together(queries: Tensor, keys: Tensor) -> Tensor:
+def _pair_sums(queries: Tensor, keys: Tensor) -> Tensor:
     """[B, r, D] and [B, n, D] → [B, r, n, D]."""
     return queries[:, :, None] + keys[:, None]

@@ -1,7 +1,7 @@
-"""Pointwise attention: a weight is the SiLU of a product and a bias, over a fixed length; nothing adds up to one.
+"""Pointwise attention: weights are SiLUs of biased products, divided by a fixed length, and need not add up to one.
 
-As every weight stands for itself, users are worked on a few at a time, so that what is in between stays in the cache.
-Only the products are kept for the backward pass; weights are made from them again.
+Weights of users are independent, so a few users are computed at a time and intermediate results stay in the cache. The
+products are saved for the backward pass; the weights are computed from them again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.nn import functional
 from segue.layers.padded import tracing
 from segue.layers.positions.time_buckets import BUCKETS
 
-MOST_WEIGHTS = 1 << 18  # of the users worked on together
+MAX_WEIGHTS = 1 << 18  # of the users computed together
 
 
 class _SiluAttention(torch.autograd.Function):
-    """The mixtures, with gradients of queries, keys, values and both biases."""
+    """Outputs [B, H, N, d], with gradients of queries, keys, values and both biases."""
 
     @staticmethod
     def forward(
@@ -29,7 +29,7 @@ class _SiluAttention(torch.autograd.Function):
         mask, bias = causal_mask(q, length), position_bias(positions, q.shape[2])
         products = q.new_empty(*q.shape[:3], q.shape[2])  # [B, H, N, N]
         mixed = torch.empty_like(v)
-        for users in _few(q):
+        for users in _user_chunks(q):
             here = torch.matmul(q[users], k[users].transpose(-1, -2), out=products[users])
             here += time_bias(times, buckets[users]).add_(bias)[:, None]
             mixed[users] = functional.silu(here).mul_(mask) @ v[users]
@@ -44,30 +44,30 @@ class _SiluAttention(torch.autograd.Function):
         mask = causal_mask(q, ctx.length)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         by_pair, by_bucket = q.new_zeros(q.shape[2], q.shape[2]), q.new_zeros(BUCKETS)
-        for users in _few(q):
+        for users in _user_chunks(q):
             here, incoming = products[users], gradient[users]
             dv[users] = functional.silu(here).mul_(mask).transpose(-1, -2) @ incoming
             through = (incoming @ v[users].transpose(-1, -2)).mul_(mask)
             through = torch.ops.aten.silu_backward(through, here)
             dq[users] = through @ k[users]
             dk[users] = through.transpose(-1, -2) @ q[users]
-            shared = through.sum(1)  # the heads have one bias
+            shared = through.sum(1)  # heads share the bias
             by_pair += shared.sum(0)
             by_bucket += torch.bincount(buckets[users].flatten(), weights=shared.flatten(), minlength=BUCKETS)
-        by_place = q.new_zeros(ctx.positions).index_add_(
+        by_distance = q.new_zeros(ctx.positions).index_add_(
             0, _distances(q.shape[2], q.device).flatten(), by_pair.flatten()
         )
-        return dq, dk, dv, by_place, by_bucket, None, None
+        return dq, dk, dv, by_distance, by_bucket, None, None
 
 
 def silu_attention(
     q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor, times: Tensor, buckets: Tensor, length: int
 ) -> Tensor:
-    """What each token gets from itself and those before it [B, H, N, d].
+    """Attend to each token itself and those before it [B, H, N, d].
 
     The weight of token j at token i is silu(q_i · k_j + positions[i - j] + times[buckets[i, j]]) / length. `positions`
-    has a number for each distance, `times` for each bucket; `buckets` [B, N, N] int32. Tokens after i have no weight:
-    padding on the right needs no mask.
+    has a bias for each distance, `times` one for each time bucket; `buckets` [B, N, N] int32. Tokens after i have no
+    weight, so padding on the right needs no mask.
     """
     if tracing():
         products = q @ k.transpose(-1, -2) + (time_bias(times, buckets) + position_bias(positions, q.shape[2]))[:, None]
@@ -82,23 +82,23 @@ def causal_mask(like: Tensor, length: int) -> Tensor:
 
 
 def position_bias(positions: Tensor, tokens: int) -> Tensor:
-    """The bias of each row and column by their distance [N, N]."""
+    """Bias of the distance of row and column [N, N]."""
     return positions[_distances(tokens, positions.device)]
 
 
 def time_bias(times: Tensor, buckets: Tensor) -> Tensor:
-    """The bias of each bucket, in the shape of the buckets."""
+    """Bias of each time bucket, in the shape of the buckets."""
     return times.index_select(0, buckets.flatten()).view(buckets.shape)
 
 
 def _distances(tokens: int, device: torch.device) -> Tensor:
-    """How far back a column is from its row [N, N]; 0 for those that are ahead."""
-    place = torch.arange(tokens, device=device)
-    return (place[:, None] - place).clamp_(min=0)
+    """Row minus column [N, N]; 0 for later columns."""
+    index = torch.arange(tokens, device=device)
+    return (index[:, None] - index).clamp_(min=0)
 
 
-def _few(q: Tensor) -> Iterator[slice]:
-    """Users whose weights fit the cache together."""
-    step = max(1, MOST_WEIGHTS // (q.shape[1] * q.shape[2] ** 2))
+def _user_chunks(q: Tensor) -> Iterator[slice]:
+    """Ranges of users whose weights fit the cache together."""
+    step = max(1, MAX_WEIGHTS // (q.shape[1] * q.shape[2] ** 2))
     for first in range(0, len(q), step):
         yield slice(first, first + step)

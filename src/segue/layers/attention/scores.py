@@ -1,4 +1,4 @@
-"""Scores: how much a query has to do with a key, before a softmax makes weights of it."""
+"""Scores of queries and keys: inner products, bilinear, additive."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from segue.layers.incremental import array, numpy_map
 ScoreKind = Literal["dot", "scaled-dot", "bilinear", "additive"]
 
 KeyScores = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""One query [dq] against keys [n, dk] → [n]."""
+"""Scores of one query [dq] and keys [n, dk] → [n]."""
 
 
 class Product(nn.Module):
-    """The inner product of query and key: as it is, or divided by the root of their width."""
+    """The inner product of query and key, optionally divided by the square root of their width."""
 
     def __init__(self, width: int, *, scaled: bool) -> None:
         super().__init__()
         self.scale = 1 / math.sqrt(width) if scaled else 1.0
 
-    def asking(self, queries: Tensor) -> Tensor:
+    def project(self, queries: Tensor) -> Tensor:
         """Queries whose inner products with keys, times `scale`, are the scores."""
         return queries
 
     def forward(self, queries: Tensor, keys: Tensor, *, causal: bool = False) -> Tensor:  # noqa: ARG002
-        """[..., M, dq] and [..., N, dk] → [..., M, N]. `causal`: scores of keys later than the query may be
-        anything; here all are made at once."""
-        return self.asking(queries) @ keys.transpose(-1, -2) * self.scale
+        """[..., M, dq] and [..., N, dk] → [..., M, N]. `causal`: scores of keys later than the query are not used; all
+        are computed nevertheless, in one product."""
+        return self.project(queries) @ keys.transpose(-1, -2) * self.scale
 
     def token_step(self) -> KeyScores:
         scale = np.float32(self.scale)
@@ -47,18 +47,18 @@ class Product(nn.Module):
 
 
 class Bilinear(Product):
-    """query · U key: the two may differ in width."""
+    """query · U key; their widths may differ."""
 
     def __init__(self, query_width: int, key_width: int) -> None:
         super().__init__(key_width, scaled=False)
         self.query = nn.Linear(query_width, key_width, bias=False)
 
-    def asking(self, queries: Tensor) -> Tensor:
-        return _each(self.query, queries)
+    def project(self, queries: Tensor) -> Tensor:
+        return _linear_rows(self.query, queries)
 
     def token_step(self) -> KeyScores:
-        asking = numpy_map(self.query)
-        return lambda query, keys: keys.dot(asking(query))
+        project = numpy_map(self.query)
+        return lambda query, keys: keys.dot(project(query))
 
 
 class Additive(nn.Module):
@@ -72,20 +72,20 @@ class Additive(nn.Module):
         self.activation = activation
 
     def forward(self, queries: Tensor, keys: Tensor, *, causal: bool = False) -> Tensor:
-        """[..., M, dq] and [..., N, dk] → [..., M, N]. `causal`: those of keys later than the query may be
-        anything, which saves half of the work."""
-        asking, asked = _each(self.query, queries), _each(self.key, keys)
-        return additive_scores(asking, asked, self.vector.weight[0], self.activation, causal=causal)
+        """[..., M, dq] and [..., N, dk] → [..., M, N]. `causal`: scores of keys later than the query are not used and
+        may be anything, which saves half of the work."""
+        queries, keys = _linear_rows(self.query, queries), _linear_rows(self.key, keys)
+        return additive_scores(queries, keys, self.vector.weight[0], self.activation, causal=causal)
 
     def token_step(self) -> KeyScores:
         assert self.activation == "tanh"
-        asking, key, vector = numpy_map(self.query), array(self.key.weight), array(self.vector.weight)[0]
-        return lambda query, keys: np.tanh(keys.dot(key.T) + asking(query)).dot(vector)
+        project, key, vector = numpy_map(self.query), array(self.key.weight), array(self.vector.weight)[0]
+        return lambda query, keys: np.tanh(keys.dot(key.T) + project(query)).dot(vector)
 
 
-def _each(linear: nn.Linear, x: Tensor) -> Tensor:
-    """Of rows, whatever their arrangement: torch would choose another product of the same, with other roundings, where
-    gradients are wanted."""
+def _linear_rows(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Apply the map to rows flattened to a matrix: for more dimensions torch picks another kernel, with other
+    roundings, if gradients are needed."""
     return functional.linear(x.flatten(0, -2), linear.weight).view(*x.shape[:-1], -1)
 
 
@@ -95,7 +95,8 @@ Score = Product | Additive
 def make_score(
     kind: ScoreKind, query_width: int, key_width: int, hidden: int, *, activation: Activation = "tanh"
 ) -> Score:
-    """`hidden` and `activation` are those of additive scores; a product needs queries and keys of one width."""
+    """Build a score; `hidden` and `activation` are used by additive scores only, and inner products need queries and
+    keys of one width."""
     assert kind in ("bilinear", "additive") or query_width == key_width
     match kind:
         case "dot":

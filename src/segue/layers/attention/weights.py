@@ -1,7 +1,7 @@
-"""One item instead of a mean: scores → weights that are zero but at one place, and ways to learn through that.
+"""Attention weights from scores: soft (softmax) or hard (one key), with estimators of the gradient.
 
-Straight-through looks at one and learns as if it had looked at all: biased, of little variance. REINFORCE draws one and
-learns from how well it went: exact on average, of much variance, which a baseline lowers. Answers take the best.
+Straight-through takes one key forward and the softmax's gradient backward: biased, of low variance. REINFORCE samples
+one key and learns from the loss: unbiased, of high variance, which a baseline lowers. Inference takes the best key.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Choice = Literal["soft", "straight-through", "gumbel", "reinforce"]
 
 @dataclass(frozen=True, eq=False)
 class AttentionWeights:
-    """How much of each value is taken, and for REINFORCE in training what its loss needs."""
+    """Weights of the values and, for REINFORCE in training, the terms of its loss."""
 
     weights: Tensor  # [..., N]
-    log_probability: Tensor | None = None  # [...]: of what was drawn
-    entropy: Tensor | None = None  # [...]: of what it was drawn from
+    log_probability: Tensor | None = None  # [...]: of the sampled key
+    entropy: Tensor | None = None  # [...]: of the distribution it was sampled from
 
 
 def select_weights(
@@ -35,76 +35,75 @@ def select_weights(
     training: bool,
     generator: torch.Generator | None,
 ) -> AttentionWeights:
-    """Weights [..., N] from scores [..., N]; `may_attend`, which broadcasts to them, is True where one may look, which
-    is somewhere in every row.
+    """Weights [..., N] from scores [..., N]. `may_attend` broadcasts to them; each row has at least one True.
 
-    A low temperature makes soft weights harder. Where it is not training, hard kinds take the highest score.
+    A low temperature sharpens soft weights. Outside training, the hard choices take the highest score.
     """
     if may_attend is not None:
         logits = logits.masked_fill(~may_attend, -math.inf)
     if how == "soft":
-        return AttentionWeights(_sharper(logits, temperature).softmax(-1))
+        return AttentionWeights(_sharpen(logits, temperature).softmax(-1))
     if not training:
         return AttentionWeights(one_hot(logits.argmax(-1), logits))
     match how:
         case "straight-through":
-            return AttentionWeights(straight_through(_sharper(logits, temperature).softmax(-1), logits.argmax(-1)))
+            return AttentionWeights(straight_through(_sharpen(logits, temperature).softmax(-1), logits.argmax(-1)))
         case "gumbel":
-            noise = torch.rand(logits.shape, dtype=logits.dtype, generator=generator).to(logits.device)
-            noisy = logits + gumbel_noise(noise)
-            return AttentionWeights(straight_through(_sharper(noisy, temperature).softmax(-1), noisy.argmax(-1)))
+            uniform = torch.rand(logits.shape, dtype=logits.dtype, generator=generator).to(logits.device)
+            noisy = logits + gumbel_noise(uniform)
+            return AttentionWeights(straight_through(_sharpen(noisy, temperature).softmax(-1), noisy.argmax(-1)))
         case "reinforce":
-            log_probabilities = _sharper(logits, temperature).log_softmax(-1)
-            drawn = _drawn(log_probabilities.detach().exp(), generator)
+            log_probabilities = _sharpen(logits, temperature).log_softmax(-1)
+            samples = _sample(log_probabilities.detach().exp(), generator)
             return AttentionWeights(
-                one_hot(drawn, logits), log_probability_of(log_probabilities, drawn), entropy(log_probabilities)
+                one_hot(samples, logits), log_probability_of(log_probabilities, samples), entropy(log_probabilities)
             )
 
 
-def one_hot(places: Tensor, like: Tensor) -> Tensor:
-    """[...] → [..., N]: one at the place."""
-    return functional.one_hot(places, like.shape[-1]).to(like.dtype)
+def one_hot(indices: Tensor, like: Tensor) -> Tensor:
+    """[...] → [..., N]: 1 at the index, 0 elsewhere."""
+    return functional.one_hot(indices, like.shape[-1]).to(like.dtype)
 
 
-def straight_through(chances: Tensor, drawn: Tensor) -> Tensor:
-    """One at what was drawn, with the gradient of the chances [..., N]."""
-    return one_hot(drawn, chances) + (chances - chances.detach())
+def straight_through(probabilities: Tensor, indices: Tensor) -> Tensor:
+    """One-hot weights at the indices [...], with the gradient of the probabilities [..., N]."""
+    return one_hot(indices, probabilities) + (probabilities - probabilities.detach())
 
 
 def gumbel_noise(uniform: Tensor) -> Tensor:
-    """Numbers that make the highest of scores a draw by their softmax, from numbers that are uniform in [0, 1)."""
+    """Gumbel noise from uniform numbers in [0, 1): the argmax of scores plus noise is a sample of their softmax."""
     least = torch.finfo(uniform.dtype).tiny  # a zero would make the noise infinite
     return -(-uniform.clamp(min=least).log()).log()
 
 
-def log_probability_of(log_probabilities: Tensor, drawn: Tensor) -> Tensor:
-    """[..., N] at what was drawn [...]."""
-    return log_probabilities.gather(-1, drawn[..., None]).squeeze(-1)
+def log_probability_of(log_probabilities: Tensor, samples: Tensor) -> Tensor:
+    """Values of [..., N] at the samples [...]."""
+    return log_probabilities.gather(-1, samples[..., None]).squeeze(-1)
 
 
 def entropy(log_probabilities: Tensor) -> Tensor:
-    """Of each row [..., N] → [...]; where one may not look there is none, and no gradient."""
+    """Entropy of each row [..., N] → [...]; masked keys add nothing and get no gradient."""
     return -(log_probabilities.exp() * log_probabilities.masked_fill(log_probabilities == -math.inf, 0)).sum(-1)
 
 
 def reinforce_loss(
     losses: Tensor, log_probability: Tensor, baseline: Tensor | float, *, entropy: Tensor, bonus: float
 ) -> Tensor:
-    """What is added to the mean of `losses` [M] so that its gradient reaches the scores of what was drawn.
+    """The term that carries the gradient of the mean of `losses` [M] to the scores of the sampled keys.
 
-    Each loss meets its own draw; neither it nor the baseline is learned from here. `bonus` is what a unit of entropy
-    [M] is worth: it keeps draws from settling on one place early.
+    Each loss is paired with its own sample; no gradient flows to the losses or the baseline. `bonus` times the mean
+    entropy is subtracted, which keeps the distribution from collapsing early.
     """
-    surprise = (losses - baseline).detach()
-    return (surprise * log_probability).mean() - bonus * entropy.mean()
+    advantage = (losses - baseline).detach()
+    return (advantage * log_probability).mean() - bonus * entropy.mean()
 
 
-def _sharper(logits: Tensor, temperature: float) -> Tensor:
+def _sharpen(logits: Tensor, temperature: float) -> Tensor:
     return logits if temperature == 1 else logits / temperature
 
 
-def _drawn(chances: Tensor, generator: torch.Generator | None) -> Tensor:
-    """A place for each row [..., N] → [...]."""
-    rows = chances.reshape(-1, chances.shape[-1])
-    drawn = torch.multinomial(rows.cpu(), 1, generator=generator).to(chances.device)  # there the generator lives
-    return drawn.view(chances.shape[:-1])
+def _sample(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+    """An index for each row [..., N] → [...]."""
+    rows = probabilities.reshape(-1, probabilities.shape[-1])
+    samples = torch.multinomial(rows.cpu(), 1, generator=generator).to(probabilities.device)  # a CPU generator
+    return samples.view(probabilities.shape[:-1])

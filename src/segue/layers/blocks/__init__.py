@@ -1,1 +1,1 @@
-"""Blocks over packed tokens: attention, HSTU, recurrent, convolutional."""
+"""Encoder layers over packed tokens: Transformer, HSTU, NARM, recurrent, convolutional."""

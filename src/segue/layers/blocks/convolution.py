@@ -1,4 +1,4 @@
-"""Convolutional blocks over packed tokens [T, D]: a token sees itself and its user's tokens shortly before."""
+"""Causal convolutional blocks over packed tokens [T, D]."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.blocks.transformer import WithoutAttention
+from segue.layers.blocks.block import WithoutAttention
 from segue.layers.dropout import Dropout
 from segue.layers.packed import PackedBatch
 
 
 def earlier(x: Tensor, batch: PackedBatch, by: int) -> Tensor:
-    """At each token what stands so many places before it [T, D]; zeros where its user has nothing there."""
+    """The token `by` positions before each token [T, D]; zeros if its user has none there."""
     if by == 0:
         return x
-    return x.roll(by, 0) * (batch.position >= by)[:, None]  # what comes round from the end is among what is zero
+    return x.roll(by, 0) * (batch.position >= by)[:, None]  # rows that roll round from the end are among the zeros
 
 
 def windows(x: Tensor, batch: PackedBatch, count: int, step: int = 1) -> Tensor:
-    """Each token and, `step` places apart, those before it, `count` together and the oldest first [T, count * D]."""
+    """Each token and those before it, `step` positions apart, `count` in all, oldest first [T, count * D]."""
     return torch.cat([earlier(x, batch, by * step) for by in reversed(range(count))], dim=1)
 
 
 class CausalConvolution(nn.Module):
-    """A filter over each token and those before it, `dilation` places apart: one product over packed tokens."""
+    """A causal convolution with `dilation`, as one product over packed tokens."""
 
     def __init__(self, width: int, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -59,16 +59,16 @@ class DilatedBlock(WithoutAttention):
 
 
 class CaserBlock(WithoutAttention):
-    """Caser's convolutions at every token, over the image that its user's last `events` tokens make.
+    """Caser's convolutions at every token, over the image of its user's last `events` tokens, one a row.
 
-    A horizontal filter spans one to all of the image's rows: its answer is the largest at any height. Where it stands
-    at an event does not depend on the image, so each is computed once and the largest taken over the images. A
-    vertical filter weighs the rows, each feature by itself. Before a user's first event the image is empty: zeros,
-    and a filter that would meet nothing else has no answer.
+    A horizontal filter spans one to all rows; its output is its maximum over the image. Its value at a token does not
+    depend on the image, so it is computed once, and then the maximum is taken in each image. A vertical filter is a
+    weighted sum of rows, for each feature. Rows before a user's first event are zeros, and a horizontal filter over
+    such rows only is left out.
     """
 
     def __init__(self, width: int, events: int, horizontal: int, vertical: int, dropout: float) -> None:
-        """So many horizontal filters of each height, and so many vertical ones."""
+        """`horizontal`: number of filters of each height. `vertical`: number of vertical filters."""
         super().__init__()
         self.events = events
         self.horizontal = nn.ModuleList(nn.Linear(height * width, horizontal) for height in range(1, events + 1))
@@ -79,28 +79,28 @@ class CaserBlock(WithoutAttention):
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         images = windows(x, batch, self.events)  # [T, L * D]
         rows = images.view(x.shape[0], self.events, -1)  # [T, L, D]
-        weighed = self.vertical(rows.transpose(1, 2)).flatten(1)  # [T, D * vertical]
-        features = torch.cat((self.highest(images, batch), weighed), dim=1)
+        vertical = self.vertical(rows.transpose(1, 2)).flatten(1)  # [T, D * vertical]
+        features = torch.cat((self.highest(images, batch), vertical), dim=1)
         return functional.relu(self.joined(self.drop(features)))
 
     def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
         return self.forward(x, batch)[batch.last]
 
     def highest(self, images: Tensor, batch: PackedBatch) -> Tensor:
-        """Of each horizontal filter its largest answer in the image, lowest filters first [T, L * horizontal].
+        """The maximum of each horizontal filter in the image, by rising height [T, L * horizontal].
 
-        A filter of height h has its place at the last L - h + 1 events. Answers are never negative, so that an empty
-        place, zero, is never the largest.
+        A filter of height h ends at one of the last L - h + 1 events. Outputs are at least 0, so the zeros of missing
+        positions do not change the maximum.
         """
         width = images.shape[1] // self.events
-        answers = [
+        outputs = [
             functional.relu(filters(images[:, (self.events - height) * width :]))
             for height, filters in enumerate(self.horizontal, start=1)
         ]
-        each = answers[0].shape[1]
-        together = torch.cat(answers, dim=1)
-        places = [
-            functional.pad(earlier(together[:, : (self.events - by) * each], batch, by), (0, by * each))
+        each = outputs[0].shape[1]
+        joined = torch.cat(outputs, dim=1)
+        shifted = [
+            functional.pad(earlier(joined[:, : (self.events - by) * each], batch, by), (0, by * each))
             for by in range(self.events)
         ]
-        return torch.stack(places).amax(0)
+        return torch.stack(shifted).amax(0)

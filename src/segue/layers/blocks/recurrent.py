@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from segue.layers.blocks.transformer import WithoutAttention
+from segue.layers.blocks.block import WithoutAttention
 from segue.layers.dropout import Dropout
 from segue.layers.packed import PackedBatch, pack, pad
 
@@ -12,9 +12,8 @@ from segue.layers.packed import PackedBatch, pack, pad
 class GRUBlock(WithoutAttention):
     """A layer of gated recurrent units, from each user's oldest token to its newest: [T, D] → [T, S].
 
-    It is torch's form: the gate z keeps the old state, and r is applied to what the old state was mapped to. It runs on
-    the right-padded view, where padding comes after all that is asked; on a CPU that is two to four times as fast as
-    torch's own packed sequences.
+    The units are torch's: gate z keeps the old state, and gate r is applied after the old state's linear map. The layer
+    runs on the right-padded view, two to four times as fast on a CPU as torch's packed sequences.
     """
 
     def __init__(self, width: int, state_width: int, dropout: float) -> None:

@@ -1,1 +1,1 @@
-"""Decoders that continue an encoded history item by item."""
+"""Decoders, which continue encoded histories item by item."""

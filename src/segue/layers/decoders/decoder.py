@@ -1,4 +1,4 @@
-"""What was read, as whatever continues it looks at it."""
+"""Encoded histories, and the interface of the decoders that continue them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from segue.layers.packed import PackedBatch, pad
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedHistories:
-    """Histories, encoded and padded on the right."""
+    """The states of histories, padded on the right."""
 
     states: Tensor  # [B, N, W]
     lengths: Tensor  # [B] int64, each at least 1
-    may_attend: Tensor | None  # [B, 1, 1, N]: True at events, False at padding; None where there is no padding
+    may_attend: Tensor | None  # [B, 1, 1, N]: True at events, False at padding; None without padding
 
     @staticmethod
     def of(states: Tensor, batch: PackedBatch) -> EncodedHistories:
@@ -26,36 +26,36 @@ class EncodedHistories:
 
     @property
     def newest(self) -> Tensor:
-        """Each history's last state [B, W]."""
+        """The last state of each history [B, W]."""
         rows = torch.arange(self.lengths.shape[0], device=self.lengths.device)
         return self.states[rows, self.lengths - 1]
 
-    def rows(self, chosen: Tensor) -> EncodedHistories:
-        """Some of the histories, some perhaps more than once."""
-        looks = None if self.may_attend is None else self.may_attend[chosen]
-        return EncodedHistories(self.states[chosen], self.lengths[chosen], looks)
+    def rows(self, index: Tensor) -> EncodedHistories:
+        """The histories at these indices, which may repeat."""
+        may_attend = None if self.may_attend is None else self.may_attend[index]
+        return EncodedHistories(self.states[index], self.lengths[index], may_attend)
 
 
 class Decoder(Protocol):
-    """Continues what was read, an item at a time. What it keeps of the steps before has a row a plan."""
+    """Continues encoded histories item by item. Its state has a row for each history, or for each row of a beam."""
 
-    def __call__(self, inputs: Tensor, read: EncodedHistories) -> Tensor:
-        """All steps at once: the states after each of the inputs [B, M, D] → [B, M, D]; none sees a later one."""
+    def __call__(self, inputs: Tensor, encoded: EncodedHistories) -> Tensor:
+        """The outputs of all steps at once: inputs [B, M, D] → [B, M, D]; none depends on a later input."""
         ...
 
-    def begin(self, read: EncodedHistories) -> Any:
-        """What is kept before the first step."""
+    def begin(self, encoded: EncodedHistories) -> Any:
+        """The state before the first step."""
         ...
 
-    def step(self, newest: Tensor, read: EncodedHistories, kept: Any) -> tuple[Tensor, Any]:
-        """One step more: the newest input [B, D] → its state [B, D], and what is kept now."""
+    def step(self, newest: Tensor, encoded: EncodedHistories, state: Any) -> tuple[Tensor, Any]:
+        """One step: the newest input [B, D] → its output [B, D], and the next state."""
         ...
 
-    def rows(self, kept: Any, chosen: Tensor) -> Any:
-        """What is kept of some of the plans, some perhaps more than once."""
+    def rows(self, state: Any, index: Tensor) -> Any:
+        """The state's rows at these indices, which may repeat."""
         ...
 
-    def attention_weights(self, inputs: Tensor, read: EncodedHistories) -> list[tuple[Tensor | None, Tensor]]:
-        """Where each step, whose inputs [B, M, D] are given, looks in each layer: back at the steps [B, heads, M, M],
-        None where steps do not look at each other, and across at what was read [B, heads, M, N]."""
+    def attention_weights(self, inputs: Tensor, encoded: EncodedHistories) -> list[tuple[Tensor | None, Tensor]]:
+        """Of each layer, the attention weights of the steps with inputs [B, M, D]: to the steps [B, heads, M, M], None
+        if steps do not attend to each other, and to the history [B, heads, M, N]."""
         ...

@@ -1,69 +1,143 @@
-"""Continue by attention alone: the decoder of Vaswani et al., "Attention Is All You Need", NeurIPS 2017."""
+"""The Transformer decoder: Vaswani et al., "Attention Is All You Need", NeurIPS 2017."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
 from torch import Tensor, nn
 
-from segue.layers.blocks.transformer import DecoderBlock, Decoding
+from segue.layers.attention.multi_head import Attention
+from segue.layers.blocks.feed_forward import FeedForward
 from segue.layers.decoders.decoder import EncodedHistories
 from segue.layers.dropout import Dropout
 from segue.layers.positions.embeddings import sinusoids
 
-Steps = tuple[int, list[Decoding]]
-"""Steps taken, and what each block keeps of them."""
+
+@dataclass(frozen=True, eq=False)
+class DecoderKV:
+    """Keys and values that a decoder block caches between steps."""
+
+    across: Tensor  # [B, N, 2, H, d]: of the encoded tokens
+    may_attend: Tensor | None  # [B, 1, 1, N]: True at encoded tokens, False at padding
+    own: Tensor | None = None  # [B, m, 2, H, d]: of the decoder's tokens up to now; None before the first
+
+    def rows(self, index: Tensor) -> DecoderKV:
+        """The rows at these indices, which may repeat, as in beam search."""
+        return DecoderKV(
+            across=self.across[index],
+            may_attend=None if self.may_attend is None else self.may_attend[index],
+            own=None if self.own is None else self.own[index],
+        )
+
+
+class DecoderBlock(nn.Module):
+    """A Transformer decoder block over padded tokens: causal self-attention, cross-attention to encoded tokens, and a
+    feed-forward network, pre-norm or post-norm."""
+
+    def __init__(
+        self, width: int, heads: int, hidden: int, dropout: float, *, norm: Literal["pre", "post"] = "pre"
+    ) -> None:
+        super().__init__()
+        self.pre = norm == "pre"
+        self.norm_own, self.norm_across, self.norm_forward = (nn.LayerNorm(width, eps=1e-5) for _ in range(3))
+        self.own = Attention(width, heads, output=True, causal=True)
+        self.across = Attention(width, heads, output=True, causal=False)
+        self.feed_forward = FeedForward(width, hidden, dropout=0.0)
+        self.drop = Dropout(dropout)
+
+    def forward(self, x: Tensor, encoded: Tensor, may_attend: Tensor | None = None) -> Tensor:
+        """Tokens [B, M, D] and encoded tokens [B, N, D] → [B, M, D]; `may_attend` [B, 1, 1, N] is False at padding."""
+        return self._extend(x, self.begin(encoded, may_attend))[0]
+
+    def begin(self, encoded: Tensor, may_attend: Tensor | None = None) -> DecoderKV:
+        """The cache before the first step: keys and values of the encoded tokens."""
+        return DecoderKV(self.across.keys_values(encoded), may_attend)
+
+    def step(self, x: Tensor, kv: DecoderKV) -> tuple[Tensor, DecoderKV]:
+        """One more token for each row [B, D] → its output [B, D], equal to that of `forward`, and the next cache."""
+        x, kv = self._extend(x[:, None], kv)
+        return x[:, 0], kv
+
+    def attention_weights(self, x: Tensor, encoded: Tensor, may_attend: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Weights of self-attention [B, H, M, M] and of cross-attention [B, H, M, N]; rows of padding are
+        meaningless."""
+        normal = self.norm_own(x) if self.pre else x
+        update, own = self.own.attend_with_weights(normal, self.own.keys_values(normal))
+        x = self._add(x, update, self.norm_own)
+        normal = self.norm_across(x) if self.pre else x
+        _, across = self.across.attend_with_weights(normal, self.across.keys_values(encoded), may_attend)
+        return own.weights, across.weights
+
+    def _extend(self, x: Tensor, kv: DecoderKV) -> tuple[Tensor, DecoderKV]:
+        """Outputs of tokens [B, M, D] appended to those of the cache, and the next cache."""
+        normal = self.norm_own(x) if self.pre else x
+        own = self.own.keys_values(normal)
+        own = own if kv.own is None else torch.cat((kv.own, own), dim=1)
+        x = self._add(x, self.own.attend(normal, own), self.norm_own)
+        normal = self.norm_across(x) if self.pre else x
+        x = self._add(x, self.across.attend(normal, kv.across, kv.may_attend), self.norm_across)
+        normal = self.norm_forward(x) if self.pre else x
+        return self._add(x, self.feed_forward(normal), self.norm_forward), replace(kv, own=own)
+
+    def _add(self, x: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
+        x = x + self.drop(update)
+        result: Tensor = x if self.pre else norm(x)
+        return result
+
+
+Steps = tuple[int, list[DecoderKV]]
+"""Number of steps up to now, and the cache of each block."""
 
 
 class TransformerDecoder(nn.Module):
-    """Steps look back at each other and across at what was read; their places are waves, so that a plan may be longer
-    than any that was trained on."""
+    """A stack of decoder blocks. Positions are sinusoids, so a plan may be longer than any in training."""
 
     def __init__(self, width: int, depth: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(DecoderBlock(width, heads, hidden, dropout, norm="post") for _ in range(depth))
         self.drop = Dropout(dropout)
 
-    def forward(self, inputs: Tensor, read: EncodedHistories) -> Tensor:
-        """The states after each of the inputs [B, M, D], the first of which begins the plan → [B, M, D]."""
-        x = self._placed(inputs, 0)
+    def forward(self, inputs: Tensor, encoded: EncodedHistories) -> Tensor:
+        """Outputs of the inputs [B, M, D], of which the first is the start token → [B, M, D]."""
+        x = self._with_positions(inputs, 0)
         for block in self.blocks:
-            x = block(x, read.states, read.may_attend)
+            x = block(x, encoded.states, encoded.may_attend)
         return x
 
-    def begin(self, read: EncodedHistories) -> Steps:
-        """What is kept before the first step."""
-        return 0, [self._block(place).start(read.states, read.may_attend) for place in range(len(self.blocks))]
+    def begin(self, encoded: EncodedHistories) -> Steps:
+        return 0, [self._block(index).begin(encoded.states, encoded.may_attend) for index in range(len(self.blocks))]
 
-    def step(self, newest: Tensor, read: EncodedHistories, kept: Steps) -> tuple[Tensor, Steps]:  # noqa: ARG002  # it is in `kept`
-        """One input more [B, D] → its state [B, D], and what is kept now."""
-        taken, before = kept
-        x, after = self._placed(newest[:, None], taken)[:, 0], []
-        for place, so_far in enumerate(before):
-            x, so_far = self._block(place).step(x, so_far)
-            after.append(so_far)
-        return x, (taken + 1, after)
+    def step(self, newest: Tensor, encoded: EncodedHistories, state: Steps) -> tuple[Tensor, Steps]:  # noqa: ARG002
+        """One step: the newest input [B, D] → its output [B, D], and the next state, which holds all of `encoded`."""
+        steps, caches = state
+        x, extended = self._with_positions(newest[:, None], steps)[:, 0], []
+        for index, kv in enumerate(caches):
+            x, kv = self._block(index).step(x, kv)
+            extended.append(kv)
+        return x, (steps + 1, extended)
 
-    def rows(self, kept: Steps, chosen: Tensor) -> Steps:
-        """What is kept of some of the plans, some perhaps more than once."""
-        taken, before = kept
-        return taken, [so_far.rows(chosen) for so_far in before]
+    def rows(self, state: Steps, index: Tensor) -> Steps:
+        steps, caches = state
+        return steps, [kv.rows(index) for kv in caches]
 
-    def attention_weights(self, inputs: Tensor, read: EncodedHistories) -> list[tuple[Tensor | None, Tensor]]:
-        """Where each of the steps that `forward` takes looks in each layer: back [B, heads, M, M], and across
-        [B, heads, M, N]."""
-        x, looks = self._placed(inputs, 0), list[tuple[Tensor | None, Tensor]]()
-        for place in range(len(self.blocks)):
-            block = self._block(place)
-            looks.append(block.attention_weights(x, read.states, read.may_attend))
-            x = block(x, read.states, read.may_attend)
-        return looks
+    def attention_weights(self, inputs: Tensor, encoded: EncodedHistories) -> list[tuple[Tensor | None, Tensor]]:
+        """Of each layer, the weights of self-attention [B, heads, M, M] and of cross-attention [B, heads, M, N]."""
+        x, weights = self._with_positions(inputs, 0), list[tuple[Tensor | None, Tensor]]()
+        for index in range(len(self.blocks)):
+            block = self._block(index)
+            weights.append(block.attention_weights(x, encoded.states, encoded.may_attend))
+            x = block(x, encoded.states, encoded.may_attend)
+        return weights
 
-    def _placed(self, inputs: Tensor, taken: int) -> Tensor:
-        """Inputs [B, M, D] that come after so many."""
-        places = sinusoids(taken + inputs.shape[1], inputs.shape[2])[taken:].to(inputs)
-        placed: Tensor = self.drop(inputs + places)
-        return placed
+    def _with_positions(self, inputs: Tensor, steps: int) -> Tensor:
+        """Add positions to inputs [B, M, D] that come after this many steps."""
+        positions = sinusoids(steps + inputs.shape[1], inputs.shape[2])[steps:].to(inputs)
+        tokens: Tensor = self.drop(inputs + positions)
+        return tokens
 
-    def _block(self, place: int) -> DecoderBlock:
-        block = self.blocks[place]
+    def _block(self, index: int) -> DecoderBlock:
+        block = self.blocks[index]
         assert isinstance(block, DecoderBlock)
         return block

@@ -1,1 +1,1 @@
-"""Positions and times of tokens."""
+"""Positions and times of tokens: embeddings, relative positions, periods, time buckets."""

@@ -1,4 +1,4 @@
-"""Gaps in time → the bucket that each falls into: fine for seconds, coarse for years."""
+"""Elapsed seconds → logarithmic time buckets."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 BUCKETS = 129
-STEP = 0.301  # of the natural logarithm: a bucket begins 1.351 times as late as the one before it
+STEP = 0.301  # of the natural logarithm: each bucket begins at 1.351 times the start of the one before it
 
 
 def time_buckets(seconds: Tensor) -> Tensor:
-    """The bucket 0 … 128 of each gap, int32; the direction of the gap does not matter."""
+    """The bucket 0 … 128 of each time difference, whatever its sign; int32."""
     logarithm = seconds.abs().clamp_(min=1).to(torch.float32).log_()
     return logarithm.div_(STEP).to(torch.int32).clamp_(max=BUCKETS - 1)
 
 
 def _edges() -> list[int]:
-    """The least whole seconds of each bucket, found by halving what lies between."""
+    """The least whole seconds of each bucket, by bisection."""
     buckets = torch.arange(BUCKETS, dtype=torch.int32)
     low, high = torch.zeros(BUCKETS, dtype=torch.int64), torch.full((BUCKETS,), 1 << 61)
     while bool((low < high).any()):
@@ -30,8 +30,8 @@ EDGES = _edges()
 
 
 def time_buckets_by_edges(seconds: Tensor) -> Tensor:
-    """The same, wherever the logarithm is computed: that of another runtime may differ in its last bit, which at the
-    edge of a bucket is another bucket. So the seconds at which buckets begin have the last word."""
+    """`time_buckets`, exactly, in any runtime. Another runtime's logarithm may differ in the last bit, which changes
+    the bucket at an edge, so the guess is corrected by comparing with `EDGES`."""
     gaps = seconds.abs()
     edges = torch.tensor([*EDGES, torch.iinfo(torch.int64).max])
     guess = (gaps.clamp(min=1).to(torch.float32).log() / STEP).to(torch.int64).clamp(max=BUCKETS - 1)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from segue.data.batch import ragged_rows
-from segue.layers.blocks.transformer import Block, PostNormBlock
+from segue.layers.blocks.block import Block
+from segue.layers.blocks.transformer import PostNormBlock
 from segue.layers.decoders.decoder import Decoder, EncodedHistories
 from segue.layers.decoders.recurrent import BidirectionalGRU, RecurrentDecoder
 from segue.layers.decoders.transformer import TransformerDecoder

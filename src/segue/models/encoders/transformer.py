@@ -10,14 +10,8 @@ from torch import nn
 
 from segue.layers.attention.multi_head import Relative
 from segue.layers.blocks.transformer import PostNormBlock, PreNormBlock
-from segue.layers.positions.embeddings import (
-    LearnedPositions,
-    NoPositions,
-    Positions,
-    RelativeBuckets,
-    Rotary,
-    SinusoidalPositions,
-)
+from segue.layers.positions.embeddings import LearnedPositions, NoPositions, Positions, SinusoidalPositions
+from segue.layers.positions.relative import RelativeBuckets, Rotary
 from segue.models.inputs import make_inputs
 from segue.models.items.tables import ItemTable
 from segue.models.sequence import SequenceModel

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.blocks.transformer import silu_gate
+from segue.layers.blocks.feed_forward import silu_gate
 from segue.layers.dropout import Dropout, byte_mask
 from segue.layers.padded import tracing
 from segue.models.settings import ModelSettings
