@@ -29,6 +29,7 @@ settings.load_profile("segue")
 # processes, a Spark session. (xdist's own groups are marks, which it does not find any more since pytest 9.2.)
 TOGETHER = {
     "test_page.py": "page",
+    "test_hostile.py": "hostile",
     "test_replicas.py": "replicas",
     "test_processes.py": "processes",
     "test_spark_files.py": "spark",

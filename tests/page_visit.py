@@ -53,7 +53,7 @@ class Visit:
     def add(self, text: str) -> None:
         """Search for an item and take the first one found."""
         self.page.get_by_role("combobox", name="Search the catalogue").fill(text)
-        expect(self.page.locator("#found [aria-selected=true]")).to_be_visible()
+        expect(self.page.locator("#matches [aria-selected=true]")).to_be_visible()
         self.page.keyboard.press("Enter")
 
     def press(self, name: str, *, within: Locator | None = None) -> None:

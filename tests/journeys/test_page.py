@@ -238,12 +238,12 @@ def test_why_is_drawn_on_the_history_and_heads_can_be_chosen(visit: Visit, servi
             visit.choose("Head", str(head + 1))
             last = weights[layer][head][-1]
             most = max(range(3), key=last.__getitem__)
-            gist = f"In layer {layer + 1}, head {head + 1}, the answer looks most at {most + 1} “{title(7 + most)}”"
+            gist = f"In layer {layer + 1}, head {head + 1}, the answer attends most to {most + 1} “{title(7 + most)}”"
             expect(visit.page.locator("#gist")).to_contain_text(f"{gist} ({last[most]:.3f})")
             gists.add(visit.page.locator("#gist").inner_text())
     assert len(gists) == 4
     visit.page.locator("canvas").hover(position={"x": 30, "y": 30})
-    expect(visit.page.locator("#cell")).to_contain_text(f"1 “{title(7)}” looks at 1 “{title(7)}”: 1.00")
+    expect(visit.page.locator("#cell")).to_contain_text(f"1 “{title(7)}” attends to 1 “{title(7)}”: 1.00")
 
 
 def shown_instead(visit: Visit, path: str, change: Callable[[dict[str, Any]], None]) -> None:
@@ -268,21 +268,21 @@ def test_attention_of_every_shape_is_drawn(visit: Visit) -> None:
     visit.ask_why(0)
     gist, cell, canvas = (visit.page.locator(name) for name in ("#gist", "#cell", "canvas"))
     expect(gist).to_have_text(
-        f"In decoder, at the history, mean of the heads, the answer looks most at 2 “{title(8)}” (0.375), "
+        f"In decoder, at the history, mean of the heads, the answer attends most to 2 “{title(8)}” (0.375), "
         f"1 “{title(7)}” (-0.125), and 3 “{title(9)}” (0.125)."
     )
     visit.choose("Head", "2")
     expect(gist).to_have_text(
-        f"In decoder, at the history, head 2, the answer looks most at 1 “{title(7)}” (-0.500) "
+        f"In decoder, at the history, head 2, the answer attends most to 1 “{title(7)}” (-0.500) "
         f"and 3 “{title(9)}” (0.250)."
     )
     expect(visit.page.locator(".legend")).to_have_text("-0.50000.500")
     canvas.hover(position={"x": 30, "y": 30})
-    expect(cell).to_have_text(f"? “the question” looks at 1 “{title(7)}”: -0.500")
+    expect(cell).to_have_text(f"? “the query” attends to 1 “{title(7)}”: -0.500")
     canvas.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight"):
         visit.page.keyboard.press(key)
-    expect(cell).to_have_text(f"? “the question” looks at 3 “{title(9)}”: 0.250")
+    expect(cell).to_have_text(f"? “the query” attends to 3 “{title(9)}”: 0.250")
     below, above = canvas.evaluate(
         """drawn => {
           const scale = devicePixelRatio || 1;
@@ -293,9 +293,9 @@ def test_attention_of_every_shape_is_drawn(visit: Visit) -> None:
     )
     assert below[0] > below[2] and above[2] > above[0], "what is below zero is reddish, the rest bluish"
     visit.choose("Layer", "1")
-    expect(gist).to_have_text(f"In layer 1, head 1, 3 “{title(9)}” looks most at 2 “{title(8)}” (1.00).")
+    expect(gist).to_have_text(f"In layer 1, head 1, 3 “{title(9)}” attends most to 2 “{title(8)}” (1.00).")
     canvas.hover(position={"x": 30, "y": 30 + 34})
-    expect(cell).to_have_text(f"2 “{title(8)}” looks at 1 “{title(7)}”: 1.00")
+    expect(cell).to_have_text(f"2 “{title(8)}” attends to 1 “{title(7)}”: 1.00")
 
 
 def test_steps_of_a_plan_are_drawn_with_what_they_choose(planned_visit: Visit, planner: Recommender) -> None:
@@ -306,13 +306,13 @@ def test_steps_of_a_plan_are_drawn_with_what_they_choose(planned_visit: Visit, p
     gist, cell, canvas = (planned_visit.page.locator(name) for name in ("#gist", "#cell", "canvas"))
     ((looked, *_),) = truth.attention[-1].weights  # of one head
     most = max(range(3), key=looked.__getitem__)
-    expect(gist).to_contain_text(f"the answer looks most at {most + 1} “{title(7 + most)}” ({looked[most]:.3f})")
+    expect(gist).to_contain_text(f"the answer attends most to {most + 1} “{title(7 + most)}” ({looked[most]:.3f})")
     canvas.focus()
     planned_visit.page.keyboard.press("ArrowUp")
     names = [f"step {step}: {item.title}" for step, item in enumerate(truth.plan, start=1)]
-    expect(cell).to_contain_text(f"?4 “{names[3]}” looks at 3 “{title(9)}”: ")
+    expect(cell).to_contain_text(f"?4 “{names[3]}” attends to 3 “{title(9)}”: ")
     planned_visit.choose("Layer", truth.attention[-2].name)
-    expect(gist).to_contain_text(f"the answer looks most at ?1 “{names[0]}” (1.00).")
+    expect(gist).to_contain_text(f"the answer attends most to ?1 “{names[0]}” (1.00).")
 
 
 def test_a_model_without_attention_says_so(visit: Visit) -> None:
@@ -385,8 +385,8 @@ def test_a_service_that_is_gone_and_comes_back(visit: Visit) -> None:
     ("status", "words"),
     [
         (503, "The service is busy"),
-        (429, "Too many questions"),
-        (403, "may not do that"),
+        (429, "Too many requests"),
+        (403, "does not allow that"),
     ],
 )
 def test_refusals_say_what_to_do(visit: Visit, status: int, words: str) -> None:
@@ -402,7 +402,7 @@ def test_refusals_say_what_to_do(visit: Visit, status: int, words: str) -> None:
     visit.add("t10")
     alert = visit.page.get_by_role("alert")
     expect(alert).to_contain_text(words)
-    expect(alert).to_contain_text("The reason <b>in full</b>. It asks to wait 2 s.")
+    expect(alert).to_contain_text("The reason <b>in full</b>. Wait 2 s.")
     visit.page.unroute("**/recommendations")
     visit.press("Try again")
     expect(visit.answers).to_have_count(10)
@@ -450,7 +450,7 @@ def test_hostile_ids_and_titles_are_text(visit: Visit, service: Running) -> None
         expect(visit.detail.locator(".answer-title")).to_have_text([item["title"] for item in truth["items"]])
     visit.page.goto(f"{visit.url}/#history={quote(json.dumps([TAG + 'x', '../..', 'no such item']))}")
     expect(visit.history).to_have_text(["no such item", "../..", TAG + "x"])
-    expect(visit.page.locator("#history .badge")).to_have_text(["not known to the model"] * 3)
+    expect(visit.page.locator("#history .badge")).to_have_text(["unknown to the model"] * 3)
     expect(visit.page.locator(".notice")).to_contain_text("Popular items")
     visit.open_user(TAG)
     expect(visit.page.locator(".user-name")).to_have_text(f"User {TAG}")
@@ -502,7 +502,7 @@ def test_why_is_of_the_whole_history_though_its_newest_part_is_shown(visit: Visi
     expected = [entry["contribution"] for entry in reversed(truth["contributions"][12:])]
     assert shown == pytest.approx([value for value in expected if value is not None], rel=0.01, abs=0.001)
     assert len(shown) > 1
-    newest = visit.detail.locator(".contributions .place").all_inner_texts()
+    newest = visit.detail.locator(".contributions .position").all_inner_texts()
     assert {int(place) for place in newest} <= set(range(100 - len(shown) + 1, 101))
 
 
@@ -548,7 +548,7 @@ def test_a_readers_key_records_nothing(closed_visit: Visit, closed_service: Runn
     visit.page.get_by_role("switch", name="Record clicks").check()
     visit.page.locator("#answers .answer-main").first.click()
     alert = visit.page.get_by_role("alert")
-    expect(alert).to_contain_text("This key may not do that")
+    expect(alert).to_contain_text("This key does not allow that")
     expect(alert.get_by_role("button", name="Use another key")).to_be_visible()
     assert closed_service.get("/users/ann/history")["events"] == []
     visit.excuse_failed_requests()
@@ -577,17 +577,17 @@ def test_everything_by_keyboard(visit: Visit, service: Running) -> None:
     options = visit.page.get_by_role("option")
     expect(options.first).to_have_attribute("aria-selected", "true")
     keys.press("ArrowDown")
-    chosen = options.nth(1).locator(".found-title").inner_text()
-    expect(visit.page.locator("#search")).to_have_attribute("aria-activedescendant", "found-1")
+    chosen = options.nth(1).locator(".match-title").inner_text()
+    expect(visit.page.locator("#search")).to_have_attribute("aria-activedescendant", "match-1")
     keys.press("Enter")
     expect(visit.history).to_have_text([chosen])
     number = ITEMS.index(next(item for item in ITEMS if item[1] == chosen))
     truth = service.answer(ids(number))
     visit.sees_answers(truth)
     keys.type("zzz no such thing")
-    expect(visit.page.locator("#found-note")).to_contain_text("Nothing in the catalogue")
+    expect(visit.page.locator("#matches-note")).to_contain_text("Nothing in the catalogue")
     keys.press("Escape")
-    expect(visit.page.locator("#found-box")).to_be_hidden()
+    expect(visit.page.locator("#matches-box")).to_be_hidden()
     focused = visit.page.locator(":focus")
     for _ in range(40):
         keys.press("Tab")
@@ -607,7 +607,7 @@ def test_everything_by_keyboard(visit: Visit, service: Running) -> None:
     visit.page.locator("canvas").focus()
     keys.press("ArrowLeft")
     expect(visit.page.locator("#cell")).to_contain_text("2 “")
-    expect(visit.page.locator("#cell")).to_contain_text(f"looks at 1 “{chosen}”")
+    expect(visit.page.locator("#cell")).to_contain_text(f"attends to 1 “{chosen}”")
 
 
 def words(move: str) -> str:
@@ -677,7 +677,7 @@ def test_filters_by_a_column_of_the_catalogue(visit: Visit, service: Running) ->
     truth = service.answer(ids(7, 8), where={"room": ["kitchen"]})
     assert {ITEMS.index((item["id"], item["title"])) % 2 for item in truth["items"]} == {1}
     visit.sees_answers(truth)
-    visit.press("Take away the filter room: kitchen")
+    visit.press("Remove the filter room: kitchen")
     visit.sees_answers(service.answer(ids(7, 8)))
 
 

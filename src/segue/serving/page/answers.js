@@ -1,7 +1,7 @@
-// The question as it stands → each model's answers, with how far every item moved since the answer before.
+// The current query → each model's answers, with each item's change of rank since the previous answer.
 
 import { answers, latest, superseded, userAnswers } from "./api.js";
-import { byId, element, gliding, iconButton, redrawn, say } from "./dom.js";
+import { byId, element, gliding, iconButton, redrawn, announce } from "./dom.js";
 import { brief, counted, decimal, nameOf } from "./format.js";
 import { problemCard } from "./problem.js";
 import {
@@ -15,18 +15,18 @@ import {
   shownModels,
   state,
 } from "./state.js";
-import { scoreBar } from "./score-bar.js";
-import { meet } from "./titles.js";
+import { scoreBar } from "./bars.js";
+import { storeTitles } from "./titles.js";
 
-const PATIENCE = 200; // milliseconds before waiting shows: most answers are quicker, and a flicker says nothing
+const PATIENCE = 200; // milliseconds before the page shows that it waits: most answers are faster
 
-const columns = new Map(); // model name → {answer, question, moves, problem, took, slow}
+const columns = new Map(); // model name → {answer, query, moves, problem, milliseconds, slow}
 let takeItem = null;
 
 /** `take` gets an item that was clicked. */
 export function startAnswers(take) {
   takeItem = take;
-  on("question", askAll);
+  on("query", askAll);
   on("detail", draw);
 }
 
@@ -39,10 +39,10 @@ function askAll() {
 async function ask(name) {
   const column = columns.get(name) ?? {
     answer: null,
-    question: null,
+    query: null,
     moves: new Map(),
     problem: null,
-    took: 0,
+    milliseconds: 0,
     slow: false,
   };
   columns.set(name, column);
@@ -56,19 +56,19 @@ async function ask(name) {
   );
   const { k, keepSeen, where } = state;
   const settings = { k, keepSeen, where, model: modelToSend(name) };
-  const question = JSON.stringify([historyToSend(), keepSeen, where]);
-  const began = performance.now();
+  const query = JSON.stringify([historyToSend(), keepSeen, where]);
+  const start = performance.now();
   try {
     const answer = await (ownHistory()
       ? userAnswers(state.user, settings, signal)
       : answers(historyToSend(), settings, signal));
     if (signal.aborted) return;
-    arrived(name, column, answer, question);
-    column.took = performance.now() - began;
+    receive(name, column, answer, query);
+    column.milliseconds = performance.now() - start;
   } catch (error) {
     if (superseded(error)) return;
     column.problem = error;
-    if (error.status === 404) emit("swapped"); // the model is not served any more
+    if (error.status === 404) emit("switched"); // the model is no longer served
   } finally {
     clearTimeout(waiting);
     if (!signal.aborted) {
@@ -78,24 +78,24 @@ async function ask(name) {
   }
 }
 
-function arrived(name, column, answer, question) {
-  meet(answer.items);
+function receive(name, column, answer, query) {
+  storeTitles(answer.items);
   column.problem = null;
-  column.moves = question === column.question ? new Map() : moves(column.answer, answer);
+  column.moves = query === column.query ? new Map() : moves(column.answer, answer);
   column.answer = answer;
-  column.question = question;
+  column.query = query;
   if (name !== shownModels()[0].name) return;
   markUnknown(answer.unknown);
   const first = answer.items[0];
-  say(first ? `${counted(answer.items.length, "answer")}. First: ${nameOf(first)}.` : "No item may be an answer.");
-  if (answer.model !== undefined && !state.models.some(model => model.name === answer.model)) emit("swapped");
+  announce(first ? `${counted(answer.items.length, "answer")}. First: ${nameOf(first)}.` : "The rules allow no item.");
+  if (answer.model !== undefined && !state.models.some(model => model.name === answer.model)) emit("switched");
 }
 
-/** id → places moved since the answer before (up is positive), or null for an item that was not in it. */
+/** id → ranks gained since the previous answer, or null for an item that was not in it. */
 function moves(before, after) {
   if (before === null) return new Map();
-  const places = new Map(before.items.map(({ id }, place) => [id, place]));
-  return new Map(after.items.map(({ id }, place) => [id, places.has(id) ? places.get(id) - place : null]));
+  const ranks = new Map(before.items.map(({ id }, rank) => [id, rank]));
+  return new Map(after.items.map(({ id }, rank) => [id, ranks.has(id) ? ranks.get(id) - rank : null]));
 }
 
 function draw() {
@@ -111,7 +111,7 @@ function draw() {
   });
 }
 
-/** The ids that every shown model answers. */
+/** The ids in the answers of all shown models. */
 function shared(shown) {
   const [first, ...others] = shown.map(({ name }) => new Set(columns.get(name).answer?.items.map(({ id }) => id)));
   return new Set([...first].filter(id => others.every(ids => ids.has(id))));
@@ -133,9 +133,9 @@ function drawColumn(parent, index, name, both) {
   list.setAttribute("aria-label", both === null ? "Answers, best first" : `Answers of ${name}, best first`);
   const highest = answer.items[0]?.score ?? 0;
   const lowest = answer.items.at(-1)?.score ?? 0;
-  const rows = answer.items.map((item, place) =>
+  const rows = answer.items.map((item, rank) =>
     row(item, {
-      place,
+      rank,
       index,
       name,
       move: column.moves.get(item.id),
@@ -148,26 +148,26 @@ function drawColumn(parent, index, name, both) {
   replace(parent, head, status(column, both), notice(answer), answer.items.length ? list : nothing());
 }
 
-/** Only replaces what changed places, so that a list in its place keeps its rows' positions for gliding. */
+/** Replace the children, but leave a list that stays in the document, so that its rows can be animated. */
 function replace(parent, ...parts) {
   const wanted = parts.filter(part => part !== null);
   const list = wanted.find(part => part.tagName === "OL" && part.parentElement === parent);
   for (const child of [...parent.children]) if (child !== list) child.remove();
   if (list === undefined) return parent.append(...wanted);
-  const place = wanted.indexOf(list);
-  list.before(...wanted.slice(0, place));
-  list.after(...wanted.slice(place + 1));
+  const index = wanted.indexOf(list);
+  list.before(...wanted.slice(0, index));
+  list.after(...wanted.slice(index + 1));
 }
 
-/** How full a row's bar is: scores only compare within an answer, so the last of it is the foot. */
+/** The filled share of a row's bar. Scores compare only within an answer, so its last item is near 0. */
 const strength = (score, lowest, highest) =>
   highest > lowest ? 0.06 + (0.94 * (score - lowest)) / (highest - lowest) : 1;
 
-function status({ answer, took }, both) {
+function status({ answer, milliseconds }, both) {
   const same = both === null ? "" : ` · ${both.size} in both`;
   return element("p", {
     class: "answer-status",
-    text: `${counted(answer.items.length, "answer")} in ${Math.max(1, Math.round(took))} ms${same}`,
+    text: `${counted(answer.items.length, "answer")} in ${Math.max(1, Math.round(milliseconds))} ms${same}`,
   });
 }
 
@@ -183,8 +183,8 @@ function nothing() {
   return element(
     "div",
     { class: "state" },
-    element("p", { class: "state-title", text: "No item may be an answer" }),
-    element("p", { text: "Every item is seen or filtered out. Keep seen items, or take a filter away." }),
+    element("p", { class: "state-title", text: "The rules allow no item" }),
+    element("p", { text: "Every item is seen or filtered out. Keep seen items, or remove a filter." }),
   );
 }
 
@@ -193,7 +193,7 @@ function skeleton() {
   return element("ol", { class: "answers waiting", "aria-label": "Waiting for answers" }, ...lines);
 }
 
-function row(item, { place, index, name, move, score, strength, shared }) {
+function row(item, { rank, index, name, move, score, strength, shared }) {
   const { detail } = state;
   const explained = detail?.kind === "why" && detail.id === item.id && detail.model === name;
   const short = brief(nameOf(item));
@@ -205,12 +205,12 @@ function row(item, { place, index, name, move, score, strength, shared }) {
       {
         type: "button",
         class: "answer-main",
-        "aria-label": `${place + 1}. ${nameOf(item)}${moveWords(move)}. Add to the history`,
+        "aria-label": `${rank + 1}. ${nameOf(item)}${moveWords(move)}. Add to the history`,
         title: "Add to the history",
-        "data-focus": `answer ${index} ${place}`,
+        "data-focus": `answer ${index} ${rank}`,
         on: { click: () => takeItem(item) },
       },
-      element("span", { class: "rank", text: String(place + 1) }),
+      element("span", { class: "rank", text: String(rank + 1) }),
       moveBadge(move),
       element(
         "span",
@@ -226,7 +226,7 @@ function row(item, { place, index, name, move, score, strength, shared }) {
       scoreBar(score, strength),
     ),
     iconButton("near", `Items similar to ${short}`, () => showDetail({ kind: "similar", model: name, id: item.id }), {
-      "data-focus": `near ${index} ${place}`,
+      "data-focus": `near ${index} ${rank}`,
     }),
     element("button", {
       type: "button",
@@ -234,7 +234,7 @@ function row(item, { place, index, name, move, score, strength, shared }) {
       text: "Why",
       "aria-label": `Why ${nameOf(item)}?`,
       "aria-pressed": String(explained),
-      "data-focus": `why ${index} ${place}`,
+      "data-focus": `why ${index} ${rank}`,
       on: { click: () => showDetail(explained ? null : { kind: "why", model: name, id: item.id }) },
     }),
   );

@@ -1,20 +1,20 @@
-// Questions → the service's answers, or a Problem that says in a sentence why there is none.
+// Calls of the service's API: each returns its answer or throws a Problem with the reason.
 
 import { askForKey, key } from "./key.js";
 
 const TITLES = {
   0: "The service does not answer",
-  400: "The service cannot use this question",
+  400: "The service cannot use this request",
   401: "A key is needed",
-  403: "This key may not do that",
+  403: "This key does not allow that",
   404: "Not found",
-  413: "The question is too large",
-  429: "Too many questions at once",
-  500: "Something went wrong in the service",
+  413: "The request is too large",
+  429: "Too many requests",
+  500: "The service failed",
   503: "The service is busy",
 };
 
-/** Why a question has no answer. Status 0: nobody answered. */
+/** Why a request has no answer. Status 0: there was no response. */
 class Problem extends Error {
   constructor(status, detail) {
     super(detail);
@@ -24,23 +24,23 @@ class Problem extends Error {
   }
 }
 
-const running = new Map();
+const controllers = new Map();
 
-/** A signal for the latest question of its kind: asking again aborts the one before, whose answer is then dropped. */
+/** A signal for the latest request of a kind: the next call aborts the request before, whose answer is dropped. */
 export function latest(kind) {
-  running.get(kind)?.abort();
+  controllers.get(kind)?.abort();
   const controller = new AbortController();
-  running.set(kind, controller);
+  controllers.set(kind, controller);
   return controller.signal;
 }
 
-/** An id as a piece of a path. Browsers take "." and ".." out of paths, however they are written. */
+/** An id as a piece of a path. Browsers remove "." and ".." from paths, even encoded. */
 function piece(id) {
   if (id === "." || id === "..") throw new Problem(400, `The id “${id}” cannot be part of a web address.`);
   try {
     return encodeURIComponent(id);
   } catch {
-    throw new Problem(400, "The id holds half a character (a lone surrogate), which cannot be part of a web address.");
+    throw new Problem(400, "The id has a lone surrogate (half a character), which cannot be part of a web address.");
   }
 }
 
@@ -48,18 +48,18 @@ async function request(method, path, { query = [], body, signal } = {}) {
   const search = new URLSearchParams(query.filter(([, value]) => value !== null && value !== undefined));
   const address = search.size ? `${path}?${search}` : path;
   for (;;) {
-    const used = key();
-    const response = await sent(method, address, body, used, signal);
+    const current = key();
+    const response = await send(method, address, body, current, signal);
     if (response.ok) return response.json();
     if (response.status !== 401) throw await refusal(response);
-    if (key() === used) await askForKey(used !== null, await refusal(response));
+    if (key() === current) await askForKey(current !== null, await refusal(response));
     signal?.throwIfAborted();
   }
 }
 
-async function sent(method, address, body, used, signal) {
+async function send(method, address, body, current, signal) {
   const headers = { accept: "application/json" };
-  if (used !== null) headers.authorization = `Bearer ${used}`;
+  if (current !== null) headers.authorization = `Bearer ${current}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   try {
     return await fetch(address, {
@@ -79,11 +79,11 @@ async function refusal(response) {
   try {
     detail = String((await response.json()).detail ?? "");
   } catch {
-    // something between here and the service answered, and not in JSON
+    // a proxy answered, and not in JSON
   }
   const wait = response.headers.get("retry-after");
-  const patience = wait !== null && /^\d+$/.test(wait) ? ` It asks to wait ${wait} s.` : "";
-  return new Problem(response.status, (detail || "It gave no reason.") + patience);
+  const waiting = wait !== null && /^\d+$/.test(wait) ? ` Wait ${wait} s.` : "";
+  return new Problem(response.status, (detail || "It gave no reason.") + waiting);
 }
 
 export const models = signal => request("GET", "/model", { signal });
@@ -121,19 +121,19 @@ export const userAnswers = async (user, { k, model, keepSeen, where }, signal) =
   });
 
 export const answers = (history, { k, model, keepSeen, where }, signal) =>
-  request("POST", "/recommendations", { body: stated({ history, k, model, keep_seen: keepSeen, where }), signal });
+  request("POST", "/recommendations", { body: withoutDefaults({ history, k, model, keep_seen: keepSeen, where }), signal });
 
-/** `whose`: {history}, or {user} for the history that the service keeps. */
-export const explanation = (whose, item, { model, keepSeen, where }, signal) =>
-  request("POST", "/explanations", { body: stated({ ...whose, item, model, keep_seen: keepSeen, where }), signal });
+/** `subject`: {history}, or {user} for the user's history in the store. */
+export const explanation = (subject, item, { model, keepSeen, where }, signal) =>
+  request("POST", "/explanations", { body: withoutDefaults({ ...subject, item, model, keep_seen: keepSeen, where }), signal });
 
-export const plan = (whose, n, { model, keepSeen, where }, signal) =>
-  request("POST", "/plans", { body: stated({ ...whose, n, model, keep_seen: keepSeen, where }), signal });
+export const plan = (subject, n, { model, keepSeen, where }, signal) =>
+  request("POST", "/plans", { body: withoutDefaults({ ...subject, n, model, keep_seen: keepSeen, where }), signal });
 
 export const record = event => request("POST", "/events", { body: event });
 
-/** Only what was chosen: what is left out is the service's own default. */
-function stated(body) {
+/** The fields that were set; the service has defaults for the others. */
+function withoutDefaults(body) {
   return Object.fromEntries(
     Object.entries(body).filter(
       ([name, value]) => value !== null && value !== undefined && !(name === "where" && !Object.keys(value).length),
@@ -141,5 +141,5 @@ function stated(body) {
   );
 }
 
-/** Whether an error only means that a newer question took this one's place. */
+/** Whether an error only means that a newer request replaced this one. */
 export const superseded = error => error instanceof DOMException && error.name === "AbortError";

@@ -1,15 +1,15 @@
-// Attention weights by layer, head, query and key → a heat map with values to hover and walk, and the gist in words.
-// The row that the answer is made from is the last, or the first of a plan's steps.
+// Attention weights by layer, head, query and key → a heat map and a sentence with the largest weights.
+// The row that yields the answer is the last one, or the first step of a plan.
 
 import { element, segments } from "./dom.js";
 import { brief, decimal } from "./format.js";
 import { heatmap } from "./heatmap.js";
 
 const MEAN = "mean";
-const NAMED = 3; // items in the gist
-const NEWEST = 24; // entries shown before all of them are asked for
+const NAMED = 3; // items in the sentence
+const NEWEST = 24; // entries shown at first
 
-/** `redraw` is called when another layer or head was chosen. The choice stays from one answer to the next. */
+/** `redraw` is called when another layer or head is chosen. The choice is kept for the next answer. */
 export function attentionView(redraw) {
   let layer = null;
   let head = MEAN;
@@ -30,7 +30,7 @@ export function attentionView(redraw) {
     return element(
       "section",
       { class: "detail-section" },
-      element("h2", { text: "Where the model looks" }),
+      element("h2", { text: "Attention weights" }),
       element(
         "div",
         { class: "attention-choice" },
@@ -50,7 +50,7 @@ export function attentionView(redraw) {
             }),
         ),
       ),
-      element("p", { class: "headline", id: "gist", text: gist(map, where, asking(layers, chosenLayer, map)) }),
+      element("p", { class: "headline", id: "gist", text: gist(map, where, subjectOf(layers, chosenLayer, map)) }),
       heatmap(everything ? map : newest(map), `Attention, ${where}`),
       allButton(map.columns.length, everything, () =>
         choose(() => {
@@ -63,7 +63,7 @@ export function attentionView(redraw) {
   return { section };
 }
 
-/** `layer 2` is the choice 2; a layer of another name has it whole. */
+/** The label of `layer 2` is 2; other names are labels as they are. */
 const choiceOfLayer = ({ name }, index) => ({ value: String(index), label: name.replace(/^layer (?=\d+$)/, "") });
 
 const numbered = length => Array.from({ length }, (_, index) => ({ value: String(index), label: String(index + 1) }));
@@ -81,7 +81,7 @@ function chosenWeights(weights, head) {
   );
 }
 
-/** The map with what each of its rows and columns is called. */
+/** The map with the names of its rows and columns. */
 const named = ({ name, rows, columns, weights }, head, { contributions, plan }) => ({
   name,
   weights: chosenWeights(weights, head),
@@ -90,15 +90,15 @@ const named = ({ name, rows, columns, weights }, head, { contributions, plan }) 
   answering: rows.every(row => row === null) ? 0 : rows.length - 1,
 });
 
-/** The name and the place in the history of each; null is a token of the model's own, or a step that chose an item. */
+/** The name and position of each entry. An index of null is the query token or a step of a plan. */
 function entriesOf(indexes, contributions, plan) {
   const own = indexes.filter(index => index === null).length;
   return indexes.map((index, at) => {
-    if (index !== null) return { place: index + 1, name: brief(contributions[index].title ?? contributions[index].item) };
-    const step = at + 1 + own - indexes.length; // they are the last ones
-    if (own === 1) return { place: "?", name: "the question" };
+    if (index !== null) return { position: index + 1, name: brief(contributions[index].title ?? contributions[index].item) };
+    const step = at + 1 + own - indexes.length; // these are the last ones
+    if (own === 1) return { position: "?", name: "the query" };
     const chosen = plan[step - 1];
-    return { place: `?${step}`, name: `step ${step}${chosen ? `: ${brief(chosen.title ?? chosen.id)}` : ""}` };
+    return { position: `?${step}`, name: `step ${step}${chosen ? `: ${brief(chosen.title ?? chosen.id)}` : ""}` };
   });
 }
 
@@ -109,19 +109,19 @@ const newest = ({ weights, rows, columns, answering }) => ({
   answering: answering && Math.min(rows.length, NEWEST) - 1,
 });
 
-/** Who looks in the row that is told of: the answer, where it is the token that the answer is made from. */
-function asking(layers, chosen, { rows, answering }) {
+/** The subject of the sentence: the answer, if the row is the one that yields it. */
+function subjectOf(layers, chosen, { rows, answering }) {
   if (layers[chosen].rows[answering] === layers.at(-1).rows.at(-1)) return "the answer";
-  return `${rows[answering].place} “${rows[answering].name}”`;
+  return `${rows[answering].position} “${rows[answering].name}”`;
 }
 
-/** Where that row looks most, in words. */
-function gist({ weights, columns, answering }, where, who) {
+/** The largest weights of that row as a sentence. */
+function gist({ weights, columns, answering }, where, subject) {
   const named = weights[answering]
     .map((weight, key) => ({ weight, ...columns[key] }))
     .filter(({ weight }) => weight !== 0)
     .sort((one, other) => Math.abs(other.weight) - Math.abs(one.weight))
     .slice(0, NAMED)
-    .map(({ weight, place, name }) => `${place} “${name}” (${decimal(weight)})`);
-  return `In ${where}, ${who} looks most at ${new Intl.ListFormat("en").format(named)}.`;
+    .map(({ weight, position, name }) => `${position} “${name}” (${decimal(weight)})`);
+  return `In ${where}, ${subject} attends most to ${new Intl.ListFormat("en").format(named)}.`;
 }

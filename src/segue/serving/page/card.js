@@ -1,13 +1,13 @@
-// What the service says of its models → a card: what it learned from, how it was measured, and against what.
+// A model of GET /model → a card: its data, its evaluation report and the baselines.
 
 import { byId, element, iconButton, segments } from "./dom.js";
 import { count, counted, decimal, duration, percent } from "./format.js";
 import { on, shownModels, state } from "./state.js";
 
-const USUAL = "ndcg@10";
+const DEFAULT_METRIC = "ndcg@10";
 
 let shown = null; // a model's name
-let metric = USUAL;
+let metric = DEFAULT_METRIC;
 
 export function startCard() {
   const button = byId("open-card");
@@ -50,14 +50,13 @@ function draw() {
       ...(names.length > 1 ? [choice] : []),
       facts(model),
       ...(report
-        ? [measured(report), depths(report), protocol(report)]
-        : [element("p", { class: "hint", text: "This run carries no measurement." })]),
+        ? [metricBars(report), depths(report), protocol(report)]
+        : [element("p", { class: "hint", text: "This run has no evaluation report." })]),
       training(model),
     ),
   );
 }
 
-// Runs made before their manifest had counts show none.
 function counts(counted) {
   return counted ? [["Users", count(counted.users)], ["Events", count(counted.events)]] : [];
 }
@@ -68,7 +67,7 @@ function facts({ items, length, seen, manifest, report }) {
     ...counts(manifest.data?.counts),
     ["Items", count(items)],
     ["Test cases", report ? count(report.cases) : "–"],
-    ["Reads the newest", counted(length, "item")],
+    ["Uses the newest", counted(length, "item")],
     ["Seen items", seen],
   ];
   return element(
@@ -80,10 +79,10 @@ function facts({ items, length, seen, manifest, report }) {
   );
 }
 
-/** The model among the baselines, as bars with their intervals. */
-function measured(report) {
+/** A metric of the model and the baselines, as bars with intervals. */
+function metricBars(report) {
   const metrics = Object.keys(report.metrics).filter(name => Object.values(report.baselines).every(one => name in one));
-  if (!metrics.includes(metric)) metric = metrics.includes(USUAL) ? USUAL : metrics[0];
+  if (!metrics.includes(metric)) metric = metrics.includes(DEFAULT_METRIC) ? DEFAULT_METRIC : metrics[0];
   const rows = [
     { name: "this model", own: true, value: report.metrics[metric], interval: report.intervals[metric] },
     ...Object.entries(report.baselines).map(([name, one]) => ({
@@ -93,7 +92,7 @@ function measured(report) {
       note: report.baseline_notes?.[name],
     })),
   ];
-  const most = Math.max(...rows.map(({ value, interval }) => Math.max(value, interval?.[1] ?? 0)), Number.MIN_VALUE);
+  const largest = Math.max(...rows.map(({ value, interval }) => Math.max(value, interval?.[1] ?? 0)), Number.MIN_VALUE);
   const select = element(
     "select",
     { "aria-label": "Metric" },
@@ -108,25 +107,25 @@ function measured(report) {
   return element(
     "section",
     {},
-    element("div", { class: "section-head" }, element("h2", { text: "Against simpler ways" }), select),
+    element("div", { class: "section-head" }, element("h2", { text: "Compared with baselines" }), select),
     element(
       "table",
       { class: "bars" },
       element("caption", { class: "unseen", text: `${metric} of the model and the baselines` }),
-      element("tbody", {}, ...rows.map(row => bar(row, most))),
+      element("tbody", {}, ...rows.map(row => bar(row, largest))),
     ),
-    element("p", { class: "hint", text: `${meaning(metric)} The line is the 95 % interval, users resampled.` }),
+    element("p", { class: "hint", text: `${meaning(metric)} The line is the 95 % interval (bootstrap over users).` }),
   );
 }
 
-function bar({ name, own, value, interval, note }, most) {
+function bar({ name, own, value, interval, note }, largest) {
   const fill = element("span", { class: "bar-fill" });
-  fill.style.width = `${(100 * value) / most}%`;
+  fill.style.width = `${(100 * value) / largest}%`;
   const drawn = element("div", { class: "bar-room", "aria-hidden": "true" }, fill);
   if (interval) {
     const whisker = element("span", { class: "whisker" });
-    whisker.style.left = `${(100 * interval[0]) / most}%`;
-    whisker.style.width = `${(100 * (interval[1] - interval[0])) / most}%`;
+    whisker.style.left = `${(100 * interval[0]) / largest}%`;
+    whisker.style.width = `${(100 * (interval[1] - interval[0])) / largest}%`;
     drawn.append(whisker);
   }
   const range = interval
@@ -141,18 +140,18 @@ function bar({ name, own, value, interval, note }, most) {
   );
 }
 
-/** A popularity is a count, everything else a share. */
+/** Popularity is a count; every other metric is between 0 and 1. */
 const figure = (name, value) => (name.startsWith("popularity") ? count(Math.round(value)) : value.toFixed(3));
 
 function meaning(name) {
   const [kind, depth] = name.split("@");
   return (
     {
-      hit: `How often the item that came next is among the first ${depth}.`,
-      ndcg: `Whether the item that came next is among the first ${depth}, and how high.`,
-      mrr: `One divided by the rank of the item that came next, where it is among the first ${depth}.`,
-      coverage: `The share of the catalogue that is shown to anybody among the first ${depth}.`,
-      popularity: `How many training events the items shown have, on average.`,
+      hit: `The share of cases whose target is among the first ${depth}.`,
+      ndcg: `The discounted gain of the target's rank among the first ${depth}.`,
+      mrr: `The reciprocal rank of the target, if it is among the first ${depth}.`,
+      coverage: `The share of the catalogue that is recommended to any user among the first ${depth}.`,
+      popularity: `The mean number of training events of the recommended items.`,
     }[kind] ?? ""
   );
 }
@@ -176,10 +175,10 @@ function depths({ metrics, intervals }) {
   return element(
     "section",
     {},
-    element("h2", { text: "At every depth" }),
+    element("h2", { text: "At every k" }),
     element(
       "div",
-      { class: "table-room", tabindex: "0", role: "region", "aria-label": "Metrics at every depth" },
+      { class: "table-room", tabindex: "0", role: "region", "aria-label": "Metrics at every k" },
       element(
         "table",
         { class: "depths" },
@@ -189,7 +188,7 @@ function depths({ metrics, intervals }) {
           element(
             "tr",
             {},
-            element("th", { scope: "col", text: "first" }),
+            element("th", { scope: "col", text: "k" }),
             ...kinds.map(kind => element("th", { scope: "col", text: kind })),
           ),
         ),
@@ -212,28 +211,28 @@ function depths({ metrics, intervals }) {
 
 function protocol(report) {
   const lines = [
-    `${count(report.cases)} cases of the ${report.part ?? "test"} part; ${splitWords(report)}`,
+    `${count(report.cases)} cases of the ${report.part ?? "test"} part; ${splitText(report)}`,
     `Each is ranked among all ${count(report.items)} items. ${report.ties === "pessimistic" ? "Ties count against the model." : `Ties: ${report.ties}.`}`,
     `Seen items are ${report.seen}${report.repeats === undefined ? "" : `: ${percent(report.repeats)} of the validation targets are repeats`}.`,
   ];
   if (report.unreachable)
     lines.push(`${counted(report.unreachable, "target")} are seen items, which were excluded: counted as misses.`);
-  if (report.unknown) lines.push(`${counted(report.unknown, "target")} never occur in training: counted as misses.`);
+  if (report.unknown) lines.push(`${counted(report.unknown, "target")} are unseen in training: counted as misses.`);
   if (report.without_history)
-    lines.push(`${counted(report.without_history, "case")} have no history and were answered by popularity.`);
+    lines.push(`${counted(report.without_history, "case")} have no history and were ranked by popularity.`);
   if (report.target_time)
-    lines.push("The model was told the moment of the answer; compare it only with models that were, too.");
+    lines.push("The model uses the time of the target; compare it only with models that use it too.");
   if (report.note) lines.push(report.note);
   return element(
     "section",
     {},
-    element("h2", { text: "How it was measured" }),
+    element("h2", { text: "Evaluation protocol" }),
     element("ul", { class: "plain" }, ...lines.map(text => element("li", { text }))),
   );
 }
 
-const splitWords = ({ split }) =>
-  split === "last" ? "the last event of each user was held out." : "every event after a moment was held out.";
+const splitText = ({ split }) =>
+  split === "last" ? "the last event of each user was held out." : "every event after the split time was held out.";
 
 function training({ manifest }) {
   const { training: trained = {} } = manifest;
@@ -246,7 +245,7 @@ function training({ manifest }) {
     lines.push(
       `${duration(trained.seconds.reduce((sum, one) => sum + one, 0))} on ${counted(trained.threads ?? 1, "thread")}.`,
     );
-  if (manifest.all) lines.push("Trained again on every event afterwards, for as many epochs.");
+  if (manifest.all) lines.push("Then trained again on all events, for as many epochs.");
   lines.push(`segue ${manifest.segue ?? "?"}, torch ${manifest.torch ?? "?"}.`);
   return element(
     "section",

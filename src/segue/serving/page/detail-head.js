@@ -1,4 +1,4 @@
-// An item and what is asked about it → the head of the third column.
+// The head of the third column.
 
 import { element, iconButton } from "./dom.js";
 import { showDetail } from "./state.js";

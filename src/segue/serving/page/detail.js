@@ -1,11 +1,11 @@
-// What was asked about one item → the third column: why it is an answer, or what is similar to it.
+// The third column: why an item is recommended, or its similar items.
 
 import { byId, element, redrawn } from "./dom.js";
 import { on, state } from "./state.js";
 import { similarView } from "./similar.js";
 import { whyView } from "./why.js";
 
-const NARROW = "(max-width: 60rem)"; // as in page.css: the columns stand below each other
+const NARROW = "(max-width: 60rem)"; // as in page.css: one column
 
 /** `take` gets an item that was clicked. */
 export function startDetail(take) {
@@ -23,7 +23,7 @@ export function startDetail(take) {
     view?.ask();
     if (view !== undefined && matchMedia(NARROW).matches) bringIntoView();
   });
-  on("question", () => {
+  on("query", () => {
     draw();
     if (state.detail?.kind === "why") views.why.ask();
   });
@@ -47,11 +47,11 @@ function empty() {
       {},
       "Press ",
       element("b", { text: "Why" }),
-      " beside an answer to see which items of the history speak for it, and where the model looks.",
+      " beside an answer to see the contribution of each item of the history and the attention weights.",
     ),
     element("p", {
       class: "hint",
-      text: "Then remove or move an item of the history and see what the answer would have been.",
+      text: "Then remove or move an item of the history to see how the answer changes.",
     }),
   );
 }

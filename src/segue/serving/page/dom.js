@@ -1,4 +1,4 @@
-// Names, attributes and text → elements. Text is always text: nothing here can make HTML of what a service says.
+// Names, attributes and text → elements. Text is always inserted as text, never as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,17 +17,17 @@ const SHAPES = {
 
 /** An element with attributes (`null` and `false` leave one out), listeners under `on`, and children. */
 export function element(name, { on = {}, text, ...attributes } = {}, ...children) {
-  const made = document.createElement(name);
+  const created = document.createElement(name);
   for (const [attribute, value] of Object.entries(attributes))
     if (value !== null && value !== undefined && value !== false)
-      made.setAttribute(attribute, value === true ? "" : value);
-  for (const [event, listener] of Object.entries(on)) made.addEventListener(event, listener);
-  if (text !== undefined) made.textContent = text;
-  made.append(...children.filter(child => child !== null));
-  return made;
+      created.setAttribute(attribute, value === true ? "" : value);
+  for (const [event, listener] of Object.entries(on)) created.addEventListener(event, listener);
+  if (text !== undefined) created.textContent = text;
+  created.append(...children.filter(child => child !== null));
+  return created;
 }
 
-/** A small drawing that says nothing to a screen reader. */
+/** An icon, hidden from screen readers. */
 export function icon(shape) {
   const svg = document.createElementNS(SVG, "svg");
   const path = document.createElementNS(SVG, "path");
@@ -39,7 +39,7 @@ export function icon(shape) {
   return svg;
 }
 
-/** A button with a drawing, and its label for ears and for the pointer that rests on it. */
+/** A button with an icon and a label. */
 export function iconButton(shape, label, press, attributes = {}) {
   return element(
     "button",
@@ -50,15 +50,15 @@ export function iconButton(shape, label, press, attributes = {}) {
 
 export const byId = id => document.getElementById(id);
 
-/** Draw again inside `parent` and give the focus back to the control that had it (`data-focus` names controls). */
+/** Redraw inside `parent` and keep the focus on the same control, by its `data-focus`. */
 export function redrawn(parent, draw) {
-  const held = parent.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+  const focused = parent.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
   draw();
-  if (held === undefined || parent.contains(document.activeElement)) return;
-  focusControl(parent, held);
+  if (focused === undefined || parent.contains(document.activeElement)) return;
+  focusControl(parent, focused);
 }
 
-/** Focus the control of that name, or the list's nearest when it is gone. */
+/** Focus the control of that name, or else the last one of its kind. */
 function focusControl(parent, name) {
   const controls = [...parent.querySelectorAll("[data-focus]")].filter(control => !control.disabled);
   const same = controls.find(control => control.dataset.focus === name);
@@ -67,12 +67,12 @@ function focusControl(parent, name) {
   (same ?? alike.at(-1) ?? controls[0])?.focus();
 }
 
-/** Say something to a screen reader. */
-export function say(text) {
-  byId("said").textContent = text;
+/** Announce a text to screen readers. */
+export function announce(text) {
+  byId("announcement").textContent = text;
 }
 
-/** Draw again a list whose rows carry `data-row`, and let rows that moved glide from where they were. */
+/** Redraw a list whose rows have `data-row`, and animate the rows that moved. */
 export function gliding(list, draw) {
   if (matchMedia("(prefers-reduced-motion: reduce)").matches) return draw();
   const before = new Map([...list.children].map(row => [row.dataset.row, row.getBoundingClientRect().top]));
@@ -90,7 +90,7 @@ export function gliding(list, draw) {
   }
 }
 
-/** Choices of which one holds, as a row of segments that the arrow keys walk. */
+/** A group of radio buttons, drawn as one row. */
 export function segments(legend, name, options, chosen, choose) {
   const inputs = options.map(({ value, label }) =>
     element(

@@ -1,4 +1,4 @@
-// The catalogue's columns → filters on what may be an answer: values of one column widen it, columns narrow it.
+// Catalogue columns → filters: an item matches if, in every chosen column, it has one of the chosen values.
 
 import { latest, searchItems, superseded } from "./api.js";
 import { byId, element, icon, redrawn } from "./dom.js";
@@ -9,11 +9,11 @@ const SAMPLE = 100; // frequent items whose values are suggested
 
 let open = false;
 let column = null;
-let typed = ""; // drawing again, as when suggestions arrive, must not lose it
+let typed = ""; // kept when suggestions arrive and the form is redrawn
 let samples = new Map(); // column → values
 
 export function startFilters() {
-  on("question", draw);
+  on("query", draw);
   on("models", draw);
 }
 
@@ -28,11 +28,11 @@ async function suggest() {
   const signal = latest("samples");
   try {
     const { items } = await searchItems("", SAMPLE, signal);
-    const found = new Map();
+    const values = new Map();
     for (const item of items)
       for (const [name, value] of Object.entries(item.details ?? {}))
-        if (value !== null) found.set(name, (found.get(name) ?? new Set()).add(String(value)));
-    samples = found;
+        if (value !== null) values.set(name, (values.get(name) ?? new Set()).add(String(value)));
+    samples = values;
     draw();
   } catch (error) {
     if (!superseded(error)) samples = new Map(); // values can still be typed
@@ -60,7 +60,7 @@ function chip({ name, value }) {
     {
       type: "button",
       class: "chip",
-      "aria-label": `Take away the filter ${name}: ${value}`,
+      "aria-label": `Remove the filter ${name}: ${value}`,
       "data-focus": `chip ${name}:${value}`,
       on: { click: () => without(name, value) },
     },

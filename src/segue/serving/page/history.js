@@ -1,8 +1,8 @@
-// The history → a list to read, reorder and shorten, newest on top, with what each entry contributed drawn on it.
+// The history → a list to read, reorder and shorten, newest first, with a bar for the contribution of each entry.
 
 import { byId, element, gliding, icon, iconButton, redrawn } from "./dom.js";
 import { brief, counted, day, signed } from "./format.js";
-import { signedBar } from "./signed-bar.js";
+import { signedBar } from "./bars.js";
 import { canUndo, clear, emit, move, on, remove, showDetail, shownModels, state, undo } from "./state.js";
 import { titleOf } from "./titles.js";
 
@@ -19,7 +19,7 @@ export function startHistory() {
       undo();
     }
   });
-  for (const topic of ["question", "entries", "explanation", "detail"]) on(topic, draw);
+  for (const topic of ["query", "entries", "explanation", "detail"]) on(topic, draw);
 }
 
 function draw() {
@@ -38,8 +38,8 @@ function draw() {
 function empty() {
   const text =
     state.user === null
-      ? "Search for an item or click an answer. Each one you add changes what comes next."
-      : "The service knows no event of this user, so the answers are what is popular.";
+      ? "Search for an item or click an answer. Every item you add changes the recommendations."
+      : "The store has no event of this user, so popular items are shown.";
   return element(
     "div",
     { class: "state" },
@@ -48,16 +48,16 @@ function empty() {
   );
 }
 
-/** What each entry contributed, by its key, so that an entry that just moved takes its bar along. */
+/** The contribution of each entry by its key, so that a moved entry keeps its bar. */
 function contributions() {
   if (state.detail?.kind !== "why" || state.explanation === null) return null;
-  const { keys, contributions: found } = state.explanation;
-  const values = new Map(found.map(({ contribution }, index) => [keys[index], contribution]));
-  const alone = found.filter(({ known }) => known).length === 1;
+  const { keys, contributions: all } = state.explanation;
+  const values = new Map(all.map(({ contribution }, index) => [keys[index], contribution]));
+  const alone = all.filter(({ known }) => known).length === 1;
   return {
     values,
     alone,
-    most: Math.max(...[...values.values()].map(value => Math.abs(value ?? 0)), Number.MIN_VALUE),
+    largest: Math.max(...[...values.values()].map(value => Math.abs(value ?? 0)), Number.MIN_VALUE),
   };
 }
 
@@ -80,7 +80,7 @@ function row(one, index, drawing) {
       },
     },
     element("span", { class: "grip" }, icon("grip")),
-    element("span", { class: "place", text: String(index + 1), "aria-hidden": "true" }),
+    element("span", { class: "position", text: String(index + 1), "aria-hidden": "true" }),
     element(
       "div",
       { class: "entry-body" },
@@ -113,22 +113,22 @@ function meta(one) {
   if (titleOf(one.id)) parts.push(element("bdi", { class: "id", text: one.id }));
   if (one.time !== undefined) parts.push(element("span", { text: day(one.time) }));
   if (one.kind !== undefined) parts.push(element("bdi", { text: one.kind }));
-  if (!one.known) parts.push(element("span", { class: "badge warn", text: "not known to the model" }));
+  if (!one.known) parts.push(element("span", { class: "badge warn", text: "unknown to the model" }));
   return element("div", { class: "meta" }, ...parts);
 }
 
-/** A signed bar: to the right where the entry speaks for the answer, to the left where it speaks against it. */
+/** The contribution of an entry as a signed bar. */
 function bar(drawing, one) {
   const value = drawing?.values.get(one.key);
   if (value === undefined) return null;
   if (value === null) {
-    const reason = drawing.alone ? "nothing is left without it" : "older than what the model reads";
+    const reason = drawing.alone ? "the only item that the model knows" : "older than the model’s window";
     return one.known ? element("div", { class: "meta", text: reason }) : null;
   }
   return element(
     "div",
     { class: "contribution" },
-    signedBar(value, drawing.most),
+    signedBar(value, drawing.largest),
     element("span", { class: "contribution-value", text: signed(value) }),
   );
 }

@@ -1,46 +1,46 @@
-// A refusal for want of a key → the key, asked for once however many questions wait for it, and kept in this tab only.
+// The key of the service: asked for once, however many requests wait for it, and stored in this tab only.
 
 import { byId } from "./dom.js";
 
-const PLACE = "segue-key";
+const STORAGE_KEY = "segue-key";
 let waiting = null;
 
-let given = null; // where the browser keeps nothing for pages
+let fallback = null; // if the browser's storage is disabled
 
 export const key = () => {
   try {
-    return sessionStorage.getItem(PLACE);
+    return sessionStorage.getItem(STORAGE_KEY);
   } catch {
-    return given;
+    return fallback;
   }
 };
 
-function keep(value) {
-  given = value;
+function store(value) {
+  fallback = value;
   try {
-    if (value === null) sessionStorage.removeItem(PLACE);
-    else sessionStorage.setItem(PLACE, value);
+    if (value === null) sessionStorage.removeItem(STORAGE_KEY);
+    else sessionStorage.setItem(STORAGE_KEY, value);
   } catch {
-    // asked for again in the next tab
+    // asked for again after a reload
   }
 }
 
-/** The next question will be refused, and a key asked for. */
-export const forgetKey = () => keep(null);
+/** Delete the key, so that the next refusal asks for another. */
+export const forgetKey = () => store(null);
 
-/** Ends when a key was given; rejects with `refusal` when the person would rather not. */
+/** Ask for a key; rejects with `refusal` if the dialog is cancelled. */
 export function askForKey(wasWrong, refusal) {
-  waiting ??= asked(wasWrong, refusal).finally(() => {
+  waiting ??= showDialog(wasWrong, refusal).finally(() => {
     waiting = null;
   });
   return waiting;
 }
 
-function asked(wasWrong, refusal) {
+function showDialog(wasWrong, refusal) {
   const [dialog, form, input, cancel] = ["key", "key-form", "key-input", "key-cancel"].map(byId);
   byId("key-note").textContent = wasWrong
-    ? "The service did not accept the key it was given. Try another."
-    : "Whoever runs the service can give you one; a key for reading is enough to look around.";
+    ? "The service did not accept this key. Try another."
+    : "The operator of the service can give you one; a key with the role read is enough.";
   input.value = "";
   dialog.showModal();
   return new Promise((resolve, reject) => {
@@ -55,7 +55,7 @@ function asked(wasWrong, refusal) {
       "submit",
       event => {
         event.preventDefault();
-        keep(input.value);
+        store(input.value);
         close(resolve);
       },
       { signal },

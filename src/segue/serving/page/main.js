@@ -1,4 +1,4 @@
-// The parts of the page, started and joined: what is served first, then what the address says, then the answers.
+// Starts the page: loads the served models, then the state in the address, then the answers.
 
 import { models } from "./api.js";
 import { startAnswers } from "./answers.js";
@@ -15,18 +15,18 @@ import { lookUp } from "./titles.js";
 import { reopen, startUsers, take } from "./users.js";
 
 const DEPTHS = [5, 10, 20, 50, 100];
-const EVERY = ""; // the choice of all models: no run is called that
+const ALL = ""; // the choice of all models: no run has this name
 
 async function start() {
-  let found;
-  byId("answers").replaceChildren(element("p", { class: "hint waiting", text: "Asking the service what it serves …" }));
+  let served;
+  byId("answers").replaceChildren(element("p", { class: "hint waiting", text: "Loading the models …" }));
   try {
-    found = await models();
+    served = await models();
   } catch (problem) {
     byId("answers").replaceChildren(problemCard(problem, start));
     return;
   }
-  serve(found);
+  serve(served);
   open();
 }
 
@@ -36,26 +36,26 @@ function serve({ active, models: served }) {
   emit("models");
 }
 
-/** Show what the address says. */
+/** Show the state in the address. */
 function open() {
   const user = readAddress();
   if (user !== null) return reopen(user);
-  emit("question");
-  if (state.detail?.kind !== "why") emit("detail"); // why is asked with every question
+  emit("query");
+  if (state.detail?.kind !== "why") emit("detail"); // the explanation is fetched with every query
   lookUp([...state.entries.map(({ id }) => id), ...(state.detail === null ? [] : [state.detail.id])], () =>
     emit("entries"),
   );
 }
 
-/** Another run was made active meanwhile. */
+/** Load the models again after a switch to another run. */
 async function follow() {
   const names = () => JSON.stringify(state.models.map(({ name }) => name));
   const before = names();
   try {
     serve(await models());
-    if (names() !== before) emit("question");
+    if (names() !== before) emit("query");
   } catch {
-    // the answers stand; the next question shows what is wrong
+    // the answers stay; the next query shows the problem
   }
 }
 
@@ -66,23 +66,23 @@ function drawSettings() {
   byId("k").value = k;
   byId("keep-seen").checked = keepSeen ?? served[0]?.seen === "kept";
   const options = [
-    { value: EVERY, label: "Side by side" },
+    { value: ALL, label: "Side by side" },
     ...served.map(({ name }) => ({ value: name, label: name })),
   ];
   const holder = byId("models-choice");
   holder.hidden = served.length < 2;
   if (holder.hidden || holder.contains(document.activeElement)) return;
   holder.replaceChildren(
-    segments("Model", "model", options, model ?? EVERY, name => choose({ model: name === EVERY ? null : name })),
+    segments("Model", "model", options, model ?? ALL, name => choose({ model: name === ALL ? null : name })),
   );
 }
 
 function startSettings() {
   byId("k").addEventListener("change", event => choose({ k: Number(event.target.value) }));
   byId("keep-seen").addEventListener("change", event => choose({ keepSeen: event.target.checked }));
-  on("question", drawSettings);
+  on("query", drawSettings);
   on("models", drawSettings);
-  on("swapped", follow);
+  on("switched", follow);
   drawSettings();
 }
 
@@ -102,7 +102,7 @@ function startTheme() {
     try {
       localStorage.setItem("segue-theme", root.dataset.theme);
     } catch {
-      // storage may be switched off: the choice holds until a reload
+      // storage may be disabled: the choice lasts until a reload
     }
     draw();
   });
@@ -110,7 +110,7 @@ function startTheme() {
   draw();
 }
 
-/** The link for those who tab: a plain link would write over the address, which holds the state. */
+/** The skip link for keyboards: a plain link would overwrite the state in the address. */
 function startSkipLink() {
   document.querySelector(".skip").addEventListener("click", event => {
     event.preventDefault();

@@ -1,11 +1,11 @@
-// The question as it stands → the next items as one plan, where a model that is shown can plan.
+// The current query → the next items as one plan, if a shown model can plan.
 
 import { latest, plan, superseded } from "./api.js";
 import { byId, element, redrawn } from "./dom.js";
 import { nameOf, percent } from "./format.js";
 import { problemCard } from "./problem.js";
 import { historyToSend, modelToSend, on, ownHistory, shownModels, state } from "./state.js";
-import { meet } from "./titles.js";
+import { storeTitles } from "./titles.js";
 
 const ITEMS = 5;
 
@@ -16,7 +16,7 @@ let problem = null;
 /** `take` gets an item that was clicked. */
 export function startPlan(take) {
   takeItem = take;
-  on("question", ask);
+  on("query", ask);
 }
 
 /** The first of the shown models that can plan. */
@@ -31,11 +31,11 @@ async function ask() {
   }
   const { keepSeen, where } = state;
   try {
-    const whose = ownHistory() ? { user: state.user } : { history: historyToSend() };
-    const found = await plan(whose, ITEMS, { model: modelToSend(model.name), keepSeen, where }, signal);
+    const subject = ownHistory() ? { user: state.user } : { history: historyToSend() };
+    const received = await plan(subject, ITEMS, { model: modelToSend(model.name), keepSeen, where }, signal);
     if (signal.aborted) return;
-    meet(found.items);
-    answer = found;
+    storeTitles(received.items);
+    answer = received;
     problem = null;
   } catch (error) {
     if (superseded(error)) return;
@@ -57,18 +57,18 @@ function draw() {
 
 function* steps() {
   if (!answer.items.length) {
-    yield element("p", { class: "hint", text: "No item may be part of a plan." });
+    yield element("p", { class: "hint", text: "The rules allow no item in the plan." });
     return;
   }
   yield element("ol", { class: "plan-steps", "aria-labelledby": "plan-title" }, ...answer.items.map(step));
   const note =
     answer.fallback === "popularity"
-      ? "The history has nothing the model knows: these are the most frequent items."
-      : "Each is chosen knowing those before it; beside it is its chance to come there.";
+      ? "The model knows no item of the history: these are the most frequent items."
+      : "Each item is chosen given the items before it; the number is its probability.";
   yield element("p", { class: "hint", text: note });
 }
 
-const step = (item, place) =>
+const step = (item, index) =>
   element(
     "li",
     {},
@@ -77,12 +77,12 @@ const step = (item, place) =>
       {
         type: "button",
         class: "plan-step",
-        "aria-label": `Step ${place + 1}: ${nameOf(item)}. Add to the history`,
+        "aria-label": `Step ${index + 1}: ${nameOf(item)}. Add to the history`,
         title: "Add to the history",
-        "data-focus": `plan ${place}`,
+        "data-focus": `plan ${index}`,
         on: { click: () => takeItem(item) },
       },
-      element("span", { class: "place", text: String(place + 1) }),
+      element("span", { class: "position", text: String(index + 1) }),
       element("bdi", { class: "plan-name", text: nameOf(item) }),
       element("span", { class: "plan-chance", text: percent(Math.exp(item.log_probability)) }),
     ),

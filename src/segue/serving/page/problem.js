@@ -1,11 +1,11 @@
-// What went wrong → a card that says it and offers the way on.
+// A Problem → a card with its text and a button to retry.
 
 import { element } from "./dom.js";
 import { forgetKey, key } from "./key.js";
 
 const KEY_REFUSED = 403;
 
-/** `retry` asks again; where the key was refused, another can be given first. */
+/** `retry` sends the request again; if the key was refused, another can be given first. */
 export function problemCard(problem, retry) {
   const button = (text, press, focus) =>
     element("button", { type: "button", class: "button", text, "data-focus": focus, on: { click: press } });

@@ -1,8 +1,8 @@
-// The OpenAPI document → a page to read and try: every operation with its parameters, a body to start from, its answer.
+// The OpenAPI document → a page on which every operation can be read and tried.
 
 import { byId, element } from "./dom.js";
 
-const KEY = "segue-key"; // the page at / keeps its key in the same place
+const KEY = "segue-key"; // the page at / stores its key there as well
 
 async function start() {
   const key = byId("key-input");
@@ -19,7 +19,7 @@ async function start() {
       ...Object.entries(schema.paths).flatMap(([path, methods]) =>
         Object.entries(methods)
           .filter(([, operation]) => typeof operation === "object" && "responses" in operation)
-          .map(([method, operation]) => drawn(method, path, operation)),
+          .map(([method, operation]) => drawOperation(method, path, operation)),
       ),
     );
   } catch (error) {
@@ -29,18 +29,18 @@ async function start() {
   }
 }
 
-function drawn(method, path, operation) {
+function drawOperation(method, path, operation) {
   const inputs = (operation.parameters ?? []).map(parameter => ({ parameter, input: parameterInput(parameter) }));
   const body = bodyInput(operation);
   const output = element("pre", { hidden: true, tabindex: "0", "aria-label": "Answer", "aria-live": "polite" });
-  const send = () => sent(method, path, inputs, body, output);
+  const submit = () => send(method, path, inputs, body, output);
   const inside = element("div", { class: "operation" });
   if (operation.description) inside.append(element("p", { text: operation.description }));
   if (inputs.length) inside.append(element("h2", { text: "Parameters" }), ...inputs.map(parameterRow));
   if (body) inside.append(element("h2", { text: "Body" }), body);
   inside.append(
     responses(operation.responses),
-    element("button", { type: "button", class: "button primary", text: "Send", on: { click: send } }),
+    element("button", { type: "button", class: "button primary", text: "Send", on: { click: submit } }),
     output,
   );
   return element(
@@ -67,7 +67,7 @@ function parameterInput(parameter) {
   return input;
 }
 
-/** Whether it may be given more than once. */
+/** Whether a parameter may be repeated. */
 function several({ schema }) {
   return [schema, ...(schema?.anyOf ?? schema?.oneOf ?? [])].some(one => one?.type === "array");
 }
@@ -92,14 +92,14 @@ function bodyInput(operation) {
   return area;
 }
 
-function responses(listed) {
-  const lines = Object.entries(listed).map(([status, { description }]) =>
+function responses(documented) {
+  const lines = Object.entries(documented).map(([status, { description }]) =>
     element("li", {}, element("code", { text: status }), ` ${description ?? ""}`),
   );
   return element("ul", { class: "responses" }, ...lines);
 }
 
-async function sent(method, path, inputs, body, output) {
+async function send(method, path, inputs, body, output) {
   output.hidden = false;
   output.textContent = "…";
   const query = new URLSearchParams();
@@ -131,7 +131,7 @@ function pretty(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
-    return text; // not JSON: as it came
+    return text; // not JSON: unchanged
   }
 }
 

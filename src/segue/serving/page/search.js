@@ -1,25 +1,25 @@
-// Typed text → items of the catalogue to choose from, as a combobox: arrows walk, Enter takes, Escape closes.
+// Typed text → matching items of the catalogue, as a combobox: arrows move, Enter chooses, Escape closes.
 
 import { latest, searchItems, superseded } from "./api.js";
 import { byId, element } from "./dom.js";
 import { count, nameOf } from "./format.js";
 
-const PAUSE = 120; // milliseconds without a key before asking
+const PAUSE = 120; // milliseconds without a keystroke before the search
 const SHOWN = 12;
 
 /** `take` gets the chosen item. */
 export function startSearch(take) {
   const input = byId("search");
-  const box = byId("found-box");
-  const list = byId("found");
-  const note = byId("found-note");
+  const box = byId("matches-box");
+  const list = byId("matches");
+  const note = byId("matches-note");
   let items = [];
   let active = -1;
   let timer = null;
 
   const close = () => {
     clearTimeout(timer);
-    latest("search"); // an answer under way would open the list again
+    latest("search"); // a pending answer would open the list again
     box.hidden = true;
     active = -1;
     input.setAttribute("aria-expanded", "false");
@@ -28,20 +28,20 @@ export function startSearch(take) {
 
   const activate = index => {
     active = index;
-    for (const [place, option] of [...list.children].entries()) option.setAttribute("aria-selected", place === index);
+    for (const [position, option] of [...list.children].entries()) option.setAttribute("aria-selected", position === index);
     const option = list.children[index];
     if (option === undefined) return input.removeAttribute("aria-activedescendant");
     input.setAttribute("aria-activedescendant", option.id);
     option.scrollIntoView({ block: "nearest" });
   };
 
-  const show = (found, text) => {
-    items = found;
-    list.replaceChildren(...found.map((item, index) => option(item, index, choose)));
-    note.hidden = found.length > 0;
+  const show = (matches, text) => {
+    items = matches;
+    list.replaceChildren(...matches.map((item, index) => option(item, index, choose)));
+    note.hidden = matches.length > 0;
     note.textContent = text;
     box.hidden = false;
-    input.setAttribute("aria-expanded", String(found.length > 0));
+    input.setAttribute("aria-expanded", String(matches.length > 0));
     activate(-1);
   };
 
@@ -105,21 +105,21 @@ function option(item, index, choose) {
   return element(
     "li",
     {
-      id: `found-${index}`,
+      id: `match-${index}`,
       role: "option",
       "aria-selected": "false",
       on: {
-        mousedown: event => event.preventDefault(), // the field keeps the focus
+        mousedown: event => event.preventDefault(), // keep the focus in the field
         click: () => choose(index),
       },
     },
-    element("span", { class: "found-title", text: nameOf(item) }),
+    element("span", { class: "match-title", text: nameOf(item) }),
     element(
       "span",
-      { class: "found-meta" },
+      { class: "match-meta" },
       element("bdi", { class: "id", text: item.id }),
       ...details.slice(0, 2).map(value => element("bdi", { text: String(value) })),
-      element("span", { class: "found-count", text: `${count(item.count)}×`, title: "events in training" }),
+      element("span", { class: "match-count", text: `${count(item.count)}×`, title: "events in training" }),
     ),
   );
 }

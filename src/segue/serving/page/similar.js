@@ -1,30 +1,30 @@
-// An item → its nearest items by the model's own vectors, each of which can be added or asked about in turn.
+// An item → its nearest items by the model's item vectors.
 
 import { latest, similarItems, superseded } from "./api.js";
 import { detailHead } from "./detail-head.js";
 import { element, iconButton } from "./dom.js";
 import { brief, decimal, nameOf } from "./format.js";
 import { problemCard } from "./problem.js";
-import { scoreBar } from "./score-bar.js";
+import { scoreBar } from "./bars.js";
 import { modelToSend, showDetail, state } from "./state.js";
-import { meet, titleOf } from "./titles.js";
+import { storeTitles, titleOf } from "./titles.js";
 
 const SHOWN = 10;
 
 /** `redraw` is called when there is something new to draw; `take` gets an item that was clicked. */
 export function similarView(redraw, take) {
-  let found = null;
+  let neighbours = null;
   let problem = null;
 
   async function ask() {
     const signal = latest("similar");
     const { id, model } = state.detail;
-    found = problem = null;
+    neighbours = problem = null;
     try {
       const answer = await similarItems(id, { k: SHOWN, model: modelToSend(model) }, signal);
       if (signal.aborted) return;
-      meet(answer.items);
-      found = answer.items;
+      storeTitles(answer.items);
+      neighbours = answer.items;
     } catch (error) {
       if (superseded(error)) return;
       problem = error;
@@ -37,20 +37,20 @@ export function similarView(redraw, take) {
     const name = titleOf(id) ?? id;
     yield detailHead("Similar to", name, [element("bdi", { class: "id", text: id })]);
     if (problem !== null) yield problemCard(problem, ask);
-    else if (found === null) yield element("p", { class: "hint", text: "Looking …" });
+    else if (neighbours === null) yield element("p", { class: "hint", text: "Loading …" });
     else
       yield element(
         "ol",
         { class: "answers similar", "aria-label": `Items similar to ${brief(name)}` },
-        ...found.map((item, place) => row(item, place, model)),
+        ...neighbours.map((item, index) => row(item, index, model)),
       );
     yield element("p", {
       class: "hint",
-      text: "The number is the cosine between the items’ vectors: 1 is the same direction.",
+      text: "The score is the cosine similarity of the item vectors.",
     });
   }
 
-  const row = (item, place, model) =>
+  const row = (item, index, model) =>
     element(
       "li",
       { class: "answer" },
@@ -61,10 +61,10 @@ export function similarView(redraw, take) {
           class: "answer-main",
           "aria-label": `${nameOf(item)}. Add to the history`,
           title: "Add to the history",
-          "data-focus": `similar ${place}`,
+          "data-focus": `similar ${index}`,
           on: { click: () => take(item) },
         },
-        element("span", { class: "rank", text: String(place + 1) }),
+        element("span", { class: "rank", text: String(index + 1) }),
         element(
           "span",
           { class: "answer-text" },
@@ -78,7 +78,7 @@ export function similarView(redraw, take) {
         `Items similar to ${brief(nameOf(item))}`,
         () => showDetail({ kind: "similar", model, id: item.id }),
         {
-          "data-focus": `near ${place}`,
+          "data-focus": `near ${index}`,
         },
       ),
     );

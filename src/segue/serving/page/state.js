@@ -1,15 +1,15 @@
-// What the person did → what is asked, kept in the address so that a reload or a link shows the same.
+// The state of the page, stored in the address so that a reload or a link shows the same.
 
-import { meet } from "./titles.js";
+import { storeTitles } from "./titles.js";
 
-const MOST_UNDONE = 100;
-const USUAL_K = 10;
+const MAX_UNDO = 100;
+const DEFAULT_K = 10;
 
 /**
  * entries: the history, oldest first: {key, id, known, time?, kind?, value?}.
- * user: the known user whose history was opened, or null; edited: the history is no longer that user's own.
- * model: the name of the one whose answers are shown, or null for all that are served, side by side.
- * detail: what the third column shows: null, {kind: "why", model, id} or {kind: "similar", model, id}.
+ * user: the user whose history was opened, or null; edited: the history was changed since.
+ * model: the name of the model whose answers are shown, or null for all served models, side by side.
+ * detail: the content of the third column: null, {kind: "why", model, id} or {kind: "similar", model, id}.
  */
 export const state = {
   active: null,
@@ -19,7 +19,7 @@ export const state = {
   edited: false,
   recording: false,
   model: null,
-  k: USUAL_K,
+  k: DEFAULT_K,
   keepSeen: null,
   where: {},
   detail: null,
@@ -27,10 +27,10 @@ export const state = {
 };
 
 const listeners = new Map();
-const done = [];
+const undoStack = [];
 let lastKey = 0;
 
-/** Topics: models, question (ask again), entries (titles or marks changed), detail, explanation. */
+/** Topics: models, query (send it again), entries (titles or marks changed), detail, explanation, switched. */
 export function on(topic, listener) {
   listeners.set(topic, [...(listeners.get(topic) ?? []), listener]);
 }
@@ -47,48 +47,48 @@ export function shownModels() {
   return model === null ? models : models.filter(({ name }) => name === model);
 }
 
-/** The name to send: only needed where there is a choice, and a lone model may be swapped for another meanwhile. */
+/** The name to send: null for a single model, which may be switched meanwhile. */
 export const modelToSend = name => (state.models.length > 1 ? name : null);
 
 export const modelNamed = name => state.models.find(model => model.name === name) ?? state.models[0];
 
-/** The history as the service takes it. */
+/** The history in the form of the API. */
 export const historyToSend = () =>
   state.entries.map(({ id, time, kind, value }) =>
     time === undefined && kind === undefined && value === undefined ? id : { item: id, time, kind, value },
   );
 
-/** Whether the service's own history of the user is what is asked about. */
+/** Whether the query is about the user's history in the store. */
 export const ownHistory = () => state.user !== null && !state.edited;
 
 function snapshot() {
   const { entries, user, edited } = state;
-  done.push({ entries, user, edited });
-  if (done.length > MOST_UNDONE) done.shift();
+  undoStack.push({ entries, user, edited });
+  if (undoStack.length > MAX_UNDO) undoStack.shift();
 }
 
-export const canUndo = () => done.length > 0;
+export const canUndo = () => undoStack.length > 0;
 
 export function undo() {
-  const before = done.pop();
+  const before = undoStack.pop();
   if (before === undefined) return;
   Object.assign(state, before, { recording: false });
-  asked();
+  queryAgain();
 }
 
 function edit(entries) {
   snapshot();
   Object.assign(state, { entries, edited: true, recording: false });
-  asked();
+  queryAgain();
 }
 
-/** Add an item at the end, now. */
+/** Add an item at the end. */
 export function add(item) {
-  meet([item]);
+  storeTitles([item]);
   edit([...state.entries, newest(item.id)]);
 }
 
-/** A new last entry; it has a time where all others have one. */
+/** A new last entry; it has a time if all others have one. */
 export function newest(id) {
   const timed = state.entries.length > 0 && state.entries.every(({ time }) => time !== undefined);
   return entry(id, timed ? { time: new Date().toISOString() } : {});
@@ -98,17 +98,17 @@ export function remove(key) {
   edit(state.entries.filter(one => one.key !== key));
 }
 
-/** Move an entry to another place. Times stay with the places, or the service would sort the entry back. */
-export function move(key, place) {
+/** Move an entry to another index. Times stay at their index, or the service would sort the entry back. */
+export function move(key, index) {
   const from = state.entries.findIndex(one => one.key === key);
-  const to = Math.max(0, Math.min(state.entries.length - 1, place));
+  const to = Math.max(0, Math.min(state.entries.length - 1, index));
   if (from < 0 || from === to) return;
   const entries = [...state.entries];
   entries.splice(to, 0, ...entries.splice(from, 1));
   edit(
-    entries.map((one, index) => {
+    entries.map((one, at) => {
       const { time, ...rest } = one;
-      const here = state.entries[index].time;
+      const here = state.entries[at].time;
       return here === undefined ? rest : { ...rest, time: here };
     }),
   );
@@ -117,36 +117,36 @@ export function move(key, place) {
 export function clear() {
   snapshot();
   Object.assign(state, { entries: [], user: null, edited: false, recording: false });
-  asked();
+  queryAgain();
 }
 
-/** Show a user's own history. */
+/** Show a user's history. */
 export function openUser(user, events) {
   snapshot();
   showUser(user, events);
-  asked();
+  queryAgain();
 }
 
-/** The same without a way back: after a recorded event, or on a reload. */
+/** The same without an undo, for a reload. */
 export function showUser(user, events) {
-  meet(events.filter(({ known }) => known).map(({ item, title }) => ({ id: item, title })));
+  storeTitles(events.filter(({ known }) => known).map(({ item, title }) => ({ id: item, title })));
   const entries = events.map(({ item, time, kind, value, known }) =>
     entry(item, { known, time, ...(kind === null ? {} : { kind }), ...(value === null ? {} : { value }) }),
   );
   Object.assign(state, { entries, user, edited: false });
 }
 
-/** An event of the open user was recorded: it is part of their own history, and cannot be undone. */
-export function recorded(item, known) {
-  done.length = 0;
+/** Show a recorded event of the open user, which cannot be undone. */
+export function addRecorded(item, known) {
+  undoStack.length = 0;
   state.entries = [...state.entries, { ...newest(item.id), known }];
-  asked();
+  queryAgain();
 }
 
-/** Something that is no edit of the history: how many answers, which model, which items may be answers. */
+/** Change settings other than the history: the number of answers, the model, the filters. */
 export function choose(settings) {
   Object.assign(state, settings);
-  asked();
+  queryAgain();
 }
 
 export function showDetail(detail) {
@@ -168,9 +168,9 @@ export function markUnknown(ids) {
   if (changed) emit("entries");
 }
 
-function asked() {
+function queryAgain() {
   writeAddress();
-  emit("question");
+  emit("query");
 }
 
 function writeAddress() {
@@ -179,14 +179,14 @@ function writeAddress() {
   if (user !== null) parts.set("user", user);
   if (user === null || edited) parts.set("history", JSON.stringify(entries.map(({ id }) => id)));
   if (model !== null) parts.set("model", model);
-  if (k !== USUAL_K) parts.set("k", k);
+  if (k !== DEFAULT_K) parts.set("k", k);
   if (keepSeen !== null) parts.set("keep_seen", keepSeen);
   if (Object.keys(where).length) parts.set("where", JSON.stringify(where));
   if (detail !== null) parts.set("detail", JSON.stringify([detail.kind, detail.model, detail.id]));
   history.replaceState(null, "", `#${parts.toString().replaceAll("+", "%20")}`);
 }
 
-/** The address → the state. Gives the user whose history has to be fetched, or null. */
+/** Read the state from the address. Returns the user whose history must be fetched, or null. */
 export function readAddress() {
   const parts = new URLSearchParams(location.hash.slice(1));
   const ids = parsed(parts.get("history"));
@@ -201,7 +201,7 @@ export function readAddress() {
     edited: user !== null && Array.isArray(ids),
     recording: false,
     model: names.includes(parts.get("model")) ? parts.get("model") : null,
-    k: Number.isInteger(k) && k >= 1 && k <= 100 ? k : USUAL_K,
+    k: Number.isInteger(k) && k >= 1 && k <= 100 ? k : DEFAULT_K,
     keepSeen: { true: true, false: false }[parts.get("keep_seen")] ?? null,
     where: filtersOf(parsed(parts.get("where"))),
     detail: detailOf(parsed(parts.get("detail"))),
@@ -218,7 +218,7 @@ function parsed(text) {
   }
 }
 
-/** Filters from the address, as far as they are ones. */
+/** The valid filters in the address. */
 function filtersOf(where) {
   if (where === null || typeof where !== "object" || Array.isArray(where)) return {};
   return Object.fromEntries(

@@ -1,5 +1,5 @@
-// The theme that was chosen here before → an attribute on the page, set before anything is drawn so that nothing
-// flashes. It is a plain script for that reason: modules run after the first paint.
+// Sets the theme that was chosen earlier before the first paint, so that the page does not flash. Modules run after it,
+// so this is a plain script.
 "use strict";
 
 {
@@ -7,7 +7,7 @@
     try {
       return localStorage.getItem("segue-theme");
     } catch {
-      return null; // storage may be switched off
+      return null; // storage may be disabled
     }
   })();
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;

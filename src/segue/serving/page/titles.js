@@ -1,30 +1,30 @@
-// Ids → titles met so far, so that a reload or a link shows names and not bare ids.
+// Ids → titles that the service has returned, so that a reload or a link shows titles and not ids.
 
 import { latest, searchItems, superseded } from "./api.js";
 
-const PLACE = "segue-titles";
-const MOST_KEPT = 2000;
-const AT_ONCE = 4;
-const MOST_LOOKED_UP = 60; // of the newest entries; older ones show their id
+const STORAGE_KEY = "segue-titles";
+const MAX_STORED = 2000;
+const CONCURRENT = 4;
+const MAX_LOOKUPS = 60; // of the newest entries; older ones show their id
 
-const met = remembered();
+const titles = load();
 let saving = null;
 
-function remembered() {
+function load() {
   try {
-    return new Map(JSON.parse(sessionStorage.getItem(PLACE)) ?? []);
+    return new Map(JSON.parse(sessionStorage.getItem(STORAGE_KEY)) ?? []);
   } catch {
     return new Map();
   }
 }
 
-export const titleOf = id => met.get(id) ?? null;
+export const titleOf = id => titles.get(id) ?? null;
 
-/** Keep the titles of items the service named. */
-export function meet(items) {
+/** Store the titles of items that the service returned. */
+export function storeTitles(items) {
   for (const { id, title } of items) {
-    met.delete(id); // so that the newest are last
-    met.set(id, title);
+    titles.delete(id); // so that the newest come last
+    titles.set(id, title);
   }
   clearTimeout(saving);
   saving = setTimeout(save, 300);
@@ -32,36 +32,36 @@ export function meet(items) {
 
 function save() {
   try {
-    sessionStorage.setItem(PLACE, JSON.stringify([...met].slice(-MOST_KEPT)));
+    sessionStorage.setItem(STORAGE_KEY, JSON.stringify([...titles].slice(-MAX_STORED)));
   } catch {
-    // full or switched off: titles are looked up again
+    // full or disabled: titles are looked up again
   }
 }
 
 addEventListener("pagehide", save);
 
-/** Look up those not met yet, newest first; `show` is called after each. */
+/** Look up the titles that are missing, newest first; `show` is called after each. */
 export async function lookUp(ids, show) {
   const signal = latest("titles");
   const wanted = [...new Set(ids)]
-    .filter(id => !met.has(id))
-    .slice(-MOST_LOOKED_UP)
+    .filter(id => !titles.has(id))
+    .slice(-MAX_LOOKUPS)
     .reverse();
   const work = async () => {
     for (let id = wanted.shift(); id !== undefined; id = wanted.shift()) {
-      meet(await found(id, signal));
+      storeTitles(await search(id, signal));
       show();
     }
   };
   try {
-    await Promise.all(Array.from({ length: AT_ONCE }, work));
+    await Promise.all(Array.from({ length: CONCURRENT }, work));
   } catch (error) {
-    if (!superseded(error)) wanted.length = 0; // ids stand for titles; the answers' panel says what is wrong
+    if (!superseded(error)) wanted.length = 0; // ids are shown instead; the answers' panel shows the problem
   }
 }
 
 /** The item of exactly this id comes first. An id too long to search for is shown as it is. */
-async function found(id, signal) {
+async function search(id, signal) {
   try {
     return (await searchItems(id, 1, signal)).items;
   } catch (error) {

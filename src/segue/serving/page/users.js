@@ -1,17 +1,17 @@
-// A user's id → their history on the page; and, where it is switched on, clicks → events of that user.
+// A user's id → their history on the page. If recording is on, clicks become events of that user.
 
 import { latest, record, superseded, userHistory } from "./api.js";
-import { byId, element, iconButton, say } from "./dom.js";
+import { byId, element, iconButton, announce } from "./dom.js";
 import { counted } from "./format.js";
 import { problemCard } from "./problem.js";
-import { add, clear, emit, on, openUser, recorded, showUser, state } from "./state.js";
-import { meet } from "./titles.js";
+import { add, clear, emit, on, openUser, addRecorded, showUser, state } from "./state.js";
+import { storeTitles } from "./titles.js";
 
-const LEAST_READ = 100;
-const MOST_READ = 1000;
+const MIN_EVENTS = 100;
+const MAX_EVENTS = 1000;
 
-let problem = null; // {problem, retry}: why a history could not be opened or an event not be recorded
-let more = false; // the user has older events than those shown
+let problem = null; // {problem, retry} of a failed history or event
+let more = false; // whether the user has older events than those shown
 let busy = false;
 
 export function startUsers() {
@@ -20,13 +20,13 @@ export function startUsers() {
     const id = byId("user").value;
     if (id !== "") open(id);
   });
-  on("question", draw);
+  on("query", draw);
 }
 
-/** As many events as the longest model reads. */
-const limit = () => Math.min(MOST_READ, Math.max(LEAST_READ, ...state.models.map(({ length }) => length)));
+/** The number of events that the model with the longest window uses. */
+const limit = () => Math.min(MAX_EVENTS, Math.max(MIN_EVENTS, ...state.models.map(({ length }) => length)));
 
-async function fetched(id, show) {
+async function fetchHistory(id, show) {
   const signal = latest("user");
   busy = true;
   problem = null;
@@ -39,44 +39,44 @@ async function fetched(id, show) {
   } catch (error) {
     if (superseded(error)) return;
     busy = false;
-    problem = { problem: error, retry: () => fetched(id, show) };
+    problem = { problem: error, retry: () => fetchHistory(id, show) };
     draw();
   }
 }
 
 const open = id =>
-  fetched(id, answer => {
+  fetchHistory(id, answer => {
     byId("user").value = "";
     openUser(answer.user, answer.events);
-    say(`Opened user ${answer.user} with ${counted(answer.events.length, "event")}.`);
+    announce(`Opened user ${answer.user} with ${counted(answer.events.length, "event")}.`);
   });
 
 /** Show the user whose id is in the address, without an undo. */
 export const reopen = id =>
-  fetched(id, answer => {
+  fetchHistory(id, answer => {
     showUser(answer.user, answer.events);
-    emit("question");
+    emit("query");
     if (state.detail?.kind === "similar") emit("detail");
   });
 
-/** An item was clicked: an event of the user where recording is on, else part of a history that is only asked about. */
+/** Take a clicked item: as an event of the user if recording is on, else as an entry of the history shown. */
 export async function take(item) {
   if (!state.recording) {
     add(item);
-    return say(`Added ${item.title ?? item.id} to the history.`);
+    return announce(`Added ${item.title ?? item.id} to the history.`);
   }
-  meet([item]);
+  storeTitles([item]);
   await write(state.user, item, `page-${randomText()}`);
 }
 
-/** The event's id makes a second try harmless. */
+/** Send an event. Its id makes a retry harmless. */
 async function write(user, item, id) {
   problem = null;
   try {
     const answer = await record({ user, item: item.id, id });
     if (state.user !== user) return;
-    recorded(item, !answer.unknown.includes(item.id));
-    say(`Recorded ${item.title ?? item.id} as an event of user ${user}.`);
+    addRecorded(item, !answer.unknown.includes(item.id));
+    announce(`Recorded ${item.title ?? item.id} as an event of user ${user}.`);
   } catch (error) {
     problem = { problem: error, retry: () => write(user, item, id) };
     draw();
@@ -109,7 +109,7 @@ function chip() {
       ? element("p", { class: "hint", text: `The newest ${counted(state.entries.length, "event")} are shown.` })
       : null,
     state.edited
-      ? element("p", { class: "hint" }, "This is no longer what the user did. ", backButton())
+      ? element("p", { class: "hint" }, "This history was edited. ", backButton())
       : element(
           "label",
           { class: "switch" },
@@ -129,5 +129,5 @@ const backButton = () =>
 
 function switchRecording(recording) {
   state.recording = recording;
-  say(recording ? `Clicks are now recorded as events of user ${state.user}.` : "Clicks are no longer recorded.");
+  announce(recording ? `Clicks are now recorded as events of user ${state.user}.` : "Clicks are no longer recorded.");
 }

@@ -1,14 +1,14 @@
-// One answer → why it is one: what each entry of the history contributed, and where the model's attention lies.
+// An answer → its explanation: the contribution of each entry of the history, and the attention weights.
 
 import { explanation, latest, superseded } from "./api.js";
 import { detailHead } from "./detail-head.js";
-import { element, say } from "./dom.js";
+import { element, announce } from "./dom.js";
 import { brief, counted, decimal, nameOf, signed } from "./format.js";
 import { attentionView } from "./attention.js";
 import { problemCard } from "./problem.js";
-import { signedBar } from "./signed-bar.js";
+import { signedBar } from "./bars.js";
 import { emit, historyToSend, modelNamed, modelToSend, ownHistory, state } from "./state.js";
-import { meet, titleOf } from "./titles.js";
+import { storeTitles, titleOf } from "./titles.js";
 
 const SHOWN = 6; // contributions named here; the history shows them all
 
@@ -24,11 +24,11 @@ export function whyView(redraw) {
     problem = null;
     try {
       const settings = { model: modelToSend(model), keepSeen: state.keepSeen, where: state.where };
-      const answer = await explained(id, settings, signal);
+      const answer = await fetchExplanation(id, settings, signal);
       if (signal.aborted || state.detail?.kind !== "why") return;
-      meet([answer.item]);
+      storeTitles([answer.item]);
       state.explanation = { ...answer, keys };
-      say(`Why ${nameOf(answer.item)}: ${headline(answer)}`);
+      announce(`Why ${nameOf(answer.item)}: ${headline(answer)}`);
       emit("explanation");
     } catch (error) {
       if (superseded(error)) return;
@@ -45,7 +45,7 @@ export function whyView(redraw) {
     if (answer === null) {
       yield detailHead("Why", name, [element("bdi", { class: "id", text: id })]);
       yield problem === null
-        ? element("p", { class: "hint", text: "Asking without each item in turn …" })
+        ? element("p", { class: "hint", text: "Computing the score without each item …" })
         : problemCard(problem, ask);
       return;
     }
@@ -59,30 +59,30 @@ export function whyView(redraw) {
   return { ask, draw };
 }
 
-/** As the answers: of a user's whole history as the service keeps it, though the page shows the newest of it alone. */
-async function explained(id, settings, signal) {
+/** The explanation of the user's whole history in the store, though the page shows only its newest events. */
+async function fetchExplanation(id, settings, signal) {
   if (ownHistory()) {
     const { user, entries } = state;
-    const whole = ofShown(await explanation({ user }, id, settings, signal), entries);
+    const whole = alignedWith(await explanation({ user }, id, settings, signal), entries);
     if (whole !== null) return whole;
   }
   return explanation({ history: historyToSend() }, id, settings, signal);
 }
 
-/** An explanation in the places of the entries shown; null where events came meanwhile, or attention goes beyond them. */
-function ofShown({ contributions, attention, ...answer }, entries) {
+/** An explanation with the indices of the entries shown; null if events arrived meanwhile, or attention needs more. */
+function alignedWith({ contributions, attention, ...answer }, entries) {
   const before = contributions.length - entries.length;
   if (before < 0 || entries.some(({ id }, at) => contributions[before + at].item !== id)) return null;
-  const moved = places => places.map(place => (place === null ? null : place - before));
-  const maps = attention.map(map => ({ ...map, rows: moved(map.rows), columns: moved(map.columns) }));
-  if (maps.some(({ columns }) => columns.some(place => place !== null && place < 0))) return null;
+  const shifted = indices => indices.map(index => (index === null ? null : index - before));
+  const maps = attention.map(map => ({ ...map, rows: shifted(map.rows), columns: shifted(map.columns) }));
+  if (maps.some(({ columns }) => columns.some(index => index !== null && index < 0))) return null;
   return { ...answer, contributions: contributions.slice(before), attention: maps };
 }
 
 function facts({ item, rank }, model) {
   const parts = [
     item.title ? element("bdi", { class: "id", text: item.id }) : null,
-    element("span", { text: rank === null ? "not among the answers the rules allow" : `rank ${rank}` }),
+    element("span", { text: rank === null ? "excluded by the rules" : `rank ${rank}` }),
     element("span", { text: `score ${decimal(item.score)}` }),
   ];
   if (state.models.length > 1) parts.push(element("bdi", { text: model }));
@@ -92,16 +92,16 @@ function facts({ item, rank }, model) {
 /** The strongest contributions first. */
 function strongest({ contributions }) {
   return contributions
-    .map((one, index) => ({ ...one, place: index + 1 }))
+    .map((one, index) => ({ ...one, position: index + 1 }))
     .filter(({ contribution }) => contribution !== null)
     .sort((one, other) => Math.abs(other.contribution) - Math.abs(one.contribution));
 }
 
 function headline(answer) {
-  if (answer.fallback === "popularity") return "It is here for being popular: the history has nothing the model knows.";
+  if (answer.fallback === "popularity") return "It is recommended because it is popular: the model knows no item of the history.";
   const known = answer.contributions.filter(one => one.known);
   if (known.length === 1)
-    return `“${brief(known[0].title ?? known[0].item)}” is all the model has to go by, so there is nothing to compare.`;
+    return `“${brief(known[0].title ?? known[0].item)}” is the only item that the model knows, so no contribution can be computed.`;
   const [first] = strongest(answer);
   if (first === undefined || first.contribution === 0) return "No single item of the history changes its score.";
   const name = brief(first.title ?? first.item);
@@ -112,7 +112,7 @@ function headline(answer) {
 
 function contributionsSection(answer) {
   const ordered = strongest(answer);
-  const most = Math.max(...ordered.map(({ contribution }) => Math.abs(contribution)), Number.MIN_VALUE);
+  const largest = Math.max(...ordered.map(({ contribution }) => Math.abs(contribution)), Number.MIN_VALUE);
   const section = element(
     "section",
     { class: "detail-section" },
@@ -121,28 +121,28 @@ function contributionsSection(answer) {
   );
   if (!ordered.length) return section;
   section.append(
-    element("ol", { class: "contributions" }, ...ordered.slice(0, SHOWN).map(one => contributionRow(one, most))),
+    element("ol", { class: "contributions" }, ...ordered.slice(0, SHOWN).map(one => contributionRow(one, largest))),
     element("p", { class: "hint", text: note(answer, ordered.length) }),
   );
   return section;
 }
 
-const contributionRow = ({ item, title, place, contribution }, most) =>
+const contributionRow = ({ item, title, position, contribution }, largest) =>
   element(
     "li",
     {},
-    element("span", { class: "place", text: String(place) }),
+    element("span", { class: "position", text: String(position) }),
     element("bdi", { class: "contribution-name", text: title ?? item, title: title ?? item }),
-    signedBar(contribution, most),
+    signedBar(contribution, largest),
     element("span", { class: "contribution-value", text: signed(contribution) }),
   );
 
 function note({ contributions }, measured) {
   const old = contributions.filter(({ known, contribution }) => known && contribution === null).length;
   const parts = [
-    "The score with the whole history, less the score without the item. They need not add up to the score.",
+    "The score with the whole history minus the score without the item. Contributions need not sum to the score.",
   ];
-  if (measured > SHOWN) parts.push("The history shows the rest.");
-  if (old) parts.push(`${counted(old, "older item")} ${old === 1 ? "is" : "are"} beyond what the model reads.`);
+  if (measured > SHOWN) parts.push("The history shows the others.");
+  if (old) parts.push(`${counted(old, "older item")} ${old === 1 ? "is" : "are"} outside the model’s window.`);
   return parts.join(" ");
 }
