@@ -1,5 +1,4 @@
-"""What is remembered of users who are asked about again and again, in bounded memory: the way from windows to questions
-that costs a token for each new event."""
+"""KV caches of the users that are requested repeatedly, in bounded memory: only their new events are encoded."""
 
 from __future__ import annotations
 
@@ -16,119 +15,119 @@ from segue.models.kv_cache import IncrementalEncoder, KVCache, window_of
 from segue.models.sequence import SequenceModel
 
 MEGABYTE = 1_000_000
-LEAST_EVENTS = 16  # of a window: a shorter one, encoded among others, takes no longer
-RECENT = 4096  # users asked about last: of whom is asked about once in a while, nothing is worth keeping
+LEAST_EVENTS = 16  # of a cached window: encoding a shorter one whole, in a batch, takes no longer
+RECENT = 4096  # users requested last: a user is cached from the second request within these
 
 
 class KVCaches:
-    """Of the users of one model, those used longest ago forgotten first. For one thread at a time.
+    """The caches of one model by user; the least recently used are dropped first. For one thread at a time.
 
-    A model that cannot be continued encodes every window whole, and so does a bound of 0.
+    A model that cannot encode incrementally encodes every window whole; so does a bound of 0 bytes.
     """
 
     def __init__(self, model: SequenceModel, *, most_bytes: int) -> None:
         self.bytes = 0
-        self._extended = self._whole = 0  # questions for which what is new was encoded, or the whole window
-        self._model = model
         self.most_bytes = most_bytes
-        self._continuation = IncrementalEncoder(model) if most_bytes and model.incremental else None
-        self._memories: OrderedDict[str, KVCache] = OrderedDict()
-        self._recent: OrderedDict[int, None] = OrderedDict()  # hashes: who is forgotten leaves no name here
+        self._extended = self._whole = 0  # queries of which only new events, or the whole window, were encoded
+        self._model = model
+        self._encoder = IncrementalEncoder(model) if most_bytes and model.incremental else None
+        self._caches: OrderedDict[str, KVCache] = OrderedDict()
+        self._recent: OrderedDict[int, None] = OrderedDict()  # hashes, so that no dropped user's name stays here
 
     @property
     def users(self) -> list[str]:
-        """Who is remembered, those used longest ago first."""
-        return list(self._memories)
+        """The users with a cache, the least recently used first."""
+        return list(self._caches)
 
-    def follow(self, model: SequenceModel) -> None:
-        """Encode with this model, which reads every item as the one before does and knows more of them: what is
-        remembered stays true. Questions under way may be asked by either."""
+    def use_model(self, model: SequenceModel) -> None:
+        """Encode with a model that has more items and reads the others as before: the caches stay valid. Queries that
+        are being computed may use either."""
         self._model = model
-        self._continuation = None if self._continuation is None else IncrementalEncoder(model)
+        self._encoder = None if self._encoder is None else IncrementalEncoder(model)
 
     def queries(self, windows: Batch, users: Sequence[str | None]) -> Tensor:
-        """What is asked after each window [B, Q], as `SequenceModel.query` has it."""
-        if self._continuation is None:
+        """The query vector of each window [B, Q], as from `SequenceModel.query`."""
+        if self._encoder is None:
             self._whole += len(users)
             return self._model.query(tensors(windows))
-        found = self._brought_up(windows, users, self._continuation)
-        self._extended += len(found)
-        self._whole += len(users) - len(found)
+        extended = self._extend(windows, users, self._encoder)
+        self._extended += len(extended)
+        self._whole += len(users) - len(extended)
         with torch.inference_mode():
-            if not found:
-                return self._encoded(windows, users, self._continuation)
-            questions = torch.empty(len(users), len(next(iter(found.values()))))
-            questions[list(found)] = torch.from_numpy(np.stack(list(found.values())))
-            rest = [row for row in range(len(users)) if row not in found]
+            if not extended:
+                return self._encode(windows, users, self._encoder)
+            queries = torch.empty(len(users), len(next(iter(extended.values()))))
+            queries[list(extended)] = torch.from_numpy(np.stack(list(extended.values())))
+            rest = [row for row in range(len(users)) if row not in extended]
             if rest:
                 others = [users[row] for row in rest]
-                questions[rest] = self._encoded(take(windows, np.array(rest)), others, self._continuation)
-            return questions
+                queries[rest] = self._encode(take(windows, np.array(rest)), others, self._encoder)
+            return queries
 
-    def counted(self) -> tuple[int, int]:
-        """Questions for which what is new was encoded, and those for which the whole window was, since the last call
-        of this."""
+    def pop_counts(self) -> tuple[int, int]:
+        """Queries since the last call: those of which only new events were encoded, and those of whole windows."""
         counts = self._extended, self._whole
         self._extended = self._whole = 0
         return counts
 
-    def forget(self, user: str) -> None:
+    def drop(self, user: str) -> None:
         """Keep nothing of a user."""
         self._recent.pop(hash(user), None)
-        self._drop(user)
+        self._drop_cache(user)
 
-    def _brought_up(
-        self, windows: Batch, users: Sequence[str | None], continuation: IncrementalEncoder
+    def _extend(
+        self, windows: Batch, users: Sequence[str | None], encoder: IncrementalEncoder
     ) -> dict[int, np.ndarray]:
-        """The questions [Q] of the rows whose users' memories could be brought up to their windows."""
-        found: dict[int, np.ndarray] = {}
+        """The query vectors [Q] of the rows whose users' caches could be extended to their windows."""
+        extended: dict[int, np.ndarray] = {}
         for row, user in enumerate(users):
-            memory = None if user is None else self._memories.get(user)
-            if user is None or memory is None:
+            cache = None if user is None else self._caches.get(user)
+            if user is None or cache is None:
                 continue
-            before = memory.size
-            question = continuation.extend(memory, window_of(windows, row))
-            self.bytes += memory.size - before
-            if question is None:
-                self._drop(user)
-                self._asked_lately(user)
+            before = cache.size
+            query = encoder.extend(cache, window_of(windows, row))
+            self.bytes += cache.size - before
+            if query is None:
+                self._drop_cache(user)
+                self._is_recent(user)
             else:
-                self._memories.move_to_end(user)
-                found[row] = question
-        self._keep_the_bound()
-        return found
+                self._caches.move_to_end(user)
+                extended[row] = query
+        self._keep_bound()
+        return extended
 
-    def _encoded(self, windows: Batch, users: Sequence[str | None], continuation: IncrementalEncoder) -> Tensor:
-        """Whole windows; of the users who were asked about lately the outcome is kept."""
-        kept = {
+    def _encode(self, windows: Batch, users: Sequence[str | None], encoder: IncrementalEncoder) -> Tensor:
+        """The query vectors of whole windows; users requested recently are cached."""
+        cached = {
             row: user
             for row, (user, length) in enumerate(zip(users, windows.lengths.tolist(), strict=True))
-            if user is not None and length >= LEAST_EVENTS and self._asked_lately(user)
+            if user is not None and length >= LEAST_EVENTS and self._is_recent(user)
         }
-        if not kept:
+        if not cached:
             return self._model.query(tensors(windows))
-        questions, memories = continuation.encode(windows, list(kept))
-        for user, memory in zip(kept.values(), memories, strict=True):
-            self._drop(user)
-            self._memories[user] = memory
-            self.bytes += memory.size
-        self._keep_the_bound()
-        return questions
+        queries, caches = encoder.encode(windows, list(cached))
+        for user, cache in zip(cached.values(), caches, strict=True):
+            self._drop_cache(user)
+            self._caches[user] = cache
+            self.bytes += cache.size
+        self._keep_bound()
+        return queries
 
-    def _asked_lately(self, user: str) -> bool:
+    def _is_recent(self, user: str) -> bool:
+        """Whether the user is among the recent ones; from now on it is."""
         key = hash(user)
-        lately = key in self._recent
+        recent = key in self._recent
         self._recent[key] = None
         self._recent.move_to_end(key)
         if len(self._recent) > RECENT:
             self._recent.popitem(last=False)
-        return lately
+        return recent
 
-    def _keep_the_bound(self) -> None:
+    def _keep_bound(self) -> None:
         while self.bytes > self.most_bytes:
-            self._drop(next(iter(self._memories)))
+            self._drop_cache(next(iter(self._caches)))
 
-    def _drop(self, user: str) -> None:
-        memory = self._memories.pop(user, None)
-        if memory is not None:
-            self.bytes -= memory.size
+    def _drop_cache(self, user: str) -> None:
+        cache = self._caches.pop(user, None)
+        if cache is not None:
+            self.bytes -= cache.size

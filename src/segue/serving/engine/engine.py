@@ -141,7 +141,7 @@ class ServingEngine:
         with self._answering:
             self._unchecked = [other for other in self._unchecked if other != user]
             for model in self.models.all:
-                model.kv_caches.forget(user)
+                model.kv_caches.drop(user)
 
     def drop_deleted(self) -> EncodingCounts:
         """Look up the next few cached users and drop those that another process deleted from the store.
@@ -153,7 +153,7 @@ class ServingEngine:
             if not self._unchecked:
                 self._unchecked = [user for cache in caches for user in cache.users]
             users, self._unchecked = self._unchecked[:USERS_PER_CHECK], self._unchecked[USERS_PER_CHECK:]
-            counts = [cache.counted() for cache in caches]
+            counts = [cache.pop_counts() for cache in caches]
         if users:
             for user, rows in zip(users, self._store.newest(users, 1), strict=True):
                 if not rows:

@@ -57,7 +57,7 @@ class ServedModel:
             if new.changed:  # the caches hold tokens of their old content
                 served.kv_caches = KVCaches(recommender.model, most_bytes=self.kv_caches.most_bytes)
             else:
-                self.kv_caches.follow(recommender.model)
+                self.kv_caches.use_model(recommender.model)
         ids = {item.id for item in items}
         misfits = {item: why for item, why in new.misfits.items() if not served.recommender.knows(item)}
         served.left_out = {item: why for item, why in self.left_out.items() if item not in ids} | misfits
