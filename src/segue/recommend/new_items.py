@@ -1,8 +1,7 @@
-"""Items that a model was not trained on → a Recommender that answers them by their content, beside the one before."""
+"""Items that a run was not trained on → its model, index and vocabulary with these items, known by their content."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,8 @@ from segue.recommend.search import whole_groups
 if TYPE_CHECKING:
     from segue.recommend.recommender import Recommender
 
-NAMED = 5  # ids in a sentence
-FARTHEST = 1e6  # deviations of a feature
+MOST_NAMED = 5  # ids in a message
+MOST_DEVIATIONS = 1e6  # of a feature of new content
 UNKNOWN = -1  # a category that no item has
 NEEDED = (
     "train a run whose items are known by their content: --set model.items=vectors or ids+vectors, with model.vectors "
@@ -35,44 +34,45 @@ NEEDED = (
 
 
 class ItemsAdded(msgspec.Struct, frozen=True):
-    """A run folder with items that it was not trained on."""
+    """The result of adding items to a run."""
 
     run: str
     added: int
     changed: int
-    """Items added before, which have new content."""
+    """Items that had been added before and now have new content."""
     duplicates: int
-    """Rows left out because their id came before."""
+    """Rows left out because their id occurred in an earlier row."""
     items: int
-    """All that it has now."""
+    """All items of the run now."""
     ignored: list[str]
-    """Columns that the run's catalogue does not have."""
+    """Columns of the file that the run's catalogue does not have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewItems:
-    """What of a table a run can take."""
+    """A table of new items, divided into those that a run can add and those that it cannot."""
 
     rows: pl.DataFrame
-    """The items that it can, with the columns of the run's vocabulary."""
+    """The items that can be added, with the columns of the run's vocabulary."""
     misfits: dict[str, str]
-    """The ids of the others, and why."""
+    """The ids of the others, each with the reason."""
     changed: bool
-    """Whether some of the rows are of items that were added before."""
+    """Whether some rows are items that were added before."""
 
     def refuse_misfits(self) -> None:
-        """One sentence about the first kind of trouble, with the ids that have it."""
+        """Raise an InputError with the first reason and the ids that it applies to."""
         if not self.misfits:
             return
         reason = next(iter(self.misfits.values()))
-        named = _named(name for name, why in self.misfits.items() if why == reason)
-        raise InputError(f"New items that cannot be taken: {named}: {reason}.")
+        ids = [name for name, why in self.misfits.items() if why == reason]
+        more = f" and {len(ids) - MOST_NAMED:,} more" if len(ids) > MOST_NAMED else ""
+        raise InputError(f"New items that cannot be added: {', '.join(map(repr, ids[:MOST_NAMED]))}{more}: {reason}.")
 
 
 def refusal(recommender: Recommender) -> str | None:
-    """Why a run can take no new item at all; None where it can take some."""
+    """Why a run cannot add any item; None if it can add some."""
     if recommender.settings is None:
-        return "this model is not of a run folder, so nothing says which columns its items are known by"
+        return "this model was not opened from a run folder, so the columns of its items' content are unknown"
     items = recommender.model.items
     if isinstance(items, ContentTable) and items.texts is not None:
         unread = items.texts.refusal()
@@ -84,25 +84,23 @@ def refusal(recommender: Recommender) -> str | None:
 
 
 def new_items(recommender: Recommender, table: pl.DataFrame) -> NewItems:
-    """Which items of a table a run can take."""
+    """Divide a table into items that a run can add and items that it cannot."""
     rows, reasons = fitted(table, recommender.vocabulary.table)
-    known = recommender.vocabulary.numbers(rows["id"].to_list(), unknown="zero")
-    own = (known > 0) & (known <= len(recommender.vocabulary) - recommender.added)
-    unable = refusal(recommender)
-    if unable is not None:
-        reasons = pl.Series([unable] * rows.height, dtype=pl.String)
+    numbers = recommender.vocabulary.numbers(rows["id"].to_list(), unknown="zero")
+    of_training = (numbers > 0) & (numbers <= len(recommender.vocabulary) - recommender.added)
+    general = refusal(recommender)
+    if general is not None:
+        reasons = pl.Series([general] * rows.height, dtype=pl.String)
     else:
-        trained = pl.select(pl.when(pl.Series(own)).then(pl.lit("it is an item of the run already"))).to_series()
-        unknown = _without_content(recommender, rows)
-        reasons = pl.select(pl.coalesce(trained, reasons, unknown)).to_series()
+        trained = pl.when(pl.Series(of_training)).then(pl.lit("it is an item of the run already"))
+        reasons = pl.select(pl.coalesce(trained, reasons, _without_content(recommender, rows))).to_series()
     fits = reasons.is_null()
     misfits = dict(zip(rows["id"].filter(~fits), reasons.filter(~fits), strict=True))
-    return NewItems(rows=rows.filter(fits), misfits=misfits, changed=bool(known[fits.to_numpy()].any()))
+    return NewItems(rows=rows.filter(fits), misfits=misfits, changed=bool(numbers[fits.to_numpy()].any()))
 
 
 def extended(recommender: Recommender, rows: pl.DataFrame) -> tuple[SequenceModel, ItemIndex, Vocabulary, np.ndarray]:
-    """A run's parts with items that it can take, `NewItems.rows`, and their numbers, ascending. Its own stay as they
-    are."""
+    """New model, index and vocabulary with the items of `NewItems.rows`, and the numbers of these items, ascending."""
     vocabulary = recommender.vocabulary.with_rows(rows)
     numbers = vocabulary.numbers(rows["id"].to_list(), unknown="error")
     model = recommender.model.with_items(_item_table(recommender, rows, numbers))
@@ -113,74 +111,65 @@ def extended(recommender: Recommender, rows: pl.DataFrame) -> tuple[SequenceMode
 
 
 def _item_table(recommender: Recommender, rows: pl.DataFrame, numbers: np.ndarray) -> ItemTable:
-    """The model's items with those of the rows, which have these `numbers` [n]: new ones, and some added before."""
+    """The model's item table with the items of `rows`, whose `numbers` [n] are new or those of items added before."""
     items, facts = recommender.model.items, _facts(recommender, rows)
     new = np.flatnonzero(numbers > items.n_items)
     old = np.flatnonzero(numbers <= items.n_items)
     longer = items.extended(_of(facts, new[np.argsort(numbers[new])]))
-    changed, places = _of(facts, old), torch.from_numpy(numbers[old])
+    changed, known = _of(facts, old), torch.from_numpy(numbers[old])
     if isinstance(longer, ContentTable) and changed.content is not None:
-        longer.content[places] = torch.from_numpy(changed.content[1:])
+        longer.content[known] = torch.from_numpy(changed.content[1:])
     elif isinstance(longer, CategoryTable) and changed.categories is not None:
-        longer.categories[places] = torch.from_numpy(changed.categories[1:])
+        longer.categories[known] = torch.from_numpy(changed.categories[1:])
     return longer
 
 
 def _of(facts: Facts, rows: np.ndarray) -> Facts:
-    """What is known of some rows, counted from 0; padding stays the first."""
-    kept = np.concatenate(([PADDING], rows + 1))
+    """The facts of some rows, counted from 0; padding stays the first."""
+    chosen = np.concatenate(([PADDING], rows + 1))
     return Facts(
-        categories=None if facts.categories is None else facts.categories[kept],
-        content=None if facts.content is None else facts.content[kept],
+        categories=None if facts.categories is None else facts.categories[chosen],
+        content=None if facts.content is None else facts.content[chosen],
     )
 
 
 def _facts(recommender: Recommender, rows: pl.DataFrame) -> Facts:
-    """What the model can know of new items, as of a catalogue of their own. A category that is none of its own is -1;
-    content that says nothing is zero."""
+    """The content or categories of new items, as of a catalogue of their own. A category that the run does not have is
+    -1; empty content is zero."""
     items, settings = recommender.model.items, recommender.settings
     assert settings is not None
     if isinstance(items, ContentTable):
         return Facts(content=content_of(settings, Vocabulary(rows), items.texts))
     assert isinstance(items, CategoryTable)
     names = recommender.vocabulary.table[settings.category].cast(pl.String).fill_null("").to_list()
-    known = dict(zip(names, items.categories[1:].tolist(), strict=True))
-    told = rows[settings.category].cast(pl.String).fill_null("").to_list()
-    return Facts(categories=np.array([PADDING, *(known.get(name, UNKNOWN) for name in told)], dtype=np.int64))
+    numbers = dict(zip(names, items.categories[1:].tolist(), strict=True))
+    new = rows[settings.category].cast(pl.String).fill_null("").to_list()
+    return Facts(categories=np.array([PADDING, *(numbers.get(name, UNKNOWN) for name in new)], dtype=np.int64))
 
 
 def _without_content(recommender: Recommender, rows: pl.DataFrame) -> pl.Series:
-    """Why nothing is known of an item [n], null where something is."""
+    """The reason why the content of an item cannot be used [n]; null if it can."""
     facts, settings = _facts(recommender, rows), recommender.settings
     assert settings is not None
     if facts.categories is not None:
         unknown = facts.categories[1:] == UNKNOWN
-        told = rows[settings.category].cast(pl.String).fill_null("")
-        why = pl.format("its {} is '{}', which no item of the run has", pl.lit(settings.category), told)
+        names = rows[settings.category].cast(pl.String).fill_null("")
+        why = pl.format("its {} is '{}', which no item of the run has", pl.lit(settings.category), names)
     else:
         assert facts.content is not None
         unknown = ~facts.content[1:].any(axis=1)
         columns = " or ".join(repr(name) for name in (settings.vectors, *settings.texts) if name)
-        why = pl.lit(f"the run knows items by {columns}, where it has nothing that says anything")
-        far = _far(recommender.model.items, facts.content[1:])
-        said = (
-            f"its {settings.vectors!r} is more than {FARTHEST:,.0f} deviations from those that the run was trained with"
-        )
-        why, unknown = pl.when(pl.Series(far)).then(pl.lit(said)).otherwise(why), unknown | far
+        why = pl.lit(f"the run knows items by {columns}, which is empty for it")
+        too_far = _too_far(recommender.model.items, facts.content[1:])
+        far = f"its {settings.vectors!r} is more than {MOST_DEVIATIONS:,.0f} deviations from the mean of the training"
+        why, unknown = pl.when(pl.Series(too_far)).then(pl.lit(far)).otherwise(why), unknown | too_far
     return pl.select(pl.when(pl.Series(unknown, dtype=pl.Boolean)).then(why)).to_series()
 
 
-def _far(items: ItemTable, content: np.ndarray) -> np.ndarray:
-    """Which contents [n, F] are so large that scores would be no numbers, or all others beside them nothing."""
+def _too_far(items: ItemTable, content: np.ndarray) -> np.ndarray:
+    """Which contents [n, F] are so large that scores would overflow, or all other features would not count."""
     assert isinstance(items, ContentTable)
     with np.errstate(over="ignore"):
         deviations = np.abs(content - items.centre.numpy()) / items.spread.numpy()
-    far: np.ndarray = (deviations > FARTHEST).any(axis=1)
+    far: np.ndarray = (deviations > MOST_DEVIATIONS).any(axis=1)
     return far
-
-
-def _named(ids: Iterable[str]) -> str:
-    """Some ids, and how many more there are."""
-    listed = list(ids)
-    more = f" and {len(listed) - NAMED:,} more" if len(listed) > NAMED else ""
-    return ", ".join(map(repr, listed[:NAMED])) + more

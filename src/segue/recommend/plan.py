@@ -1,4 +1,4 @@
-"""A history → the next items as one plan: beam search over the catalogue, by a model that continues histories."""
+"""A history → the next items as one plan: beam search over the catalogue with a model that has a decoder."""
 
 from __future__ import annotations
 
@@ -21,44 +21,46 @@ from segue.recommend.rules import Rules, excluded_items
 if TYPE_CHECKING:
     from segue.recommend.recommender import Recommender
 
-MOST_CHANCES = 8_000_000  # chances in memory at a time: of every item, for every plan under way
-MOST_WEIGHED = 64_000_000  # the same for one history, where a wider beam than usual is asked for
+MOST_PROBABILITIES = 8_000_000  # in memory at a time: one for every item and every plan of a step
+MOST_OF_ONE_HISTORY = 64_000_000  # the same for one history, with a wider beam than the default
 
 
 @runtime_checkable
 class Planner(Protocol):
-    """What a model can do that continues a history item by item."""
+    """A model that continues a history item by item."""
 
     def begin_plan(self, batch: PackedBatch) -> tuple[Tensor, Any]:
-        """What asks for the first item after each history [B, Q], and what the next steps need."""
+        """The query of the first item after each history [B, Q], and the state that the next steps need."""
         ...
 
     def extend_plan(self, decoding: Any, rows: Tensor, items: Tensor) -> tuple[Tensor, Any]:
-        """What asks for the next item of some plans [P, Q], when `items` [P] are their newest; `rows` [P]: which of the
-        plans before each goes on from."""
+        """The query of the next item of each plan [P, Q], whose newest item is in `items` [P], and the next state.
+
+        rows [P]: the previous plan that each plan extends.
+        """
         ...
 
     def score_all(self, queries: Tensor) -> Tensor:
-        """Scores of every item [P, V + 1]; column 0 means nothing."""
+        """Scores of every item [P, V + 1]; column 0 is padding."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """How plans are sought."""
+    """Options of the beam search."""
 
     n: int = 5
-    """Items of a plan; fewer only where fewer remain."""
+    """Items of a plan; fewer only if fewer remain."""
     beam: int = BEAM
-    """Plans that are followed side by side. With one, each item is the likeliest after those before it."""
+    """Plans that each step keeps. With 1, each item is the likeliest after those before it."""
     repeats: bool = False
-    """Whether an item may come twice."""
+    """Whether an item may occur twice in a plan."""
 
     def __post_init__(self) -> None:
-        for name, what in (("n", "the number of items in a plan"), ("beam", "the plans followed side by side")):
+        for name, meaning in (("n", "the number of items in a plan"), ("beam", "the width of the beam search")):
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise InputError(f"{name}, {what}, must be a whole number of at least 1, got {value!r}.")
+                raise InputError(f"{name}, {meaning}, must be a whole number of at least 1, got {value!r}.")
 
 
 def plan_histories(
@@ -69,32 +71,34 @@ def plan_histories(
     *,
     query_times: np.ndarray | None = None,
 ) -> list[Plan]:
-    """A plan for each history that was read, all under the same `rules`, whose `k` is not looked at.
+    """A plan for each history, all under the same `rules`, whose `k` is not used. `query_times` [B]: seconds.
 
-    `query_times` [B]: the questions' seconds. See `Recommender.plan_many`.
+    See `Recommender.plan_many`.
     """
-    model = recommender.model
+    model, n_items = recommender.model, len(recommender.vocabulary)
     if not isinstance(model, Planner):
         raise InputError(
-            "The model of this run answers with items that stand each for itself and cannot plan: train one that "
-            "can, such as segue train DATA --recipe seq2seq."
+            "The model of this run scores each item alone and cannot plan: train one with a decoder, such as "
+            "segue train DATA --recipe seq2seq."
         )
-    _refuse_too_wide(search, len(recommender.vocabulary))
+    if search.beam > BEAM and search.beam * n_items > MOST_OF_ONE_HISTORY:
+        raise InputError(
+            f"A beam of {search.beam:,} over {n_items:,} items needs more memory for its probabilities than allowed: "
+            f"choose a beam of at most {max(BEAM, MOST_OF_ONE_HISTORY // n_items):,}."
+        )
     packed = pack_histories(histories, recommender.known, query_times=query_times)
     rows = np.flatnonzero(packed.batch.lengths)
     plans = [Plan(items=[], score=0.0)] * len(histories)
     if len(rows) < len(histories):
-        plans = [_popular(recommender, rules, search)] * len(histories)
-    step = max(1, MOST_CHANCES // (search.beam * len(recommender.answerable)))
+        plans = [_popular_plan(recommender, rules, search)] * len(histories)
+    step = max(1, MOST_PROBABILITIES // (search.beam * len(recommender.answerable)))
     for begin in range(0, len(rows), step):
         chosen = rows[begin : begin + step]
-        batch = take(packed.batch, chosen)
         windows = tensors(take(packed.batch, chosen, recommender.model.length, recommender.model.window_step))
+        allowed = _allowed(recommender, take(packed.batch, chosen), rules)
         with torch.inference_mode():
-            found = beam_search(
-                model, windows, _allowed(recommender, batch, rules), torch.from_numpy(recommender.answerable), search
-            )
-        for row, plan in zip(chosen.tolist(), _told(recommender, *found), strict=True):
+            best = beam_search(model, windows, allowed, torch.from_numpy(recommender.answerable), search)
+        for row, plan in zip(chosen.tolist(), _plans(recommender, *best), strict=True):
             plans[row] = plan
     return [
         Plan(items=plan.items, score=plan.score, unknown=unknown, fallback=plan.fallback)
@@ -102,85 +106,77 @@ def plan_histories(
     ]
 
 
-def _refuse_too_wide(search: BeamSearch, items: int) -> None:
-    if search.beam > BEAM and search.beam * items > MOST_WEIGHED:
-        raise InputError(
-            f"A beam of {search.beam:,} over {items:,} items weighs more chances at a step than memory may hold: "
-            f"choose a beam of at most {max(BEAM, MOST_WEIGHED // items):,}."
-        )
-
-
 def beam_search(
-    model: Planner, histories: PackedBatch, allowed: Tensor, trained: Tensor, search: BeamSearch
+    model: Planner, histories: PackedBatch, allowed: Tensor, candidates: Tensor, search: BeamSearch
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The likeliest plan found for each history: its items [B, m] and the log of each one's chance [B, m], where m is
-    n, or as many as remain for the plan that has most.
+    """The likeliest plan found for each history: its items [B, m] and the log probability of each [B, m].
 
-    `allowed` [B, V + 1] bool: the items that a history's plan may hold. `trained` [V + 1] bool: those that share the
-    chances. The chance of a plan is the product of its items', each among all of `trained` and given those before it.
-    Of equally likely ones, the one with the lower numbers first is kept. After the last item of a plan for which no
-    more remain stand item 0 and 0.
+    The probability of an item is a softmax over all `candidates` [V + 1] bool, given the items before it; that of a
+    plan is their product. Of equally likely plans, the one with the lower item numbers is kept.
+
+    allowed [B, V + 1] bool: the items that the plan of a history may contain. m is n, or less if fewer items remain for
+    every history; a plan that ends earlier is padded with item 0 and log probability 0.
     """
     users, columns = allowed.shape
     remaining = allowed[:, 1:].sum(1)
     lengths = torch.where(remaining > 0, search.n, 0) if search.repeats else remaining.clamp(max=search.n)
-    total = torch.zeros(users, 1, dtype=torch.float64)  # [B, K]: the log of each plan's chance
+    total = torch.zeros(users, 1, dtype=torch.float64)  # [B, K]: log probability of each plan
     items = torch.zeros(users, 1, 0, dtype=torch.int64)  # [B, K, t]
-    logs = torch.zeros(users, 1, 0, dtype=torch.float64)
-    questions, decoding = model.begin_plan(histories)
+    logs = torch.zeros(users, 1, 0, dtype=torch.float64)  # [B, K, t]: log probability of each item
+    queries, decoding = model.begin_plan(histories)
     steps = int(lengths.max())
     for step in range(steps):
-        chances = model.score_all(questions).double().masked_fill_(~trained, -torch.inf).log_softmax(1)
-        chances = chances.view(users, -1, columns).masked_fill(~allowed[:, None], -torch.inf)
+        next_logs = model.score_all(queries).double().masked_fill_(~candidates, -torch.inf).log_softmax(1)
+        next_logs = next_logs.view(users, -1, columns).masked_fill(~allowed[:, None], -torch.inf)
         if not search.repeats:
-            chances.scatter_(2, items, -torch.inf)
-        chances[:, :, 0] = torch.where(step >= lengths, 0.0, -torch.inf)[:, None]  # item 0: the plan is over
-        best, total = best_columns((total[:, :, None] + chances).view(users, -1), search.beam)
+            next_logs.scatter_(2, items, -torch.inf)
+        next_logs[:, :, 0] = torch.where(step >= lengths, 0.0, -torch.inf)[:, None]  # item 0: the plan has ended
+        best, total = best_columns((total[:, :, None] + next_logs).view(users, -1), search.beam)
         parents, newest = best // columns, best % columns  # [B, K]
-        logs = torch.cat((_of(logs, parents), chances.view(users, -1).gather(1, best)[:, :, None]), dim=2)
+        logs = torch.cat((_of(logs, parents), next_logs.view(users, -1).gather(1, best)[:, :, None]), dim=2)
         items = torch.cat((_of(items, parents), newest[:, :, None]), dim=2)
         if step + 1 < steps:
-            width = questions.shape[0] // users
+            width = queries.shape[0] // users
             rows = (torch.arange(users)[:, None] * width + parents).flatten()
-            questions, decoding = model.extend_plan(decoding, rows, newest.flatten())
+            queries, decoding = model.extend_plan(decoding, rows, newest.flatten())
     if not bool(torch.isfinite(logs[:, 0]).all()):
         raise FolderError("The model's answer is not a finite number: the model is damaged; train it again.")
     return items[:, 0].numpy(), logs[:, 0].numpy()
 
 
 def _of(plans: Tensor, parents: Tensor) -> Tensor:
-    """The plans [B, K, t] that others [B, K'] go on from."""
+    """The rows `parents` [B, K'] of plans [B, K, t]."""
     return plans.gather(1, parents[:, :, None].expand(-1, -1, plans.shape[2]))
 
 
 def _allowed(recommender: Recommender, histories: Batch, rules: Rules) -> Tensor:
-    """What a plan for each history may hold [B, V + 1]."""
+    """Whether the plan of a history may contain an item [B, V + 1]."""
     allowed = np.tile(recommender.answerable, (len(histories.lengths), 1))
     if rules.only is not None:
         allowed &= np.isin(np.arange(allowed.shape[1]), rules.only)
-    forbidden = excluded_items(histories, [rules] * len(allowed), keep_seen=recommender.seen == "kept")
-    if forbidden is not None:
-        allowed[forbidden.owners, forbidden.numbers] = False
+    exclude = excluded_items(histories, [rules] * len(allowed), keep_seen=recommender.seen == "kept")
+    if exclude is not None:
+        allowed[exclude.owners, exclude.numbers] = False
     return torch.from_numpy(allowed)
 
 
-def _told(recommender: Recommender, items: np.ndarray, logs: np.ndarray) -> list[Plan]:
-    """Numbers → plans, without what stands after their ends."""
-    told = []
-    for numbers, chances in zip(items, logs, strict=True):
-        kept = numbers > 0
-        ids, titles = recommender.vocabulary.ids(numbers[kept]), recommender.vocabulary.titles(numbers[kept])
-        steps = list(map(PlannedItem, ids, titles, chances[kept].tolist()))
-        told.append(Plan(items=steps, score=sum(step.log_probability for step in steps)))
-    return told
+def _plans(recommender: Recommender, items: np.ndarray, logs: np.ndarray) -> list[Plan]:
+    """Item numbers and log probabilities [B, m] → plans, without padding."""
+    plans = []
+    for numbers, values in zip(items, logs, strict=True):
+        own = numbers[numbers > 0]
+        ids, titles = recommender.vocabulary.ids(own), recommender.vocabulary.titles(own)
+        steps = list(map(PlannedItem, ids, titles, values[numbers > 0].tolist()))
+        plans.append(Plan(items=steps, score=sum(step.log_probability for step in steps)))
+    return plans
 
 
-def _popular(recommender: Recommender, rules: Rules, search: BeamSearch) -> Plan:
-    """For a history of which nothing is known: the items trained on most, each as likely as its share of training."""
+def _popular_plan(recommender: Recommender, rules: Rules, search: BeamSearch) -> Plan:
+    """The plan for a history without known items: the most frequent items in training, each with its share of it."""
     ranking = recommender.rank(
         Batch(items=np.zeros(0, np.int64), times=np.zeros(0, np.int64), lengths=np.zeros(1, np.int64)),
         [Rules(k=search.n, exclude=rules.exclude, only=rules.only)],
     )
     shares = np.log(np.maximum(ranking.scores, 1) / recommender.counts.sum())
-    (plan,) = _told(recommender, ranking.items, shares)
+    (plan,) = _plans(recommender, ranking.items, shares)
     return Plan(items=plan.items, score=plan.score, fallback="popularity")
