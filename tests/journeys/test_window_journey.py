@@ -75,7 +75,7 @@ def test_the_command_says_what_python_says(line: CommandLine, daily: Path) -> No
     report = segue.evaluate(daily / "run", days=2, ages=(0, 1), at=(1, 5))
     assert body["metrics"] == report.metrics and body["targets"] == 2 * USERS == report.targets
     assert [age["days"] for age in body["ages"]] == [0, 1]
-    assert body["moment"] == "2020-09-23T12:26:40+00:00" and body["trained_before"] < body["moment"]
+    assert body["split_time"] == "2020-09-23T12:26:40+00:00" and body["trained_before"] < body["split_time"]
     printed = line.does("evaluate", daily / "run", "--days", "2", "--ages", "1")
     assert "60 users" in printed and "session-knn" in printed and "lost since age 0" in printed
     assert "metrics" in line.answers("evaluate", daily / "run") and "ages" not in line.answers(
