@@ -28,9 +28,10 @@ from segue.models.build import build_model
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.training.loop import TrainingProgress, fit, training_windows
+from segue.training.loop import TrainingProgress, fit
 from segue.training.settings import TrainSettings
 from segue.training.sparse_rows import LEAST_ROWS
+from segue.training.windows import training_windows
 
 ROOT = Path(__file__).parents[2]
 LENGTH, USERS = 50, 80  # 4,000 tokens a step

@@ -167,7 +167,8 @@ def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
     from segue.evaluation.split_log import SplitLog
     from segue.models.build import build_model
     from segue.objective.objective import Objective
-    from segue.training.loop import fit, training_windows
+    from segue.training.loop import fit
+    from segue.training.windows import training_windows
 
     torch.set_num_threads(chosen["threads"])
     recipe, changes = OURS[name].ours[name]

@@ -74,7 +74,7 @@ def test_taken_up_it_has_the_codes_it_began_with(
     first = codes_of(tmp_path / "run")
     kept = [np.load(tmp_path / "run" / name) for name in ("codes.npy", "codes-all.npy")]
     assert np.array_equal(first, kept[1])
-    monkeypatch.setattr(codes, "item_codes", lambda *_, **__: pytest.fail("codes are found once"))
+    monkeypatch.setattr(codes, "assign_item_codes", lambda *_, **__: pytest.fail("codes are found once"))
     segue.train(cycle_data, out=tmp_path / "run", resume=True, overrides=["train.epochs=2"], all_events=True)
     assert np.array_equal(codes_of(tmp_path / "run"), first)
 

@@ -62,7 +62,7 @@ def test_the_next_day_begins_where_the_last_one_ended(line: CommandLine, yesterd
     # The weights that training began with: those of yesterday, each item's under its number of today.
     (line.folder / "start").mkdir()
     shutil.copy(today / "model.json", line.folder / "start")
-    shutil.copy(today / "start.safetensors", line.folder / "start" / "weights.safetensors")
+    shutil.copy(today / "warm-start.safetensors", line.folder / "start" / "weights.safetensors")
     start, ids = load_model(line.folder / "start"), pl.read_parquet(today / "items.parquet")["id"].to_list()
     assert ids[0] == "a-new-one"
     old = opened.vocabulary.numbers(ids[1:], unknown="error")
@@ -94,7 +94,7 @@ def test_resume_without_the_run_it_came_from(yesterday: Path, data: Path, tmp_pa
         segue.train(data, out=tmp_path / "run", from_run=tmp_path / "old", overrides=changes, progress=stop)
     shutil.rmtree(tmp_path / "old")
     again = segue.train(data, out=tmp_path / "run", resume=True)
-    for name in ("weights.safetensors", "history.jsonl", "start.safetensors"):
+    for name in ("weights.safetensors", "history.jsonl", "warm-start.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert again.manifest["from"] == {**whole.manifest["from"], "folder": str(tmp_path / "old")}
 
@@ -133,8 +133,8 @@ def test_every_event_goes_on_from_every_event(yesterday: Path, cycle_data: Path,
     segue.train(data, out=tmp_path / "plain", from_run=yesterday, overrides=short)
     run = segue.train(data, out=tmp_path / "run", from_run=tmp_path / "all", overrides=short, all_events=True)
     assert history_of(tmp_path / "run")[0] == history_of(tmp_path / "plain")[0]
-    assert {"start.safetensors", "start-all.safetensors"} <= set(run.manifest["files"])
-    assert "start-all.safetensors" not in segue.load(tmp_path / "plain").manifest["files"]
+    assert {"warm-start.safetensors", "warm-start-all.safetensors"} <= set(run.manifest["files"])
+    assert "warm-start-all.safetensors" not in segue.load(tmp_path / "plain").manifest["files"]
 
 
 def test_what_is_refused(line: CommandLine, yesterday: Path, cycle_data: Path, data: Path) -> None:

@@ -18,7 +18,7 @@ from segue.errors import SettingsError
 from segue.objective.tasks.actions import AllAction, DenseAllAction, NextAction, positives_ahead
 from segue.objective.tasks.examples import Examples, Task, next_item
 from segue.objective.tasks.positive import Positive, PositiveEvents
-from segue.training.loop import training_windows
+from segue.training.windows import training_windows
 
 DAY = 86400
 EVERY = PositiveEvents((), ())

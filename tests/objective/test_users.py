@@ -20,7 +20,7 @@ from segue.data.sequences import Sequences
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.examples import Examples
-from segue.training.loop import Windows, training_windows
+from segue.training.windows import Windows, training_windows
 
 N_ITEMS, LENGTH, TOKENS = 8, 4, 30
 COUNTS = np.r_[0, np.ones(N_ITEMS, dtype=np.int64)]

@@ -21,10 +21,11 @@ from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.training.loop import TrainingProgress, Validate, Windows, fit, training_windows
-from segue.training.run import TrainingSetup, choose_epoch
+from segue.training.loop import TrainingProgress, Validate, fit
 from segue.training.settings import TrainSettings
 from segue.training.state import TrainingRecord, TrainingState
+from segue.training.train import TrainingSetup, choose_epoch
+from segue.training.windows import Windows, training_windows
 
 N_ITEMS = 11
 POPULARITY = {"loss": "sampled-softmax", "sampler": "popularity", "negatives": 8, "power": 0.75}
@@ -64,14 +65,21 @@ def recipe_of(
 class Log:
     """A log with its split and its training counts."""
 
-    sequences: Sequences
-    split: Split
+    whole: SplitLog
     counts: np.ndarray
 
     @staticmethod
     def of(sequences: Sequences, n_items: int = N_ITEMS) -> Log:
-        split = split_last(sequences)
-        return Log(sequences, split, SplitLog(sequences, split, n_items).training_counts)
+        whole = SplitLog(sequences, split_last(sequences), n_items)
+        return Log(whole, whole.training_counts)
+
+    @property
+    def sequences(self) -> Sequences:
+        return self.whole.sequences
+
+    @property
+    def split(self) -> Split:
+        return self.whole.split
 
     def chosen(
         self,
@@ -83,9 +91,7 @@ class Log:
         facts: Facts = NO_FACTS,
     ) -> tuple[SequenceModel, TrainingRecord]:
         folder.mkdir(exist_ok=True)
-        return choose_epoch(
-            recipe, self.sequences, self.split, self.counts, seen=seen, folder=folder, progress=progress, facts=facts
-        )
+        return choose_epoch(recipe, self.whole, seen=seen, folder=folder, progress=progress, facts=facts)
 
     def windows(self, recipe: TrainingSetup) -> Windows:
         return training_windows(self.sequences, self.split.train_end, length=recipe.model.length + 1)

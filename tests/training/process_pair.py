@@ -22,7 +22,6 @@ from segue.errors import SegueError
 from segue.evaluation.evaluate import evaluate
 from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.settings import EvaluateSettings
-from segue.evaluation.split_log import SplitLog
 from segue.evaluation.window.cases import window_cases
 from segue.evaluation.window.evaluate import rank_targets, user_values
 from segue.layers.dropout import set_generator
@@ -37,9 +36,10 @@ from segue.process_group import SINGLE_PROCESS, ProcessGroup
 from segue.runs.make import make_run
 from segue.runs.request import TrainingRequest
 from segue.training.distributed.gradients import sum_gradients
-from segue.training.distributed.processes import joined
-from segue.training.loop import Windows, fit, training_windows
-from segue.training.run import CHOOSING, TrainingSetup, choose_epoch
+from segue.training.distributed.processes import join_group
+from segue.training.loop import fit
+from segue.training.train import STATE, TrainingSetup, choose_epoch
+from segue.training.windows import Windows, training_windows
 
 LOG = Log.of(cycle())
 STEPS = 20
@@ -118,7 +118,7 @@ def learned(case: Case, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> d
             settings=recipe.train,
             epochs=recipe.train.epochs,
             validate=None,
-            state_file=folder / CHOOSING,
+            state_file=folder / STATE,
             group=group,
         )
     assert state.record.step >= STEPS
@@ -148,7 +148,7 @@ def measured(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Any]:
     """The report of a model that has not learned anything, its ranks, and what it finds in a window."""
     _, model, _ = prepared(Case({}))
     scorer, settings = ModelScorer(model.float()), EvaluateSettings(at=(1, 3, 10))
-    evaluation = evaluate(scorer, SplitLog(LOG.sequences, LOG.split, N_ITEMS), settings=settings, group=group)
+    evaluation = evaluate(scorer, LOG.whole, settings=settings, group=group)
     evaluator = Evaluator(sequences=LOG.sequences, counts=LOG.counts, seen="kept", group=group)
     cases = LOG.split.cases("valid", "last")
     window = window_cases(LOG.sequences, time=4_500_000, until=9_000_000)
@@ -166,8 +166,7 @@ def measured(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Any]:
 def chosen(recipe: TrainingSetup, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
     """Training with validation, or what is left of it."""
     folder.mkdir(exist_ok=True)
-    one = (recipe, LOG.sequences, LOG.split, LOG.counts)
-    model, _ = choose_epoch(*one, seen="kept", folder=folder, progress=None, group=group)
+    model, _ = choose_epoch(recipe, LOG.whole, seen="kept", folder=folder, progress=None, group=group)
     return weights_of(model)
 
 
@@ -184,7 +183,7 @@ def be_one_of_two(places: tuple[Path, Path], tell: Callable[[bytes], None]) -> N
     """Everything, in each of the two processes; the first one writes what it found into the folder."""
     folder, data = places
     refused = refusal(data, folder)
-    with joined() as group:
+    with join_group() as group:
         everything: dict[str, dict[str, Tensor]] = {
             name: learned(case, folder / f"{group.rank} {name}", group) for name, case in CASES.items()
         }

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from segue.data.sequences import Sequences
 from segue.errors import FolderError, SettingsError, TrainingError
 from segue.models.facts import Facts
-from segue.training.run import CHOOSING, choose_epoch
+from segue.training.train import STATE, choose_epoch
 
 MIXED = {
     "task": "dense-all-action",
@@ -34,7 +34,7 @@ def test_what_was_counted_is_taken_up_with_the_weights(tmp_path: Path) -> None:
     whole, _ = LOG.chosen(recipe, tmp_path / "whole")
     for name in ("stopped", "forgetful"):
         LOG.chosen(recipe_of(epochs=2, objective=MIXED), tmp_path / name)
-    path = tmp_path / "forgetful" / CHOOSING
+    path = tmp_path / "forgetful" / STATE
     tensors, header = load_file(path), _header(path)
     counted = tensors["counted.answers"]
     assert (counted.sum(1) == counted.sum() // len(counted)).all() and counted.sum() > 0
@@ -51,7 +51,7 @@ def _header(path: Path) -> dict[str, str]:
 
 def test_a_state_that_counted_nothing_is_refused_with_a_sentence(tmp_path: Path) -> None:
     LOG.chosen(recipe_of(epochs=1, objective={**MIXED, "sampler": "mixed"}), tmp_path)
-    with pytest.raises(FolderError, match="cannot be taken up"):
+    with pytest.raises(FolderError, match="cannot resume"):
         LOG.chosen(recipe_of(epochs=2, objective=MIXED), tmp_path)
 
 
@@ -107,9 +107,7 @@ def test_kinds_come_from_the_facts_of_the_log(tmp_path: Path) -> None:
         folder.mkdir()
         _, progress = choose_epoch(
             recipe,
-            bought.sequences,
-            bought.split,
-            bought.counts,
+            bought.whole,
             seen="kept",
             folder=folder,
             progress=None,

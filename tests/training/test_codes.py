@@ -13,7 +13,7 @@ from segue.data.sequences import Sequences
 from segue.data.split import split_last
 from segue.models.settings import ModelSettings
 from segue.training import item_codes as codes_module
-from segue.training.item_codes import item_codes
+from segue.training.item_codes import assign_item_codes
 from segue.training.loop import TrainingProgress
 from segue.training.settings import TrainSettings
 
@@ -32,7 +32,7 @@ def found(
 ) -> np.ndarray:
     folder.mkdir(exist_ok=True)
     ends, train = split_last(log).train_end, TrainSettings(threads=1, device="cpu")
-    codes = item_codes(LEARNED, train, log, ends, n_items, state_file=folder / "state", progress=progress)
+    codes = assign_item_codes(LEARNED, train, log, ends, n_items, state_file=folder / "state", progress=progress)
     assert codes.shape == (n_items + 1, 4) and codes.dtype == np.uint8 and codes.max() < 6
     return codes
 

@@ -20,10 +20,11 @@ from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.examples import Examples
 from segue.training.distributed.process_group import TorchProcessGroup
-from segue.training.loop import TrainingProgress, training_windows
-from segue.training.run import EVERYTHING, TrainingSetup, device_of, finished, threads, train_for
+from segue.training.loop import TrainingProgress
 from segue.training.settings import TrainSettings
 from segue.training.state import TrainingRecord
+from segue.training.train import STATE_ALL, TrainingSetup, device_of, reason_finished, threads, train_for
+from segue.training.windows import training_windows
 
 
 class Script:
@@ -292,7 +293,7 @@ def test_a_model_that_diverges_in_the_last_step_of_an_epoch_is_not_kept(judged: 
     def train(recipe: TrainingSetup) -> SequenceModel:
         if judged:
             return log.chosen(recipe, tmp_path)[0]
-        state, ends = tmp_path / EVERYTHING, log.sequences.offsets[1:]
+        state, ends = tmp_path / STATE_ALL, log.sequences.offsets[1:]
         return train_for(recipe, log.sequences, ends, N_ITEMS, epochs=4, state_file=state, progress=None)[0]
 
     with pytest.raises(TrainingError, match=r"train\.learning_rate"):
@@ -307,7 +308,7 @@ def test_every_event_is_learned_from_in_the_end(tmp_path: Path) -> None:
     assert log.counts[11] == 0
     recipe = recipe_of(epochs=9, model={"dropout": 0.0})
     steps: list[TrainingProgress] = []
-    state, ends = tmp_path / EVERYTHING, log.sequences.offsets[1:]
+    state, ends = tmp_path / STATE_ALL, log.sequences.offsets[1:]
     model, counts = train_for(recipe, log.sequences, ends, 11, epochs=2, state_file=state, progress=steps.append)
     assert counts.tolist() == [0, 20, 20, 20, 20, 0, 0, 0, 0, 0, 0, 20]
     assert steps[-1].epoch == steps[-1].epochs == 2 and steps[-1].total == 20 * 4
@@ -361,13 +362,13 @@ def test_every_process_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch
         if here == "2":
             assert device_of(TrainSettings(), TorchProcessGroup(1, 4)) == torch.device("cuda:1")
         else:
-            with pytest.raises(SettingsError, match=r"4 processes on a machine with 2 CUDA devices.*2 at the most"):
+            with pytest.raises(SettingsError, match=r"4 processes on a machine with 2 CUDA devices.*at most 2"):
                 device_of(TrainSettings(), TorchProcessGroup(3, 4))
     assert device_of(TrainSettings(device="cpu"), TorchProcessGroup(3, 4)).type == "cpu"
 
 
 def test_why_there_is_nothing_left_to_do() -> None:
     settings = TrainSettings(epochs=10, patience=3)
-    assert finished(TrainingRecord(epoch=4, best_epoch=2), settings) is None
-    assert "raise train.patience" in (finished(TrainingRecord(epoch=5, best_epoch=2), settings) or "")
-    assert "raise train.epochs" in (finished(TrainingRecord(epoch=10, best_epoch=9), settings) or "")
+    assert reason_finished(TrainingRecord(epoch=4, best_epoch=2), settings) is None
+    assert "raise train.patience to continue" in (reason_finished(TrainingRecord(epoch=5, best_epoch=2), settings) or "")
+    assert "raise train.epochs" in (reason_finished(TrainingRecord(epoch=10, best_epoch=9), settings) or "")

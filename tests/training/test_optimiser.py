@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from segue.errors import SettingsError
-from segue.training.optimiser import average_into, optimiser, set_step_size
+from segue.training.optimiser import average_into, averaging_decay, optimiser, set_learning_rate
 from segue.training.settings import TrainSettings
 
 
@@ -21,7 +21,7 @@ def step_sizes(steps: int, **chosen: Any) -> list[float]:
     settings = settings_of(**chosen)
     adamw, found = optimiser(nn.Linear(1, 1), settings), []
     for step in range(steps):
-        set_step_size(adamw, settings, step=step, passed=step / steps)
+        set_learning_rate(adamw, settings, step=step, passed=step / steps)
         found.append(adamw.param_groups[0]["lr"])
     return found
 
@@ -40,7 +40,7 @@ def test_with_a_decay_it_falls_to_nothing_over_that_share_of_the_end() -> None:
 def test_past_the_planned_end_nothing_moves() -> None:
     settings = settings_of(decay=0.5)
     adamw = optimiser(nn.Linear(1, 1), settings)
-    set_step_size(adamw, settings, step=1000, passed=1.25)
+    set_learning_rate(adamw, settings, step=1000, passed=1.25)
     assert adamw.param_groups[0]["lr"] == 0
 
 
@@ -64,7 +64,7 @@ def test_the_average_forgets_its_first_weights_soon() -> None:
     average, settings = [torch.zeros(1)], settings_of(averaging=0.2)
     expected = 0.0
     for step, (weight, memory) in enumerate([(10.0, 0.1), (20.0, 2 / 11), (30.0, 0.2), (40.0, 0.2)]):
-        average_into(average, [torch.full((1,), weight)], settings, step)
+        average_into(average, [torch.full((1,), weight)], averaging_decay(settings, step))
         expected = memory * expected + (1 - memory) * weight
         assert average[0].item() == pytest.approx(expected, rel=1e-6)
 
@@ -72,7 +72,7 @@ def test_the_average_forgets_its_first_weights_soon() -> None:
 def test_an_average_of_no_memory_is_the_weights_bit_for_bit() -> None:
     generator = torch.Generator()
     average, weights = torch.randn(50, generator=generator), 1e3 * torch.randn(50, generator=generator)
-    average_into([average], [weights], settings_of(averaging=0.0), 7)
+    average_into([average], [weights], averaging_decay(settings_of(averaging=0.0), 7))
     assert torch.equal(average, weights) and average.data_ptr() != weights.data_ptr()
 
 

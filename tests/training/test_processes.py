@@ -41,7 +41,7 @@ from segue.runs.read import read_report
 from segue.terminal import Display, complain, say
 from segue.training.distributed import processes
 from segue.training.distributed.process_group import TorchProcessGroup
-from segue.training.distributed.processes import on_processes
+from segue.training.distributed.processes import run_on_processes
 from segue.training.loop import TrainingProgress
 from segue.tuning import tune
 
@@ -51,7 +51,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, cycle_data: Path) -> Path:
     """What two processes found, in a folder."""
     folder, heard = tmp_path_factory.mktemp("pair"), list[bytes]()
     begin_alone(folder)
-    on_processes(2, be_one_of_two, (folder, cycle_data), heard=heard.append, restarts=0)
+    run_on_processes(2, be_one_of_two, (folder, cycle_data), receive=heard.append, restarts=0)
     assert sorted(heard) == [b"process 0 of 2", b"process 1 of 2"]
     return folder
 
@@ -123,7 +123,7 @@ def test_one_is_killed_and_the_run_ends_complete(
             "train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--all", "--processes", 2, *changes
         )
     assert killed(), "nothing was killed"
-    assert "A process died; all were started again and go on from the last saved state." in caplog.messages
+    assert "A process died; all were started again and resume from the last saved state." in caplog.messages
     assert body["training"]["processes"] == 2
     assert body["training"]["epochs"] == 8
     assert not (line.folder / "run.partial").exists()
@@ -229,7 +229,7 @@ def test_every_user_once_an_epoch(size: int) -> None:
 
 def begun_by(launcher: str, monkeypatch: pytest.MonkeyPatch, data: Path, out: Path, **more: Any) -> api.Recommender:
     """A training that is told it is one of several, which some launcher has started."""
-    monkeypatch.setattr(make, "launchers", lambda _: frozenset({launcher, "another machine's"}))
+    monkeypatch.setattr(make, "launcher_names", lambda _: frozenset({launcher, "another machine's"}))
     return api.train(data, out=out, overrides=["train.epochs=2", "model.width=8", "model.depth=1"], **more)
 
 
@@ -245,14 +245,14 @@ def test_what_a_launcher_began_goes_on_and_nothing_else_does(
     again = partial(begun_by, monkeypatch=monkeypatch, data=cycle_data, out=tmp_path / "run", recipe=quick_recipe)
     with pytest.raises(ZeroDivisionError):
         again("a", progress=dies)
-    monkeypatch.setattr(make, "launchers", lambda _: frozenset({"b"}))
+    monkeypatch.setattr(make, "launcher_names", lambda _: frozenset({"b"}))
     with pytest.raises(FolderError, match="holds unfinished training; add --resume"):
         api.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe)
     made = again("a")
     assert made.manifest["training"]["epochs"] == 2 and not (tmp_path / "run.partial").exists()
     assert again("a").manifest == made.manifest, "it died when all was done"
     assert again("a", resume=True).manifest == made.manifest
-    monkeypatch.setattr(make, "launchers", lambda _: frozenset({"b"}))
+    monkeypatch.setattr(make, "launcher_names", lambda _: frozenset({"b"}))
     with pytest.raises(FolderError, match="exists already"):
         api.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe)
 
@@ -279,12 +279,12 @@ def test_each_training_of_a_program_has_names_of_its_own(monkeypatch: pytest.Mon
 
     def names() -> list[frozenset[str]]:
         monkeypatch.setattr(processes, "_trainings", itertools.count())
-        return [processes.launchers(TorchProcessGroup(0, 2)) for _ in range(2)]
+        return [processes.launcher_names(TorchProcessGroup(0, 2)) for _ in range(2)]
 
     first, second = names()
     assert first & second == {"another machine's"} and len(first) == 2
     assert names() == [first, second], "when it is started again"
-    assert processes.launchers(SINGLE_PROCESS) == frozenset()
+    assert processes.launcher_names(SINGLE_PROCESS) == frozenset()
 
 
 def test_signals_that_are_ignored_stay_so(tmp_path: Path) -> None:
@@ -294,20 +294,20 @@ def test_signals_that_are_ignored_stay_so(tmp_path: Path) -> None:
     try:
         for disposition in (signal.SIG_IGN, signal.SIG_DFL):
             signal.signal(signal.SIGHUP, disposition)
-            handled[disposition] = processes._this_machine(2, 0, tmp_path).signals_to_handle
+            handled[disposition] = processes._launch_config(2, 0, tmp_path).signals_to_handle
     finally:
         signal.signal(signal.SIGHUP, before)
     assert "SIGHUP" not in handled[signal.SIG_IGN] and "SIGTERM" in handled[signal.SIG_IGN]
     assert "SIGHUP" in handled[signal.SIG_DFL]
 
 
-def test_what_the_listener_raises_ends_everything_though_ctrl_c_is_ignored() -> None:
+def test_an_error_of_the_receiver_ends_everything_though_ctrl_c_is_ignored() -> None:
     ended = threading.Event()
     before = [signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, lambda *_: ended.set())]
     try:
-        with processes._Listener(lambda _: 1 / 0) as listener:  # type: ignore[arg-type]
+        with processes._Receiver(lambda _: 1 / 0) as receiver:  # type: ignore[arg-type]
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as words:
-                words.sendto(b"word", str(listener.address))
+                words.sendto(b"word", str(receiver.address))
             limit = time.monotonic() + 10
             while not ended.is_set():  # handlers have their turn between two steps, not in one that waits
                 assert time.monotonic() < limit
@@ -315,7 +315,7 @@ def test_what_the_listener_raises_ends_everything_though_ctrl_c_is_ignored() -> 
     finally:
         for kind, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(kind, handler)
-    assert isinstance(listener.trouble, ZeroDivisionError)
+    assert isinstance(receiver.error, ZeroDivisionError)
 
 
 def test_processes_are_heard_wherever_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,8 +324,8 @@ def test_processes_are_heard_wherever_temporary_files_go(tmp_path: Path, monkeyp
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     heard = list[bytes]()
-    with processes._Listener(heard.append) as listener, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as words:
-        words.sendto(b"word", str(listener.address))
+    with processes._Receiver(heard.append) as receiver, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as words:
+        words.sendto(b"word", str(receiver.address))
     assert heard == [b"word"]
 
 

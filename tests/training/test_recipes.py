@@ -27,7 +27,7 @@ from segue.models.facts import facts_of
 from segue.models.sequence import SequenceModel
 from segue.models.settings import BIDIRECTIONAL, CONTINUING, UNPLACED
 from segue.objective.objective import Objective
-from segue.training.run import TrainingSetup
+from segue.training.train import TrainingSetup
 
 RECIPES = (
     "bert4rec",

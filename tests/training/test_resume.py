@@ -16,8 +16,8 @@ from segue.errors import FolderError
 from segue.models.sequence import SequenceModel
 from segue.training import state
 from segue.training.loop import TrainingProgress
-from segue.training.run import CHOOSING, EVERYTHING, TrainingSetup, train_for
-from segue.training.state import read_record
+from segue.training.state import read_training_record
+from segue.training.train import STATE, STATE_ALL, TrainingSetup, train_for
 
 LOG = Log.of(cycle())
 
@@ -88,9 +88,9 @@ def test_more_patience_after_an_early_stop(tmp_path: Path) -> None:
 def test_a_finished_training_taken_up_again_changes_nothing(tmp_path: Path) -> None:
     recipe = recipe_of(epochs=2)
     first = line_up(recipe, tmp_path)
-    saved = (tmp_path / CHOOSING).read_bytes()
+    saved = (tmp_path / STATE).read_bytes()
     assert_same(line_up(recipe, tmp_path), first)
-    assert (tmp_path / CHOOSING).read_bytes() == saved
+    assert (tmp_path / STATE).read_bytes() == saved
 
 
 def test_training_on_every_event_is_taken_up_too(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_training_on_every_event_is_taken_up_too(tmp_path: Path) -> None:
             LOG.sequences.offsets[1:],
             len(LOG.counts) - 1,
             epochs=3,
-            state_file=tmp_path / name / EVERYTHING,
+            state_file=tmp_path / name / STATE_ALL,
             progress=progress,
         )
         return model
@@ -130,9 +130,9 @@ def test_a_kill_while_the_state_is_written_leaves_the_one_before(
     with pytest.raises(Stopped):
         LOG.chosen(recipe, tmp_path / "stopped")
     monkeypatch.undo()
-    assert read_record(tmp_path / "stopped" / CHOOSING).epoch == 1
+    assert read_training_record(tmp_path / "stopped" / STATE).epoch == 1
     assert_same(line_up(recipe, tmp_path / "stopped"), line_up(recipe, tmp_path / "whole"))
-    assert sorted(path.name for path in (tmp_path / "stopped").iterdir()) == [CHOOSING]
+    assert sorted(path.name for path in (tmp_path / "stopped").iterdir()) == [STATE]
 
 
 def test_the_state_file_is_all_that_is_needed(tmp_path: Path) -> None:
@@ -142,18 +142,18 @@ def test_the_state_file_is_all_that_is_needed(tmp_path: Path) -> None:
     def keep(step: TrainingProgress) -> None:
         if step.scores is not None:
             (tmp_path / f"{step.epoch}").mkdir()
-            shutil.copy(tmp_path / "whole" / CHOOSING, tmp_path / f"{step.epoch}" / CHOOSING)
+            shutil.copy(tmp_path / "whole" / STATE, tmp_path / f"{step.epoch}" / STATE)
 
     model, progress = LOG.chosen(recipe, tmp_path / "whole", progress=keep)
     for epoch in (1, 2, 3):
-        assert read_record(tmp_path / f"{epoch}" / CHOOSING).epoch == epoch, "saved before it is told"
+        assert read_training_record(tmp_path / f"{epoch}" / STATE).epoch == epoch, "saved before it is told"
         found = line_up(recipe, tmp_path / f"{epoch}")
         assert_same(found, (weights_of(model), progress.history, progress.best_epoch))
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "other", "foreign"])
 def test_a_damaged_state_is_refused_with_a_sentence(damage: str, tmp_path: Path) -> None:
-    recipe, path = recipe_of(epochs=1), tmp_path / CHOOSING
+    recipe, path = recipe_of(epochs=1), tmp_path / STATE
     line_up(recipe, tmp_path)
     if damage == "foreign":
         save_file({"x": torch.zeros(2)}, path)
@@ -164,17 +164,17 @@ def test_a_damaged_state_is_refused_with_a_sentence(damage: str, tmp_path: Path)
         LOG.chosen(recipe_of(epochs=2), tmp_path)
     assert str(path) in str(caught.value)
     with pytest.raises(FolderError, match="without --resume"):
-        read_record(path)
+        read_training_record(path)
 
 
 @pytest.mark.parametrize("shape", [{"width": 16}, {"depth": 2}, {"builder": "sasrec"}, {"length": 9}], ids=str)
 def test_the_state_of_another_model_is_refused_with_a_sentence(shape: dict[str, Any], tmp_path: Path) -> None:
     line_up(recipe_of(epochs=1), tmp_path)
-    with pytest.raises(FolderError, match="cannot be taken up"):
+    with pytest.raises(FolderError, match="cannot resume"):
         LOG.chosen(recipe_of(epochs=2, model=shape), tmp_path)
 
 
 def test_the_state_of_a_deeper_model_is_refused_with_a_sentence(tmp_path: Path) -> None:
     line_up(recipe_of(epochs=1, model={"builder": "sasrec", "depth": 2}), tmp_path)
-    with pytest.raises(FolderError, match="cannot be taken up"):
+    with pytest.raises(FolderError, match="cannot resume"):
         LOG.chosen(recipe_of(epochs=2, model={"builder": "sasrec", "depth": 1}), tmp_path)

@@ -18,12 +18,12 @@ from segue.models.build import build_model
 from segue.models.items.tables import IdTable
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
-from segue.training import run
+from segue.training import train
 from segue.training.loop import TrainingProgress
-from segue.training.optimiser import optimiser, set_step_size
-from segue.training.run import CHOOSING
+from segue.training.optimiser import optimiser, set_learning_rate
 from segue.training.settings import TrainSettings
 from segue.training.state import TrainingState
+from segue.training.train import STATE
 
 N_ITEMS = 40
 WIDTH = 8  # fills a vector register: what is left over at the end of a tensor may be rounded another way
@@ -51,7 +51,7 @@ def take_step(items: IdTable, state: TrainingState, settings: TrainSettings, use
     rows = items.input(used)
     beside = list(state.model.parameters())[-1]
     torch.autograd.backward(loss_of(rows, state.record.step) + (rows.detach() @ beside.T).sum())
-    set_step_size(state.adamw, settings, step=state.record.step, passed=0.0)
+    set_learning_rate(state.adamw, settings, step=state.record.step, passed=0.0)
     state.step(settings)
 
 
@@ -159,7 +159,7 @@ def test_sparse_gradients_are_the_dense_ones(loss: dict[str, Any], tied: bool) -
 
 
 def chosen_by_rows(recipe: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> dict[str, Tensor]:
-    monkeypatch.setattr(run, "LEAST_ROWS", N_ITEMS)
+    monkeypatch.setattr(train, "LEAST_ROWS", N_ITEMS)
     model, _ = a_log().chosen(recipe, folder, **more)
     return weights_of(model)
 
@@ -193,7 +193,7 @@ def test_what_is_judged_and_saved_is_the_average_of_every_step(tmp_path: Path, m
 
     monkeypatch.setattr(Objective, "loss", watched)
     kept = chosen_by_rows(recipe, tmp_path, monkeypatch)
-    saved = load_file(tmp_path / CHOOSING)
+    saved = load_file(tmp_path / STATE)
     place = next(name for name, tensor in saved.items() if name.startswith("weight.") and len(tensor) == N_ITEMS + 1)
     average = seen[0]
     for step, weights in enumerate([*seen[1:], saved[place]]):

@@ -28,9 +28,9 @@ from segue.models.items.content import ContentTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
 from segue.models.warm_start import carry_over
-from segue.training.run import CHOOSING, EVERYTHING, TrainingSetup, choose_epoch, train_for
 from segue.training.state import TrainingRecord
-from segue.training.warm_start import START, START_ALL, write_start
+from segue.training.train import STATE, STATE_ALL, TrainingSetup, choose_epoch, train_for
+from segue.training.warm_start import WARM_START, WARM_START_ALL, write_warm_start
 
 SMALL = {"width": 8, "depth": 1, "length": 6, "dropout": 0.0}
 
@@ -168,13 +168,13 @@ def renumbered() -> tuple[Log, Vocabulary, Vocabulary]:
     return Log.of(moved), before, vocabulary([names[number] for number in range(1, N_ITEMS + 1)])
 
 
-def started(model: SequenceModel, folder: Path, out: Path, *, everything: bool = False) -> Log:
+def started(model: SequenceModel, folder: Path, out: Path, *, all_events: bool = False) -> Log:
     log, before, now = renumbered()
-    write_start(
+    write_warm_start(
         model,
         folder,
-        everything=everything,
-        recipe=RECIPE,
+        all_events=all_events,
+        setup=RECIPE,
         facts=Facts(),
         before=before,
         now=now,
@@ -186,9 +186,7 @@ def started(model: SequenceModel, folder: Path, out: Path, *, everything: bool =
 
 def gone_on(recipe: TrainingSetup, log: Log, folder: Path) -> tuple[SequenceModel, TrainingRecord]:
     """Training that begins with the weights in a folder."""
-    return choose_epoch(
-        recipe, log.sequences, log.split, log.counts, seen="kept", folder=folder, progress=None, start=folder / START
-    )
+    return choose_epoch(recipe, log.whole, seen="kept", folder=folder, progress=None, warm_start=folder / WARM_START)
 
 
 def test_the_first_validation_is_that_of_the_old_model(
@@ -213,7 +211,7 @@ def test_the_old_model_is_judged_by_days_where_epochs_are(
     cut = split_time(log.sequences, valid_from=moments[0], test_from=moments[1])
     by_days = msgspec.structs.replace(RECIPE.evaluate, days=36_500)
     recipe = replace(RECIPE, evaluate=by_days, train=msgspec.structs.replace(RECIPE.train, epochs=1))
-    _, progress = gone_on(recipe, replace(log, split=cut), tmp_path)
+    _, progress = gone_on(recipe, replace(log, whole=replace(log.whole, split=cut)), tmp_path)
     assert progress.history[0]["epoch"] == 0
     assert progress.best_score == max(line["recall@10"] for line in progress.history)
 
@@ -235,7 +233,7 @@ def test_what_no_epoch_makes_better_is_kept(yesterday: tuple[SequenceModel, floa
     assert progress.best_epoch == 0
     assert progress.best_score == pytest.approx(score)
     start = weights_of(kept)
-    fill_model(kept, tmp_path / START)
+    fill_model(kept, tmp_path / WARM_START)
     assert same_weights(start, weights_of(kept))
 
 
@@ -251,16 +249,16 @@ def test_a_run_of_every_event_is_judged_by_what_it_had_not_seen(
         LOG.sequences.offsets[1:],
         N_ITEMS,
         epochs=1,
-        state_file=tmp_path / "all" / EVERYTHING,
+        state_file=tmp_path / "all" / STATE_ALL,
         progress=None,
     )
-    assert (folder / CHOOSING).exists()
-    log = started(served, folder, tmp_path, everything=True)
+    assert (folder / STATE).exists()
+    log = started(served, folder, tmp_path, all_events=True)
     _, progress = gone_on(recipe_of(epochs=1), log, tmp_path)
     assert progress.history[0]["ndcg@10"] == pytest.approx(score)
     _, before, now = renumbered()
     carried = build_model(RECIPE.model, N_ITEMS, generator=torch.Generator())
-    fill_model(carried, tmp_path / START_ALL)
+    fill_model(carried, tmp_path / WARM_START_ALL)
     rows = before.numbers(now.table["id"].to_list(), unknown="error")
     assert torch.equal(carried.items.output()[1:], served.items.output()[rows])
 
@@ -268,12 +266,12 @@ def test_a_run_of_every_event_is_judged_by_what_it_had_not_seen(
 def test_another_catalogue_is_refused(yesterday: tuple[SequenceModel, float, Path], tmp_path: Path) -> None:
     model, _, folder = yesterday
     _, before, _ = renumbered()
-    with pytest.raises(InputError, match="nothing can be carried over"):
-        write_start(
+    with pytest.raises(InputError, match="no weights can be transferred"):
+        write_warm_start(
             model,
             folder,
-            everything=False,
-            recipe=RECIPE,
+            all_events=False,
+            setup=RECIPE,
             facts=Facts(),
             before=before,
             now=vocabulary(["x", "y"]),

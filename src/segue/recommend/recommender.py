@@ -56,7 +56,7 @@ from segue.recommend.search import search_items, unit_vectors
 
 ITEMS, INDEX = "items.parquet", "index.safetensors"
 NEEDED = (DESCRIPTION, WEIGHTS, ITEMS, INDEX)
-OF_TRAINING = ("training.safetensors", "start.safetensors", "start-all.safetensors")
+OF_TRAINING = ("training.safetensors", "warm-start.safetensors", "warm-start-all.safetensors")
 """Training state. It covers only the items of the training, and is larger than the rest of the run."""
 
 Seen = Literal["excluded", "kept"]

@@ -25,8 +25,8 @@ from segue.runs.partial import PartialRecord, PartialRun, write_record
 from segue.runs.read import Origin, refuse_added, settings_of, settings_tables
 from segue.runs.request import TrainingRequest
 from segue.training.item_codes import CODES
-from segue.training.run import CHOOSING
-from segue.training.warm_start import START, TRAINED, write_start
+from segue.training.train import STATE
+from segue.training.warm_start import TRAINED_ITEMS, WARM_START, write_warm_start
 
 
 def begin(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[str]) -> PartialRun:
@@ -88,13 +88,13 @@ def _write_initial_weights(origin: Recommender, data: Data, partial: PartialRun)
     _refuse_leak(origin, data)
     codes = partial.codes(CODES, data, data.split.train_end, None)
     if all_events:
-        names = [CHOOSING, *(name for name in (START, CODES, TRAINED) if (folder / name).exists())]
+        names = [STATE, *(name for name in (WARM_START, CODES, TRAINED_ITEMS) if (folder / name).exists())]
         folders.verify_contents(folder, origin.manifest, "run", names=names)
-    write_start(
+    write_warm_start(
         origin.model,
         folder,
-        everything=all_events,
-        recipe=partial.recipe,
+        all_events=all_events,
+        setup=partial.recipe,
         facts=facts_of(settings.model, data.vocabulary, data.kinds, _text_encoder(origin.model), codes),
         before=origin.vocabulary,
         now=data.vocabulary,

@@ -27,11 +27,11 @@ from segue.runs.partial import RECORD, PartialRun, read_record
 from segue.runs.request import TrainingRequest
 from segue.runs.resume import resume
 from segue.runs.write import TrainedModel, write_run
-from segue.training.distributed.processes import joined, launchers
+from segue.training.distributed.processes import join_group, launcher_names
 from segue.training.item_codes import CODES
 from segue.training.loop import TrainingProgress
-from segue.training.run import EVERYTHING, choose_epoch, train_for
-from segue.training.warm_start import START, START_ALL
+from segue.training.train import STATE_ALL, choose_epoch, train_for
+from segue.training.warm_start import WARM_START, WARM_START_ALL
 
 VISIBLE_WITHIN = 30.0  # seconds in which a file written by one machine is visible to the others
 ALL_EVENTS_NOTE = (
@@ -51,13 +51,13 @@ def make_run(
     If torch's launcher started this process as one of several, each of them must call this function. They share the
     work; the first one writes the run and reports progress.
     """
-    with joined() as group:
+    with join_group() as group:
         if group.rank > 0:
             progress = measured = None
         data = Data.open(request.data)
         group.on_first(data.verify)
         run = group.on_first(lambda: request.out if request.out is not None else temporary_run())
-        names = launchers(group)
+        names = launcher_names(group)
         begun = group.on_first(lambda: _begin_or_resume(request, run, data, names))
         if begun is not None:
             _refuse_separate_folders(begun.folder, group)
@@ -122,20 +122,18 @@ def _train(
     settings, sequences, n_items = partial.settings, data.sequences, len(data.vocabulary)
     counts = SplitLog.of(data).training_counts
     seen, _ = seen_rule(settings.evaluate, sequences, data.split)
-    start = group.on_first(lambda: partial.initial_weights(START))
+    start = group.on_first(lambda: partial.initial_weights(WARM_START))
     texts = saved_texts(start, settings.model) if start is not None and settings.model.texts else None
     codes = group.on_first(lambda: partial.codes(CODES, data, data.split.train_end, progress))
     facts = facts_of(settings.model, data.vocabulary, data.kinds, texts, codes)
     model, chosen = choose_epoch(
         partial.recipe,
-        sequences,
-        data.split,
-        counts,
+        SplitLog.of(data),
         seen=seen,
         folder=partial.folder,
         progress=progress,
         facts=facts,
-        start=start,
+        warm_start=start,
         group=group,
     )
     note = ALL_EVENTS_NOTE.format(epochs=chosen.best_epoch) if partial.record.all_events else None
@@ -149,10 +147,10 @@ def _train(
             np.asarray(sequences.offsets)[1:],
             n_items,
             epochs=chosen.best_epoch,
-            state_file=partial.folder / EVERYTHING,
+            state_file=partial.folder / STATE_ALL,
             progress=progress,
             facts=facts,
-            start=group.on_first(lambda: partial.initial_weights(START_ALL)) or start,
+            warm_start=group.on_first(lambda: partial.initial_weights(WARM_START_ALL)) or start,
             group=group,
         )
     return TrainedModel(model, counts, chosen, evaluation, seen, group.size)

@@ -16,13 +16,13 @@ from segue.errors import FolderError
 from segue.evaluation.split_log import counts_before
 from segue.models.build import Builder
 from segue.runs.read import SETTINGS, Origin, refuse_added
-from segue.training.item_codes import CODES, CODES_ALL, kept_codes
+from segue.training.item_codes import CODES, CODES_ALL, ensure_item_codes
 from segue.training.loop import TrainingProgress
-from segue.training.run import CHOOSING, TrainingSetup
-from segue.training.warm_start import START, START_ALL, fill_codes
+from segue.training.train import STATE, TrainingSetup
+from segue.training.warm_start import WARM_START, WARM_START_ALL, fill_codes
 
 RECORD = "data.json"
-TRAINING_FILES = (CHOOSING, START, START_ALL, CODES, CODES_ALL)
+TRAINING_FILES = (STATE, WARM_START, WARM_START_ALL, CODES, CODES_ALL)
 """Files of RUN.partial that the finished run keeps, so that its training can be resumed."""
 
 
@@ -73,7 +73,7 @@ class PartialRun:
             # Known items keep their codes. New items only need their nearest neighbours, which clusters give.
             model = msgspec.structs.replace(model, codes="clusters")
         path, n_items = self.folder / name, len(data.vocabulary)
-        return kept_codes(path, model, train, data.sequences, ends, n_items, progress=progress)
+        return ensure_item_codes(path, model, train, data.sequences, ends, n_items, progress=progress)
 
     def all_codes(
         self, data: Data, counts: np.ndarray, progress: Callable[[TrainingProgress], None] | None
@@ -82,7 +82,7 @@ class PartialRun:
         of the training part."""
         ends, n_items = np.asarray(data.sequences.offsets)[1:], len(data.vocabulary)
         codes = self.codes(CODES_ALL, data, ends, progress)
-        if codes is not None and self.initial_weights(START) is not None:
+        if codes is not None and self.initial_weights(WARM_START) is not None:
             all_counts = counts_before(data.sequences, ends, n_items)
             fill_codes(self.folder, codes, trained=counts > 0, told=all_counts > 0)
         return codes

@@ -13,7 +13,7 @@ from segue.models.build import builder_name
 from segue.recommend.recommender import Recommender
 from segue.runs.make import make_run, temporary_run
 from segue.runs.request import TrainingRequest
-from segue.training.distributed.processes import DeathsError, on_processes
+from segue.training.distributed.processes import ProcessesDiedError, run_on_processes
 from segue.training.loop import TrainingProgress
 
 ProgressMessage = tuple[TrainingProgress | None, tuple[str, int, int] | None]
@@ -43,11 +43,11 @@ def make_run_on_processes(
             measured(*evaluated)
 
     try:
-        on_processes(processes, _run_one_process, replace(request, out=run), heard=receive)
-    except DeathsError as error:
+        run_on_processes(processes, _run_one_process, replace(request, out=run), receive=receive)
+    except ProcessesDiedError as error:
         if not partial_of(run).exists():
             raise
-        raise DeathsError(f"{error} The last finished epoch is saved: continue with --resume.") from error
+        raise ProcessesDiedError(f"{error} The last finished epoch is saved: continue with --resume.") from error
     return Recommender.open(run, encoder=request.encoder)
 
 

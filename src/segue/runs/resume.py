@@ -17,8 +17,8 @@ from segue.runs.measure import refuse_unmeasurable
 from segue.runs.partial import TRAINING_FILES, PartialRun, read_record, record_of_run, write_record
 from segue.runs.read import SETTINGS
 from segue.runs.request import TrainingRequest
-from segue.training.run import CHOOSING, finished
-from segue.training.state import read_record as read_training_record
+from segue.training.state import read_training_record
+from segue.training.train import STATE, reason_finished
 
 
 def resume(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[str]) -> PartialRun:
@@ -44,7 +44,7 @@ def resume(request: TrainingRequest, run: Path, data: Data, launchers: frozenset
     if source == folder:
         write_record(folder, settings, record)
         return PartialRun(folder, settings, record, request.encoder, replaces)
-    nothing_left = finished(read_training_record(run / CHOOSING), settings.train)
+    nothing_left = reason_finished(read_training_record(run / STATE), settings.train)
     if nothing_left and record.all_events == before.all_events:
         raise SettingsError(f"{run} is complete: {nothing_left} (with --set).")
     with folders.complete_folder(folder) as staging:

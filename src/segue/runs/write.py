@@ -28,7 +28,7 @@ from segue.runs.partial import PartialRun
 from segue.runs.read import HISTORY, RANKS, REPORT, SETTINGS
 from segue.runs.resume import copy_training_files
 from segue.training.state import TrainingRecord
-from segue.training.warm_start import TRAINED
+from segue.training.warm_start import TRAINED_ITEMS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +66,7 @@ def write_run(run: Path, partial: PartialRun, data: Data, trained: TrainedModel)
             items = np.flatnonzero(counts[1:]) + 1
             manifest["codes"] = {"shared": shared_codes(model.items.codes.numpy(), items)}
             if partial.record.all_events:
-                np.save(staging / TRAINED, SplitLog.of(data).training_counts > 0)
+                np.save(staging / TRAINED_ITEMS, SplitLog.of(data).training_counts > 0)
         folders.write_manifest(staging, "run", manifest)
 
 

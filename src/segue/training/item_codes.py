@@ -1,8 +1,7 @@
-"""The codes of items by which a model that is to be trained will know them."""
+"""The codes of items, assigned before the model with codes is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +13,18 @@ from segue.folders import complete_file
 from segue.models.items.code_assignment import assigned_codes, learned_codes
 from segue.models.settings import ModelSettings
 from segue.objective.settings import ObjectiveSettings
-from segue.training.loop import TrainingProgress
-from segue.training.run import TrainingSetup, train_for
+from segue.training.loop import TrainingCallback, TrainingProgress
 from segue.training.settings import TrainSettings
+from segue.training.train import TrainingSetup, train_for
 
 CODES, CODES_ALL = "codes.npy", "codes-all.npy"
-"""The items' codes, found once, in the training part; and in every event, where a model is trained on them."""
-FEATURES_A_PART, EPOCHS = 8, 6  # of the small model: with half of both, MovieLens-1M was learned 3 % worse
+"""The items' codes, assigned from the training part, and from every event if a model is trained on every event."""
+FEATURES_A_PART, EPOCHS = 8, 6  # of the small model; with half of both, results on MovieLens-1M were 3 % worse
 TOKENS, NEGATIVES = 2000, 1000
-STEPS_AN_EPOCH, LEAST_TOKENS, LEAST_STEPS = 200, 200, 500  # a short log takes smaller steps, and more epochs
+STEPS_AN_EPOCH, LEAST_TOKENS, LEAST_STEPS = 200, 200, 500  # a short log has smaller batches and more epochs
 
 
-def kept_codes(
+def ensure_item_codes(
     path: Path,
     model: ModelSettings,
     train: TrainSettings,
@@ -33,26 +32,26 @@ def kept_codes(
     ends: np.ndarray,
     n_items: int,
     *,
-    progress: Callable[[TrainingProgress], None] | None,
+    progress: TrainingCallback | None,
 ) -> np.ndarray | None:
-    """The items' codes by what users had before `ends` [U], out of the file `path`, or found and kept there: where
-    training is taken up, on whatever machine, they must be the same. None where the settings ask for none.
+    """The items' codes in the file `path`, assigned from users' events before `ends` [U] if it does not exist yet.
 
-    While they are learned, the state of that is in a file beside it.
+    They are saved because a resumed training, on whatever machine, needs the same codes. None for a model without
+    codes. While codes are learned, the state of that training is in a file beside `path`.
     """
     if model.items != "codes":
         return None
     if not path.exists():
         state = path.with_suffix(".safetensors")
-        found = item_codes(model, train, sequences, ends, n_items, state_file=state, progress=progress)
+        assigned = assign_item_codes(model, train, sequences, ends, n_items, state_file=state, progress=progress)
         with complete_file(path, option="--out") as staging, staging.open("wb") as file:
-            np.save(file, found)
+            np.save(file, assigned)
         state.unlink(missing_ok=True)
     codes: np.ndarray = np.load(path, allow_pickle=False)
     return codes
 
 
-def item_codes(
+def assign_item_codes(
     model: ModelSettings,
     train: TrainSettings,
     sequences: Sequences,
@@ -60,28 +59,28 @@ def item_codes(
     n_items: int,
     *,
     state_file: Path,
-    progress: Callable[[TrainingProgress], None] | None,
+    progress: TrainingCallback | None,
 ) -> np.ndarray:
-    """Codes [V + 1, parts] uint8 of what each user had before `ends` [U].
+    """Codes [V + 1, parts] uint8 from users' events before `ends` [U].
 
-    Where they are to be learned, a small model is trained first, whose state is in `state_file`, and the vectors that
-    it has of items become codes.
+    Learned codes are those of the item vectors of a small model, which is trained first, with its state in
+    `state_file`.
     """
     if model.codes != "learned":
         return assigned_codes(model, sequences, ends, n_items, seed=train.seed)
 
-    def shown(step: TrainingProgress) -> None:
+    def show(step: TrainingProgress) -> None:
         if progress is not None:
-            progress(replace(step, of="codes", scores=None))  # nobody judges it
+            progress(replace(step, of="codes", scores=None))
 
-    small = _small(model.code_parts, int((ends - np.asarray(sequences.offsets)[:-1]).sum()), train)
-    epochs = small.train.epochs
-    known, counts = train_for(small, sequences, ends, n_items, epochs=epochs, state_file=state_file, progress=shown)
-    return learned_codes(model, known.item_vectors(), counts, seed=train.seed)
+    setup = _small_model(model.code_parts, int((ends - np.asarray(sequences.offsets)[:-1]).sum()), train)
+    epochs = setup.train.epochs
+    small, counts = train_for(setup, sequences, ends, n_items, epochs=epochs, state_file=state_file, progress=show)
+    return learned_codes(model, small.item_vectors(), counts, seed=train.seed)
 
 
-def _small(parts: int, events: int, train: TrainSettings) -> TrainingSetup:
-    """A SASRec of one block that looks at little and samples its negatives, so that any catalogue is soon learned."""
+def _small_model(parts: int, events: int, train: TrainSettings) -> TrainingSetup:
+    """A SASRec of one block with a short window and sampled negatives, which is fast on any catalogue."""
     tokens = min(TOKENS, max(LEAST_TOKENS, events // STEPS_AN_EPOCH))
     steps = max(1, events // tokens)
     epochs = max(EPOCHS, -(-LEAST_STEPS // steps))

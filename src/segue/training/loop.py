@@ -1,4 +1,4 @@
-"""The loop: batches → losses → weights, an epoch at a time, judged on validation, saved after each."""
+"""The training loop: batches → losses → weights. After each epoch, the model is validated and the state saved."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from segue.data.batch import Batch, cut_by_budget, epoch_batches, gather, window_starts
-from segue.data.sequences import Sequences
 from segue.errors import TrainingError
 from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
@@ -22,86 +20,38 @@ from segue.objective.batch_shard import BatchShard
 from segue.objective.objective import Objective
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
 from segue.training.distributed.gradients import sum_gradients
-from segue.training.optimiser import optimiser, set_step_size
+from segue.training.optimiser import optimiser, set_learning_rate
 from segue.training.settings import TrainSettings
 from segue.training.state import TrainingRecord, TrainingState
+from segue.training.windows import Windows
 
 Validate = Callable[[SequenceModel], dict[str, float]]
-"""What a model scores on validation; the first of the scores chooses the epoch."""
+"""A model → its validation scores; the first score chooses the epoch."""
 SCORE = "ndcg@10"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Where training is, for whoever shows progress."""
+    """How far training is, after each step and each epoch."""
 
     epoch: int
     epochs: int
     done: int
-    """Events of this epoch learned from so far."""
+    """Events of this epoch so far."""
     total: int
     loss: float
     """Mean over the epoch so far."""
     tokens_per_second: float
     seconds_left: float
-    """If every epoch is used; an early stop comes sooner."""
+    """If training does not stop early."""
     scores: dict[str, float] | None = None
-    """Validation's, at the end of an epoch."""
+    """Of validation, at the end of an epoch."""
     best_epoch: int = 0
     of: str = ""
-    """What is trained, where it is not the model itself."""
+    """What is trained, if it is not the model itself."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Windows:
-    """What training looks at: rows starts[i] .. ends[i] of one user, at least two."""
-
-    sequences: Sequences
-    starts: np.ndarray
-    ends: np.ndarray
-
-    @property
-    def events(self) -> int:
-        """What an epoch goes through: every event but the first of each window, which follows nothing."""
-        return int((self.ends - self.starts - 1).sum())
-
-    def batches(self, tokens: int, rng: np.random.Generator) -> Iterator[Batch]:
-        return epoch_batches(self.sequences, self.starts, self.ends, tokens=tokens, rng=rng)
-
-    def in_order(self, tokens: int) -> Iterator[Batch]:
-        """Every window once, as they come."""
-        return _gathered(self.sequences, self.starts, self.ends, tokens)
-
-    def histories(self, tokens: int) -> Iterator[Batch]:
-        """All that each user did up to the end of its newest window."""
-        users, place = np.unique(self.sequences.owners(self.starts), return_inverse=True)
-        ends = np.zeros(len(users), dtype=np.int64)
-        np.maximum.at(ends, place, self.ends)
-        yield from _gathered(self.sequences, np.asarray(self.sequences.offsets)[users], ends, tokens)
-
-
-def _gathered(sequences: Sequences, starts: np.ndarray, ends: np.ndarray, tokens: int) -> Iterator[Batch]:
-    """In batches of about so many tokens."""
-    for some in cut_by_budget(ends - starts, tokens):
-        yield gather(sequences, starts[some], ends[some], users=sequences.owners(starts[some]))
-
-
-def training_windows(sequences: Sequences, ends: np.ndarray, *, length: int, stride: int | None = None) -> Windows:
-    """The newest `length` events of each user before `ends`, or with a `stride` also older windows of that length,
-    each starting so many events before the next; what has fewer than two events has nothing to teach."""
-    begins, ends = np.asarray(sequences.offsets)[:-1], np.asarray(ends)
-    if stride is None:
-        starts = np.maximum(begins, ends - length)
-    else:
-        owner, places = window_starts(ends - begins, length, stride)
-        starts = begins[owner] + places
-        ends = np.minimum(ends[owner], starts + length)
-    useful = ends - starts >= 2
-    if not useful.any():
-        raise TrainingError(
-            "No user has two events to learn from before the split; give a longer log or lower --min-user."
-        )
-    return Windows(sequences, starts[useful], ends[useful])
+TrainingCallback = Callable[[TrainingProgress], None]
 
 
 def fit(
@@ -113,38 +63,39 @@ def fit(
     epochs: int,
     validate: Validate | None,
     state_file: Path,
-    progress: Callable[[TrainingProgress], None] | None = None,
-    continued: bool = False,
+    progress: TrainingCallback | None = None,
+    warm: bool = False,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> TrainingState:
-    """Train up to `epochs` epochs, going on from `state_file` if it is there, and leave the best weights in `model`.
+    """Train up to `epochs` epochs, resuming from `state_file` if it exists, and leave the best weights in `model`.
 
-    With a validate, training stops after `patience` epochs without a better score and the best epoch is kept; without
-    one, every epoch is used and the last is kept. `continued`: the model has learned before; it is judged as epoch 0,
-    and an epoch must be better than that to be kept. `group`: the processes that share every batch; each ends with the
-    same weights, and the first one writes the state, from which any number of them can go on.
+    With `validate`, training stops after `patience` epochs without a better score, and the best epoch is kept. Without
+    it, the last epoch is kept. `warm`: the model is trained already; it is validated as epoch 0, and an epoch must be
+    better to be kept. `group`: the processes that share every batch. All end with the same weights, process 0 writes
+    the state, and any number of processes can resume from it.
     """
-    state = TrainingState(model, optimiser(model, settings), seed=settings.seed, counted=objective.state)
+    state = TrainingState(model, optimiser(model, settings), seed=settings.seed, counters=objective.state)
     objective.meet(windows.in_order(settings.tokens), windows.histories(settings.tokens), windows.sequences.n_users)
+    record = state.record
     if group.on_first(state_file.exists):
-        state.load(state_file)
-    elif continued and validate:
+        record = state.load(state_file)
+    elif warm and validate:
         before = validate(model)
-        state.record.history.append({"epoch": 0, **before})
-        state.record.best_score = next(iter(before.values()))
-    while state.record.epoch < epochs and not (validate and exhausted(state.record, settings.patience)):
-        set_generator(model, _dropout(state, settings, group))
+        record.history.append({"epoch": 0, **before})
+        record.best_score = next(iter(before.values()))
+    while record.epoch < epochs and not (validate and exhausted(record, settings.patience)):
+        set_generator(model, _dropout_generator(state, settings, group))
         _epoch(state, objective, windows, settings, epochs, progress, group)
         with averaged(state):
             scores = validate(model) if validate else {}
             score = next(iter(scores.values()), 0.0)
-            if validate is None or score > state.record.best_score:
-                state.record.best_epoch, state.record.best_score = state.record.epoch, score
+            if validate is None or score > record.best_score:
+                record.best_epoch, record.best_score = record.epoch, score
                 state.keep_best()
-        state.record.history[-1].update(scores)
+        record.history[-1].update(scores)
         group.on_first(lambda: state.save(state_file))
         if progress:
-            progress(_step(state, epochs, windows.events, windows, scores=scores))
+            progress(_progress(record, epochs, windows.events, windows, scores=scores))
     with torch.no_grad():
         for parameter, best in zip(model.parameters(), state.best, strict=True):
             parameter.copy_(best)
@@ -153,14 +104,13 @@ def fit(
 
 
 def exhausted(record: TrainingRecord, patience: int) -> bool:
-    """Whether the score has not become better for `patience` epochs."""
+    """Whether the score has not improved for `patience` epochs."""
     return record.epoch - record.best_epoch >= patience
 
 
-def _dropout(state: TrainingState, settings: TrainSettings, group: ProcessGroup) -> torch.Generator:
-    """What dropout draws from. One process has one generator for everything, whose state is saved. Of several, each
-    needs one of its own beside the one that all share; it begins anew with every epoch, so that nothing is to be saved.
-    """
+def _dropout_generator(state: TrainingState, settings: TrainSettings, group: ProcessGroup) -> torch.Generator:
+    """The generator of dropout: in a single process the shared one, whose state is saved. Each of several processes has
+    its own, seeded anew every epoch, so that it need not be saved."""
     if group.size == 1:
         return state.generator
     seed = np.random.SeedSequence((settings.seed, state.record.epoch, group.rank)).generate_state(1)
@@ -173,71 +123,74 @@ def _epoch(
     windows: Windows,
     settings: TrainSettings,
     epochs: int,
-    progress: Callable[[TrainingProgress], None] | None,
+    progress: TrainingCallback | None,
     group: ProcessGroup,
 ) -> None:
-    """Every user once, in one of the processes."""
-    model, began, total, counted, asked, done = state.model.train(), time.perf_counter(), 0.0, 0.0, 0, 0
+    """Train on every window once."""
+    record, began = state.record, time.perf_counter()
+    total, weights, targets, done = 0.0, 0.0, 0, 0
+    model = state.model.train()
     assert isinstance(model, SequenceModel)
     device = next(model.parameters()).device
     for batch in windows.batches(settings.tokens, state.rng):
-        passed = (state.record.epoch + done / windows.events) / settings.epochs
+        passed = (record.epoch + done / windows.events) / settings.epochs
         done += len(batch.items) - len(batch.lengths)
         examples = objective.examples(batch, state.rng)
         if not len(examples.targets):
-            continue  # nothing can be asked of these users
-        part = BatchShard.of(examples, group)
-        hidden = model.encode(tensors(part.own.inputs, device))
-        loss = objective.loss(model, hidden, examples, state.generator, part)
+            continue
+        shard = BatchShard.of(examples, group)
+        hidden = model.encode(tensors(shard.own.inputs, device))
+        loss = objective.loss(model, hidden, examples, state.generator, shard)
         state.adamw.zero_grad(set_to_none=True)
         torch.autograd.backward(loss * objective.scale(examples))
         value = sum_gradients(list(model.parameters()), loss, group)
         if not math.isfinite(value):
-            raise _diverged(f"The loss became {value}", state)
-        set_step_size(state.adamw, settings, step=state.record.step, passed=passed)
+            raise _diverged(f"The loss became {value}", record)
+        set_learning_rate(state.adamw, settings, step=record.step, passed=passed)
         state.step(settings)
         weight = objective.weight(examples)
-        total, counted, asked = total + value * weight, counted + weight, asked + len(examples.targets)
+        total, weights, targets = total + value * weight, weights + weight, targets + len(examples.targets)
         if progress:
-            progress(_step(state, epochs, done, windows, loss=total / counted, elapsed=time.perf_counter() - began))
-    if not asked:
+            seconds = time.perf_counter() - began
+            progress(_progress(record, epochs, done, windows, loss=total / weights, elapsed=seconds))
+    if not targets:
         raise TrainingError(
-            f"No event before the split can be asked for: objective.task = {objective.settings.task!r} needs positive "
-            "events (objective.positive) that are later than others of their user, within objective.days where it "
-            "looks at days. A log without times needs objective.task = 'next-item'."
+            f"No event before the split is a target: objective.task = {objective.settings.task!r} needs positive "
+            "events (objective.positive) that are later than others of their user, within objective.days for a task "
+            "over days. A log without times needs objective.task = 'next-item'."
         )
     state.settle()
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
-        raise _diverged("The weights became infinite", state)
-    state.record.epoch += 1
-    state.record.seconds.append(time.perf_counter() - began)
-    state.record.history.append({"epoch": state.record.epoch, "loss": total / counted, "positions": asked})
+        raise _diverged("The weights became infinite", record)
+    record.epoch += 1
+    record.seconds.append(time.perf_counter() - began)
+    record.history.append({"epoch": record.epoch, "loss": total / weights, "positions": targets})
 
 
-def _diverged(what: str, state: TrainingState) -> TrainingError:
+def _diverged(what: str, record: TrainingRecord) -> TrainingError:
     return TrainingError(
-        f"{what} in epoch {state.record.epoch + 1}; the state before that epoch is kept. "
-        "Go on with --resume --set train.learning_rate=… and a lower value."
+        f"{what} in epoch {record.epoch + 1}; the state before that epoch is kept. "
+        "Continue with --resume --set train.learning_rate=… and a lower value."
     )
 
 
 @contextmanager
 def averaged(state: TrainingState) -> Iterator[None]:
-    """Swap the averaged weights into the model, and back."""
+    """Give the model the averaged weights, and its own again afterwards."""
     weights = list(state.model.parameters())
     with torch.no_grad():
-        kept = [parameter.detach().clone() for parameter in weights]
+        own = [parameter.detach().clone() for parameter in weights]
         for parameter, average in zip(weights, state.average, strict=True):
             parameter.copy_(average)
         try:
             yield
         finally:
-            for parameter, own in zip(weights, kept, strict=True):
-                parameter.copy_(own)
+            for parameter, before in zip(weights, own, strict=True):
+                parameter.copy_(before)
 
 
-def _step(
-    state: TrainingState,
+def _progress(
+    record: TrainingRecord,
     epochs: int,
     done: int,
     windows: Windows,
@@ -246,20 +199,17 @@ def _step(
     elapsed: float | None = None,
     scores: dict[str, float] | None = None,
 ) -> TrainingProgress:
-    """Inside an epoch `loss` and `elapsed` are given; at its end they are the last epoch's."""
-    known = state.record
+    """Within an epoch, with its `loss` and `elapsed` seconds; at its end, with those of the record."""
     inside = elapsed is not None
-    seconds = elapsed if elapsed is not None else known.seconds[-1]
-    speed = done / max(seconds, 1e-9)
-    left = (epochs - known.epoch) * windows.events - (done if inside else 0)
+    speed = done / max(elapsed if elapsed is not None else record.seconds[-1], 1e-9)
     return TrainingProgress(
-        epoch=known.epoch + inside,
+        epoch=record.epoch + inside,
         epochs=epochs,
         done=done,
         total=windows.events,
-        loss=loss if loss is not None else float(known.history[-1]["loss"]),
+        loss=loss if loss is not None else float(record.history[-1]["loss"]),
         tokens_per_second=speed,
-        seconds_left=left / speed,
+        seconds_left=((epochs - record.epoch) * windows.events - (done if inside else 0)) / speed,
         scores=scores,
-        best_epoch=known.best_epoch,
+        best_epoch=record.best_epoch,
     )

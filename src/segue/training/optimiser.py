@@ -1,4 +1,4 @@
-"""The optimiser, its step size, and the running average of the weights."""
+"""The optimiser, its learning rate, and the moving average of the weights."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def optimiser(model: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
     )
 
 
-def set_step_size(adamw: torch.optim.AdamW, settings: TrainSettings, *, step: int, passed: float) -> None:
-    """A linear rise over the warm-up, then constant, then with `settings.decay` a linear fall to nothing at the end of
-    the epochs that are planned, of which the share `passed` is over.
+def set_learning_rate(adamw: torch.optim.AdamW, settings: TrainSettings, *, step: int, passed: float) -> None:
+    """A linear warm-up, then constant; with `settings.decay`, a linear fall to 0 at the end of the planned epochs, of
+    which the share `passed` is done.
 
-    Defazio et al., Optimal Linear Decay Learning Rate Schedules and Further Refinements, 2023: of the simple schedules
-    the linear fall is the best. Without a fall the step size does not depend on how many epochs are planned.
+    Defazio et al., Optimal Linear Decay Learning Rate Schedules and Further Refinements, 2023: linear decay is the best
+    of the simple schedules. Without decay the learning rate does not depend on the number of epochs.
     """
     rise = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
     fall = min(1.0, max(0.0, 1 - passed) / settings.decay) if settings.decay else 1.0
@@ -36,12 +36,12 @@ def set_step_size(adamw: torch.optim.AdamW, settings: TrainSettings, *, step: in
         group["lr"] = settings.learning_rate * rise * fall
 
 
-def memory_at(settings: TrainSettings, step: int) -> float:
-    """How much the average keeps of itself. It grows with the steps, so that the first weights fade soon."""
+def averaging_decay(settings: TrainSettings, step: int) -> float:
+    """The decay of the moving average. It grows with the steps, so that the first weights fade soon."""
     return min(settings.averaging, (1 + step) / (10 + step))
 
 
 @torch.no_grad()
-def average_into(average: Sequence[Tensor], weights: Sequence[Tensor], settings: TrainSettings, step: int) -> None:
+def average_into(average: Sequence[Tensor], weights: Sequence[Tensor], decay: float) -> None:
     """Move the average towards the weights."""
-    torch._foreach_lerp_(list(average), list(weights), 1 - memory_at(settings, step))
+    torch._foreach_lerp_(list(average), list(weights), 1 - decay)

@@ -1,11 +1,10 @@
-"""Steps over a large table that touch only the rows a batch used, and an average that catches up when it is looked at.
+"""Sparse (row-wise) updates of a large table: AdamW and averaging of the rows that a batch used.
 
-A table whose look-ups give sparse gradients says by itself which rows a step used. They are updated by AdamW's own
-kernel; every other row, and its moments, stays as it is. That is the rule of `torch.optim.SparseAdam`, and not quite
-dense AdamW, which moves a row that is no longer used on for some ten steps while its moments fade, and pulls it towards
-zero under weight decay. The corrections for the moments' start count all steps, as in dense AdamW. When every step uses
-every row, both are the same. When a step uses few, rare rows go a shorter way each time: on a log of 12,000 items, some
-8 % of the rows a step, the same validation score took about half as many epochs again.
+A table with sparse gradients is updated by AdamW's own kernel in the rows of the gradient; all other rows and their
+moments stay. This is the rule of `torch.optim.SparseAdam`. Dense AdamW differs: it moves an unused row for some ten
+more steps while its moments fade, and weight decay pulls it towards zero. Bias correction counts all steps, as in dense
+AdamW. If every step uses every row, both are the same. If steps use few rows, rare rows move less: on a log of 12,000
+items, with some 8 % of the rows in a step, the same validation score took about half as many epochs again.
 """
 
 from __future__ import annotations
@@ -17,31 +16,32 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw as adamw_step
 
-LEAST_ROWS = 100_000  # from here it pays: of 11,000 look-ups at width 64 the update took 18 ms by rows and 28 whole (at
-# 30,000 rows 12 and 10, at a million 20 and 750); below, the little to be won is not worth leaving dense AdamW for
-LEAST_MEMORY = 1e-300  # stands for 0, which has no logarithm
+# With 11,000 look-ups at width 64, an update of 100,000 rows took 18 ms sparse and 28 ms dense (of 30,000 rows 12 and
+# 10 ms, of a million 20 and 750 ms).
+LEAST_ROWS = 100_000
+LEAST_DECAY = 1e-300  # instead of 0, which has no logarithm
 
 
-class RowSteps:
-    """A table and its average.
+class SparseRows:
+    """A table and its moving average.
 
-    While a row is not used its weights w stand still, and n steps of averaging with memories m₁ … mₙ leave
-    w + m₁⋯mₙ (average - w). So a row's average waits, and catches up when the row is used again or all are settled.
+    The weights w of an unused row are constant, and n steps of averaging with decays d₁ … dₙ leave
+    w + d₁⋯dₙ (average - w). So a row's average is updated when the row is used again, or by `settle`.
     """
 
     def __init__(self, table: nn.Parameter, average: Tensor) -> None:
         self.table = table
         self.average = average
-        self._fading = 0.0  # log of the product of all memories since the average was last settled
-        self._faded = torch.zeros(len(table), dtype=torch.float64, device=table.device)  # the same, when last used
+        self._log_decay = 0.0  # log of the product of all decays since `settle`
+        self._log_decay_at = torch.zeros(len(table), dtype=torch.float64, device=table.device)  # at each row's last use
 
     @torch.no_grad()
-    def step(self, adamw: torch.optim.AdamW, gradient: Tensor, memory: float) -> None:
-        """Update the rows of a coalesced sparse gradient, and take them into the average."""
+    def step(self, adamw: torch.optim.AdamW, gradient: Tensor, decay: float) -> None:
+        """Update the rows of a coalesced sparse gradient, and their average."""
         rows, moments, (group,) = gradient.indices()[0], _moments(adamw, self.table), adamw.param_groups
-        kept = (self.table, self.average, moments["exp_avg"], moments["exp_avg_sq"])
-        weight, average, first, second = used = [tensor.index_select(0, rows) for tensor in kept]
-        average.lerp_(weight, self._forgotten(self._faded[rows]))
+        tables = (self.table, self.average, moments["exp_avg"], moments["exp_avg_sq"])
+        weight, average, first, second = used = [tensor.index_select(0, rows) for tensor in tables]
+        average.lerp_(weight, self._missed(self._log_decay_at[rows]))
         adamw_step(
             [weight],
             [gradient.values()],
@@ -58,26 +58,26 @@ class RowSteps:
             eps=group["eps"],
             maximize=False,
         )
-        average.lerp_(weight, 1 - memory)
-        for tensor, part in zip(kept, used, strict=True):
-            tensor.index_copy_(0, rows, part)
-        self._fading += math.log(max(memory, LEAST_MEMORY))
-        self._faded[rows] = self._fading
+        average.lerp_(weight, 1 - decay)
+        for tensor, values in zip(tables, used, strict=True):
+            tensor.index_copy_(0, rows, values)
+        self._log_decay += math.log(max(decay, LEAST_DECAY))
+        self._log_decay_at[rows] = self._log_decay
 
     @torch.no_grad()
     def settle(self) -> None:
         """Bring the average of every row up to date."""
-        self.average.lerp_(self.table, self._forgotten(self._faded))
-        self._faded.zero_()
-        self._fading = 0.0
+        self.average.lerp_(self.table, self._missed(self._log_decay_at))
+        self._log_decay_at.zero_()
+        self._log_decay = 0.0
 
-    def _forgotten(self, faded: Tensor) -> Tensor:
-        """1 - the product of the memories since `faded`, as a column."""
-        return -torch.expm1(self._fading - faded).to(self.average.dtype)[:, None]
+    def _missed(self, log_decay: Tensor) -> Tensor:
+        """1 - the product of the decays since `log_decay`, as a column."""
+        return -torch.expm1(self._log_decay - log_decay).to(self.average.dtype)[:, None]
 
 
 def _moments(adamw: torch.optim.AdamW, table: nn.Parameter) -> dict[str, Tensor]:
-    """Under the names that AdamW gives them itself, so that they are saved and loaded like all others."""
+    """The moments of a table, under AdamW's own names, so that they are saved and loaded like all others."""
     state: dict[str, Tensor] = adamw.state[table]
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=table.device)
@@ -87,10 +87,10 @@ def _moments(adamw: torch.optim.AdamW, table: nn.Parameter) -> dict[str, Tensor]
 
 
 def take_sparse_gradients(weights: Sequence[nn.Parameter]) -> dict[int, Tensor]:
-    """Sparse gradients, each row once, by the weight's place; the dense ones are left where they are."""
-    taken = {}
-    for place, weight in enumerate(weights):
+    """Remove the sparse gradients and return them, coalesced, by the weight's index."""
+    gradients = {}
+    for index, weight in enumerate(weights):
         if weight.grad is not None and weight.grad.is_sparse:
-            taken[place] = weight.grad.coalesce()
+            gradients[index] = weight.grad.coalesce()
             weight.grad = None
-    return taken
+    return gradients

@@ -1,7 +1,7 @@
-"""Unfinished training on disk: one safetensors file an epoch, replaced whole, from which training goes on exactly.
+"""The state of training, saved after each epoch as one safetensors file, from which training resumes exactly.
 
-It holds the weights, their average, the best weights so far, the optimiser's moments, what the objective has counted,
-and both random states; what is no tensor travels as JSON in the file's own header.
+The file holds the weights, their average, the best weights so far, the optimiser's moments, the objective's counters
+and both random states. The record of the epochs is JSON in the file's header.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 from segue.errors import FolderError
 from segue.folders import explained_writing
-from segue.training.optimiser import average_into, memory_at
+from segue.training.optimiser import average_into, averaging_decay
 from segue.training.settings import TrainSettings
-from segue.training.sparse_rows import RowSteps, take_sparse_gradients
+from segue.training.sparse_rows import SparseRows, take_sparse_gradients
 
 HEADER = "segue"
 
 
 class TrainingRecord(msgspec.Struct, kw_only=True):
-    """What is known at the end of an epoch, tensors aside."""
+    """The epochs so far."""
 
     epoch: int = 0
     step: int = 0
@@ -35,7 +35,7 @@ class TrainingRecord(msgspec.Struct, kw_only=True):
     best_score: float = -1.0
     history: list[dict[str, float | int]] = []
     seconds: list[float] = []
-    """Training time of each epoch, validation aside. Not in the history: that must be repeatable."""
+    """Training time of each epoch, without validation. It is not in the history, which must be repeatable."""
     numpy_state: str = ""
 
 
@@ -43,75 +43,72 @@ class TrainingState:
     """Everything that changes while training."""
 
     def __init__(
-        self, model: nn.Module, adamw: torch.optim.AdamW, *, seed: int, counted: Mapping[str, Tensor] | None = None
+        self, model: nn.Module, adamw: torch.optim.AdamW, *, seed: int, counters: Mapping[str, Tensor] | None = None
     ) -> None:
-        """`counted`: what else changes in place while training, by name."""
+        """`counters`: the objective's tensors that change in place while training, by name."""
         self.model = model
         self.adamw = adamw
-        self.counted = counted or {}
+        self.counters = counters or {}
         self.average = [parameter.detach().clone() for parameter in model.parameters()]
         self.best = [parameter.detach().clone() for parameter in model.parameters()]
         self.rng = np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
         self.record = TrainingRecord()
-        self._tables: dict[int, RowSteps] = {}
+        self._tables: dict[int, SparseRows] = {}
 
     def step(self, settings: TrainSettings) -> None:
-        """AdamW and then the average: of the rows used where a gradient is sparse, of everything else whole."""
+        """Update the weights by AdamW, then their average. With a sparse gradient, only its rows are updated."""
         weights = list(self.model.parameters())
         sparse = take_sparse_gradients(weights)
-        assert sparse.keys() >= self._tables.keys(), "a table that is learned by rows is learned so at every step"
+        assert sparse.keys() >= self._tables.keys(), "a table with sparse gradients has them at every step"
         self.adamw.step()
-        whole = [place for place in range(len(weights)) if place not in sparse]
-        at = self.record.step
-        average_into([self.average[place] for place in whole], [weights[place] for place in whole], settings, at)
-        for place, gradient in sparse.items():
-            if place not in self._tables:
-                self._tables[place] = RowSteps(weights[place], self.average[place])
-            self._tables[place].step(self.adamw, gradient, memory_at(settings, at))
+        decay = averaging_decay(settings, self.record.step)
+        dense = [index for index in range(len(weights)) if index not in sparse]
+        average_into([self.average[index] for index in dense], [weights[index] for index in dense], decay)
+        for index, gradient in sparse.items():
+            if index not in self._tables:
+                self._tables[index] = SparseRows(weights[index], self.average[index])
+            self._tables[index].step(self.adamw, gradient, decay)
         self.record.step += 1
 
     def settle(self) -> None:
-        """Bring the average up to date where it waits for rows that are not used. Due before anyone looks at it."""
+        """Bring the average of tables with sparse gradients up to date. Needed before the average is read."""
         for table in self._tables.values():
             table.settle()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors that are saved and filled again, the optimiser's moments aside."""
+        """Names and tensors that are saved and loaded, without the optimiser's moments."""
         for index, parameter in enumerate(self.model.parameters()):
             yield f"weight.{index}", parameter.detach()
             yield f"average.{index}", self.average[index]
             yield f"best.{index}", self.best[index]
+        for name, tensor in self.counters.items():
+            yield f"counter.{name}", tensor
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
         for index, parameter in enumerate(self.model.parameters()):
             for name, tensor in sorted(self.adamw.state[parameter].items()):
                 yield f"{name}.{index}", tensor
 
-    def _counted(self) -> Iterator[tuple[str, Tensor]]:
-        return ((f"counted.{name}", tensor) for name, tensor in self.counted.items())
-
     def save(self, path: Path) -> None:
-        """Replace the file; a kill at any moment leaves the old one or the new one."""
-        kept = (*self._tensors(), *self._moments(), *self._counted())
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in kept}
+        """Replace the file: if the process is killed, the old file or the new one is there."""
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in (*self._tensors(), *self._moments())}
         tensors["generator"] = self.generator.get_state()
         self.record.numpy_state = _numpy_state(self.rng)
-        beside = path.with_name(f".{path.name}.writing")
+        staging = path.with_name(f".{path.name}.writing")
         with explained_writing(path):
-            save_file(tensors, beside, metadata={HEADER: msgspec.json.encode(self.record).decode()})
-            beside.replace(path)
+            save_file(tensors, staging, metadata={HEADER: msgspec.json.encode(self.record).decode()})
+            staging.replace(path)
 
-    def load(self, path: Path) -> None:
-        """Go on from the file: the very next batch is the one that would have come."""
+    def load(self, path: Path) -> TrainingRecord:
+        """Resume from the file: the next batch is the one that would have come."""
         try:
             with safe_open(path, framework="pt") as file:
                 self.record = msgspec.json.decode(file.metadata()[HEADER], type=TrainingRecord)
-                expected = len(list(self._tensors())) * 2 + len(self.counted) + 1  # as many moments as tensors
-                if len(file.keys()) != expected:
+                if len(file.keys()) != 6 * len(self.average) + len(self.counters) + 1:
                     raise KeyError("it belongs to a model of another shape")
                 with torch.no_grad():
-                    for name, tensor in (*self._tensors(), *self._counted()):
+                    for name, tensor in self._tensors():
                         tensor.copy_(file.get_tensor(name))
                 for index, parameter in enumerate(self.model.parameters()):
                     self.adamw.state[parameter] = {
@@ -121,18 +118,19 @@ class TrainingState:
                 self.generator.set_state(file.get_tensor("generator"))
         except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, msgspec.MsgspecError) as error:
             raise FolderError(
-                f"{path} cannot be taken up ({error}); remove it and train again without --resume."
+                f"Training cannot resume from {path} ({error}); remove it and train again without --resume."
             ) from error
         self.rng.bit_generator.state = _from_numpy_state(self.record.numpy_state)
+        return self.record
 
     def keep_best(self) -> None:
         with torch.no_grad():
-            for kept, now in zip(self.best, self.average, strict=True):
-                kept.copy_(now)
+            for best, average in zip(self.best, self.average, strict=True):
+                best.copy_(average)
 
 
 def _numpy_state(rng: np.random.Generator) -> str:
-    """JSON without numbers beyond 64 bits, which JSON readers disagree about."""
+    """The generator's state as JSON, with its numbers beyond 64 bits as text."""
     state: dict[str, Any] = rng.bit_generator.state  # type: ignore[assignment]
     inner = {key: str(value) for key, value in state["state"].items()}
     return msgspec.json.encode({**state, "state": inner}).decode()
@@ -143,8 +141,8 @@ def _from_numpy_state(text: str) -> dict[str, Any]:
     return {**state, "state": {key: int(value) for key, value in state["state"].items()}}
 
 
-def read_record(path: Path) -> TrainingRecord:
-    """How far a saved training got, tensors aside."""
+def read_training_record(path: Path) -> TrainingRecord:
+    """The record of a saved state."""
     try:
         with safe_open(path, framework="pt") as file:
             return msgspec.json.decode(file.metadata()[HEADER], type=TrainingRecord)
@@ -153,7 +151,7 @@ def read_record(path: Path) -> TrainingRecord:
 
 
 def read_best(model: nn.Module, path: Path) -> None:
-    """Give a model the best weights of a saved training of it."""
+    """Give a model the best weights of a saved state."""
     try:
         with safe_open(path, framework="pt") as file, torch.no_grad():
             for index, parameter in enumerate(model.parameters()):

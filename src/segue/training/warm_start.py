@@ -1,4 +1,4 @@
-"""The weights that training begins with where it goes on from another run, which need not stay where it is."""
+"""Warm start: the first weights of a training, transferred from another run and saved with the new one."""
 
 from __future__ import annotations
 
@@ -20,85 +20,87 @@ from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
 from segue.models.warm_start import ITEM_CODES, carry_over, filled_codes
 from segue.training.item_codes import CODES
-from segue.training.run import CHOOSING, TrainingSetup
 from segue.training.state import read_best
+from segue.training.train import STATE, TrainingSetup
 
-TRAINED = "trained.npy"
-"""Of a run trained on every event, the items of the training part [V + 1] bool, which alone have codes that chose."""
-START, START_ALL = "start.safetensors", "start-all.safetensors"
-"""What choosing the epochs begins with; and training on every event, where the two differ."""
+TRAINED_ITEMS = "trained.npy"
+"""In a run trained on every event: the items of its training part [V + 1] bool."""
+WARM_START, WARM_START_ALL = "warm-start.safetensors", "warm-start-all.safetensors"
+"""The first weights of choosing the epoch, and of training on every event if these differ."""
 
 
-def write_start(
+def write_warm_start(
     old: SequenceModel,
     folder: Path,
     *,
-    everything: bool,
-    recipe: TrainingSetup,
+    all_events: bool,
+    setup: TrainingSetup,
     facts: Facts,
     before: Vocabulary,
     now: Vocabulary,
     trained: np.ndarray,
     out: Path,
 ) -> None:
-    """Carry the weights of a run over to a catalogue, of which training will meet the items `trained` [V + 1], into
-    files in `out`.
+    """Transfer the weights of the run in `folder` to another catalogue and write them to files in `out`.
 
-    A run trained on every event (`everything`) has seen what the next one is judged by: there choosing the epochs goes
-    on from the weights that chose the run's own, which are in its `folder`.
+    `trained` [V + 1]: the items of the new training part. A run trained on every event (`all_events`) has seen the
+    events that the next one is validated on. So choosing the epoch starts from the weights by which the run's own epoch
+    was chosen.
     """
     if not before.table["id"].is_in(now.table["id"].to_list()).any():
         raise InputError(
-            f"None of the {len(before)} items of {folder} is in the data, so nothing can be carried over: give data of "
-            "the same catalogue, or leave --from out."
+            f"None of the {len(before)} items of {folder} is in the data, so no weights can be transferred: give data "
+            "of the same catalogue, or leave --from out."
         )
-    met = np.concatenate(([False], before.table["count"].to_numpy() > 0))
-    starts = [(old, START, met)]
-    if everything:
+    seen = np.concatenate(([False], before.table["count"].to_numpy() > 0))
+    starts = [(old, WARM_START, seen)]
+    if all_events:
         chosen = copy.deepcopy(old)
-        read_best(chosen, folder / CHOOSING)
+        read_best(chosen, folder / STATE)
         if isinstance(chosen.items, CodeTable):
-            chosen.items.codes.copy_(_codes_that_chose(folder))
-        trained_then = np.load(folder / TRAINED) if (folder / TRAINED).exists() else np.zeros_like(met)
-        starts = [(chosen, START, trained_then), (old, START_ALL, met)]
+            chosen.items.codes.copy_(_codes_of_choice(folder))
+        seen_then = np.load(folder / TRAINED_ITEMS) if (folder / TRAINED_ITEMS).exists() else np.zeros_like(seen)
+        starts = [(chosen, WARM_START, seen_then), (old, WARM_START_ALL, seen)]
     for model, name, then in starts:
-        first = torch.Generator().manual_seed(recipe.train.seed)  # rows that are new begin as a new model's do
-        new = build_model(recipe.model, len(now), generator=first, facts=facts, encoder=recipe.encoder)
+        generator = torch.Generator().manual_seed(setup.train.seed)  # new rows are initialised as in a new model
+        new = build_model(setup.model, len(now), generator=generator, facts=facts, encoder=setup.encoder)
         carry_over(
             model,
             new,
             before=before,
             now=now,
-            had_codes=_coded(model, then),
+            had_codes=_with_codes(model, then),
             has_codes=trained,
-            category=recipe.model.category,
+            category=setup.model.category,
         )
         save_weights(new, out / name)
 
 
 def fill_codes(folder: Path, found: np.ndarray, *, trained: np.ndarray, told: np.ndarray) -> None:
-    """Before training on every event, give codes to those items of the start in `folder` that only held-out events
-    have: of the ones `found` [V + 1, parts] in all events, which tell something of the items `told` [V + 1].
-    `trained` [V + 1]: items of the training part."""
-    path = folder / START_ALL
-    weights = load_file(path if path.exists() else folder / START)
+    """Give codes to items of the warm start that only have held-out events, before training on every event.
+
+    `found` [V + 1, parts]: the codes assigned from all events; they are meaningful for the items `told` [V + 1].
+    `trained` [V + 1]: the items of the training part.
+    """
+    path = folder / WARM_START_ALL
+    weights = load_file(path if path.exists() else folder / WARM_START)
     known = trained | _any_code(weights[ITEM_CODES])
     weights[ITEM_CODES] = filled_codes(weights[ITEM_CODES], known, found=torch.from_numpy(found), told=told)
     write_whole(path, save(weights))
 
 
-def _coded(model: SequenceModel, trained: np.ndarray) -> np.ndarray | None:
-    """Items that have codes [V + 1]: those of some runs before are not trained any more and have theirs still."""
+def _with_codes(model: SequenceModel, trained: np.ndarray) -> np.ndarray | None:
+    """Items that have codes [V + 1]: trained ones, and those of earlier runs that are not trained any more."""
     return trained | _any_code(model.items.codes) if isinstance(model.items, CodeTable) else None
 
 
 def _any_code(codes: Tensor) -> np.ndarray:
-    """Items whose codes are not all zeros, as those of items without codes are [V + 1]."""
+    """Items with codes [V + 1]; the codes of an item without any are zeros."""
     return (codes != 0).any(1).numpy()
 
 
-def _codes_that_chose(folder: Path) -> Tensor:
-    """The codes of a run trained on every event, before that: it began with those of another run, or found its own."""
-    if (folder / START).exists():
-        return load_file(folder / START)[ITEM_CODES]
+def _codes_of_choice(folder: Path) -> Tensor:
+    """The codes with which the epoch of a run was chosen: of its warm start, or its own."""
+    if (folder / WARM_START).exists():
+        return load_file(folder / WARM_START)[ITEM_CODES]
     return torch.from_numpy(np.load(folder / CODES, allow_pickle=False))

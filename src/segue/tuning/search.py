@@ -20,10 +20,10 @@ from segue.evaluation.settings import SeenRule, seen_rule
 from segue.evaluation.split_log import SplitLog
 from segue.folders import explained_writing
 from segue.models.facts import facts_of
-from segue.training.item_codes import CODES, kept_codes
+from segue.training.item_codes import CODES, ensure_item_codes
 from segue.training.loop import SCORE, TrainingProgress
-from segue.training.run import CHOOSING, TrainingSetup, choose_epoch
-from segue.training.state import read_record
+from segue.training.state import read_training_record
+from segue.training.train import STATE, TrainingSetup, choose_epoch
 from segue.tuning.report import HALF_RUN, OVER, TrialRecord, Tuning
 from segue.tuning.space import LOSS, Values, laid_over, own_values, rounded
 from segue.tuning.study import OUTCOME, TRIAL, Search, begin, opened, outcome_of, take_up
@@ -104,7 +104,6 @@ class _Trainer:
     job: Search
     data: Data
     bounds: Bounds
-    counts: np.ndarray
     seen: SeenRule
     progress: Callable[[int, TrainingProgress], None] | None
 
@@ -112,9 +111,8 @@ class _Trainer:
     def of(
         job: Search, data: Data, bounds: Bounds, progress: Callable[[int, TrainingProgress], None] | None
     ) -> _Trainer:
-        counts = SplitLog.of(data).training_counts
         seen, _ = seen_rule(job.settings.evaluate, data.sequences, data.split)
-        return _Trainer(job, data, bounds, counts, seen, progress)
+        return _Trainer(job, data, bounds, seen, progress)
 
     def run(self, study: optuna.Study) -> None:
         """One trial, from its settings to its record. What is half run leaves its training for the next time."""
@@ -160,9 +158,7 @@ class _Trainer:
         try:
             _, chosen = choose_epoch(
                 recipe,
-                self.data.sequences,
-                self.data.split,
-                self.counts,
+                SplitLog.of(self.data),
                 seen=self.seen,
                 folder=folder,
                 progress=watch,
@@ -180,7 +176,7 @@ class _Trainer:
         """The items', where the settings ask for them: they are the same in every trial."""
         data, path = self.data, self.job.folder / CODES
         ends, n_items = data.split.train_end, len(data.vocabulary)
-        return kept_codes(path, settings.model, settings.train, data.sequences, ends, n_items, progress=watch)
+        return ensure_item_codes(path, settings.model, settings.train, data.sequences, ends, n_items, progress=watch)
 
 
 def _next_trial(study: optuna.Study, job: Search) -> optuna.Trial:
@@ -219,7 +215,7 @@ def _epochs_before(folder: Path, settings: Settings) -> list[dict[str, Any]]:
     text = settings_toml(settings)
     try:
         if (folder / SETTINGS).read_text(encoding="utf-8") == text:
-            return list(read_record(folder / CHOOSING).history)
+            return list(read_training_record(folder / STATE).history)
     except (OSError, FolderError):
         pass
     with explained_writing(folder):

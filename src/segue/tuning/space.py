@@ -13,7 +13,7 @@ from segue.config import Settings, make_settings
 from segue.data.dataset import Data
 from segue.errors import SettingsError, TrainingError
 from segue.models.settings import UNPLACED
-from segue.training.loop import training_windows
+from segue.training.windows import training_windows
 
 
 class Knob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -29,7 +29,7 @@ from segue.config import DEFAULT_RECIPE, About, Settings, make_settings, parse_t
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
 from segue.models.build import refuse_other_builder
-from segue.training.run import device_of
+from segue.training.train import device_of
 from segue.tuning.report import Outcome, TrialRecord, Tuning
 from segue.tuning.space import Space, changes, laid_over, log_facts, own_values, rounded, space_for
 

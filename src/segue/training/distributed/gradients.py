@@ -1,8 +1,8 @@
-"""The gradients of several processes → their sum, which is what one process would have had.
+"""The gradients of several processes → their sum, which is the gradient that a single process would have.
 
-Each process has the gradient of its share of the mean loss (`Objective.loss`), so that a plain sum weighs questions and
-not processes, whatever each of them had. torch's DistributedDataParallel would take the mean over processes instead,
-and wants a model called by its `forward`, every weight used at every step, and no gradient that is sparse.
+Each process has the gradient of its shard's part of the mean loss (`Objective.loss`), so a plain sum weighs all queries
+alike. torch's DistributedDataParallel would average over processes instead. It also needs the model's `forward`, every
+weight used at every step, and dense gradients.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ NONE, DENSE, SPARSE = 0, 1, 2
 
 @torch.no_grad()
 def sum_gradients(weights: Sequence[nn.Parameter], loss: Tensor, group: ProcessGroup) -> float:
-    """Replace the gradients by their sums over the group, and give the sum of the losses."""
+    """Replace the gradients by their sums over the processes, and return the sum of the losses."""
     if not isinstance(group, TorchProcessGroup):
         return loss.item()
-    # A weight that only others used has a gradient from now on, and one that nobody used still has none.
+    # A weight that any process used has a gradient in all of them; one that none used has none.
     own = torch.tensor([_kind(weight) for weight in weights], dtype=torch.uint8, device=loss.device)
     kinds = group.all_reduce_max(own).tolist()
     dense = [weight for weight, kind in zip(weights, kinds, strict=True) if kind == DENSE]
     gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in dense]
-    together = torch.cat([*(gradient.flatten() for gradient in gradients), loss.detach().view(1).to(weights[0].dtype)])
-    group.all_reduce_sum(together)
-    sums = torch.split(together, [*(weight.numel() for weight in dense), 1])
+    flat = torch.cat([*(gradient.flatten() for gradient in gradients), loss.detach().view(1).to(weights[0].dtype)])
+    sums = torch.split(group.all_reduce_sum(flat), [*(weight.numel() for weight in dense), 1])
     for weight, total in zip(dense, sums, strict=False):
         weight.grad = total.view_as(weight)
     for weight, kind in zip(weights, kinds, strict=True):
         if kind == SPARSE:
-            weight.grad = _rows_of_all(weight, group)
+            weight.grad = _sum_sparse(weight, group)
     return sums[-1].item()
 
 
@@ -45,8 +44,8 @@ def _kind(weight: nn.Parameter) -> int:
     return SPARSE if weight.grad.is_sparse else DENSE
 
 
-def _rows_of_all(table: nn.Parameter, group: TorchProcessGroup) -> Tensor:
-    """The rows that any process used, with what all of them want of each."""
+def _sum_sparse(table: nn.Parameter, group: TorchProcessGroup) -> Tensor:
+    """The sum of the sparse gradients of a table, with the rows that any process used."""
     if table.grad is None:
         rows, values = table.new_zeros(0, dtype=torch.int64), table.new_zeros(0, table.shape[1])
     else:

@@ -1,8 +1,8 @@
-"""One training on several processes: torch's launcher starts them and starts them again, and each finds the others.
+"""One training on several processes: torch's launcher starts and restarts them, and they join one group.
 
-`torchrun` starts processes that call `segue.train` by themselves, on one machine or on many that share a file system;
-`on_processes` does so on this machine. Either way the launcher is torch's (torch.distributed.elastic): when a process
-dies it stops the others and starts all anew, and they go on from the last saved state.
+`torchrun` starts processes that each call `segue.train`, on one machine or on several that share a file system.
+`run_on_processes` starts them on this machine. Either way the launcher is torch.distributed.elastic: if a process dies,
+it stops the others and starts all again, and they resume from the last saved state.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from segue.training.distributed.process_group import TorchProcessGroup
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
-RESTARTS = 3  # as torch's launcher has it
-PATIENCE = timedelta(hours=6)  # of those that wait while the first learns codes or builds an index; a death is noticed
-LONGEST_WORD = 1 << 16  # bytes of a message; they have some hundred
-OTHERS = "TORCHELASTIC_RUN_ID"  # set where torch's launcher started this process
-LONGEST_FOLDER = 60  # characters: an address in a folder below it may have a hundred
+RESTARTS = 3  # the default of torch's launcher
+TIMEOUT = timedelta(hours=6)  # process 0 may learn codes or build an index; a death is noticed without a timeout
+LONGEST_MESSAGE = 1 << 16  # bytes; messages have some hundred
+RUN_ID = "TORCHELASTIC_RUN_ID"  # set by torch's launcher
+LONGEST_FOLDER = 60  # characters: the address of a socket in a folder below it may have about a hundred
+LAUNCHER_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 _trainings = itertools.count()
@@ -51,40 +52,41 @@ log = logging.getLogger(__name__)
 
 def launched() -> bool:
     """Whether torch's launcher started this process as one of several."""
-    return OTHERS in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return RUN_ID in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def launchers(group: ProcessGroup) -> frozenset[str]:
-    """Names of those that started the processes of a group, one on each machine, for a training: they outlive the
-    processes, so who meets one of the names again was started again. Of one process alone there is none.
+def launcher_names(group: ProcessGroup) -> frozenset[str]:
+    """The names of a group's launchers, one for each machine, for one training; none for a single process.
 
-    Where a program trains several times, each time has names of its own, which are the same when it is started again.
+    A launcher outlives its processes, so a process that finds one of the names in a saved state was restarted. A
+    program that trains several times has other names each time, and the same ones when it is restarted.
     """
     return frozenset(group.all_gather_objects(f"{_launcher()}-{next(_trainings)}")) if group.size > 1 else frozenset()
 
 
 def _launcher() -> str:
-    """Told from any other by the launch's name, which need not be its own, and by the launcher's process."""
+    """A name from the run id, which need not be unique, and the launcher's process."""
     parent = os.getppid()
     try:
-        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:  # no Linux
-        began = ""
-    name = " ".join((os.environ[OTHERS], socket.gethostname(), str(parent), began))
+        started = ""
+    name = " ".join((os.environ[RUN_ID], socket.gethostname(), str(parent), started))
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 @contextmanager
-def joined() -> Iterator[ProcessGroup]:
-    """The processes that this one was started with: gloo between CPUs, NCCL between GPUs. They find each other once and
-    stay in touch to their end. The machine's cores are shared out among its processes, unless OMP_NUM_THREADS says
-    otherwise."""
+def join_group() -> Iterator[ProcessGroup]:
+    """The group of the processes that were launched with this one: gloo between CPUs, NCCL between GPUs.
+
+    They connect once, until they end. Each gets its share of the machine's cores, unless OMP_NUM_THREADS is set.
+    """
     if not launched():
         yield SINGLE_PROCESS
         return
     if not distributed.is_initialized():
-        _meet()
-        atexit.register(_part)
+        _connect()
+        atexit.register(_disconnect)
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
@@ -94,65 +96,69 @@ def joined() -> Iterator[ProcessGroup]:
         torch.set_num_threads(before)
 
 
-def _meet() -> None:
-    kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
-    # The launcher's store outlives its processes, and who is started again would find the addresses of the dead there
-    # (pytorch/pytorch#135712). Machines count restarts each for itself, so of several the launcher has to see to it.
+def _connect() -> None:
+    backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+    # The launcher's store outlives its processes: a restarted process would find the addresses of dead ones there
+    # (pytorch/pytorch#135712). Each machine counts its own restarts, so with several the launcher must handle it.
     if os.environ["GROUP_WORLD_SIZE"] == "1":
         store = PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-    distributed.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    distributed.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
 
 
-def _part() -> None:
+def _disconnect() -> None:
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
-class DeathsError(TrainingError):
-    """Processes died too often to be started again."""
+class ProcessesDiedError(TrainingError):
+    """Processes died more often than they are restarted."""
 
 
 Work = Callable[[Any, Callable[[bytes], None]], None]
-"""What each process does: with its arguments, and a way to tell the caller something."""
+"""The function of each process: its arguments, and a function that sends a message to the caller."""
 
 
-def on_processes(
-    count: int, work: Work, arguments: Any, *, heard: Callable[[bytes], None], restarts: int = RESTARTS
+def run_on_processes(
+    count: int, work: Work, arguments: Any, *, receive: Callable[[bytes], None], restarts: int = RESTARTS
 ) -> None:
-    """Let so many processes on this machine do `work`, a function of a module, and wait for them. `heard` is called, in
-    a thread, with what they tell. What one of them refuses with a sentence is refused here; where processes die too
-    often, `DeathsError` says so. Ctrl-C and SIGTERM end all of them; what was ignored before (`nohup`) still is."""
+    """Run `work`, a function of a module, in so many processes on this machine and wait for them.
+
+    `receive` is called with their messages, in a thread. A SegueError of one of them is raised here, and
+    `ProcessesDiedError` if they die too often. Ctrl-C and SIGTERM end all of them; ignored signals (`nohup`) stay
+    ignored.
+    """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
     if launched():
         raise SettingsError(
-            "torchrun has started this process as one of several and says how many there are: leave --processes out."
+            "torchrun started this process as one of several, so their number is known: leave --processes out."
         )
-    with _quiet_launcher(), _own_signals(), _Listener(heard) as listener:
-        launch = elastic_launch(_this_machine(count, restarts, listener.folder / "logs"), _member)
+    with _quiet_launcher(), _restored_signals(), _Receiver(receive) as receiver:
+        launch = elastic_launch(_launch_config(count, restarts, receiver.folder / "logs"), _process)
         try:
-            refusals = launch(work, arguments, str(listener.address))
+            errors = launch(work, arguments, str(receiver.address))
         except SignalException as caught:
-            ended: BaseException | signal.Signals | None = caught.sigval
+            outcome: BaseException | signal.Signals | None = caught.sigval
         except ChildFailedError as failure:
-            ended = DeathsError(f"The processes died {restarts + 1} times, at last with: {_first_words(failure)}.")
+            died = f"The processes died {restarts + 1} times, the last time with: {_first_message(failure)}."
+            outcome = ProcessesDiedError(died)
         else:
-            ended = next((refusal for refusal in refusals.values() if refusal is not None), None)
-    if listener.trouble is not None:
-        raise listener.trouble
-    if ended == signal.SIGINT:
+            outcome = next((error for error in errors.values() if error is not None), None)
+    if receiver.error is not None:
+        raise receiver.error
+    if outcome == signal.SIGINT:
         raise KeyboardInterrupt
-    if isinstance(ended, signal.Signals):
-        signal.raise_signal(ended)  # now with the handler that was there before
-        raise TrainingError(f"Training was ended by {ended.name}.")
-    if ended is not None:
-        raise ended
+    if isinstance(outcome, signal.Signals):
+        signal.raise_signal(outcome)  # now with the caller's own handler
+        raise TrainingError(f"Training was ended by {outcome.name}.")
+    if outcome is not None:
+        raise outcome
 
 
-def _this_machine(count: int, restarts: int, logs: Path) -> LaunchConfig:
+def _launch_config(count: int, restarts: int, logs: Path) -> LaunchConfig:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -171,79 +177,76 @@ def _this_machine(count: int, restarts: int, logs: Path) -> LaunchConfig:
 
 
 def _handled(kinds: Sequence[signal.Signals]) -> list[signal.Signals]:
-    """Those of these signals that are not ignored."""
+    """The signals that are not ignored."""
     return [kind for kind in kinds if signal.getsignal(kind) != signal.SIG_IGN]
 
 
-def _member(work: Work, arguments: Any, address: str) -> SegueError | None:
-    """In each process. What is refused is a result: who fails is started again, and would be refused again."""
+def _process(work: Work, arguments: Any, address: str) -> SegueError | None:
+    """The main function of a process. It returns a SegueError: if it raised, the launcher would restart all."""
     if _handled([signal.SIGINT]):
-        signal.signal(signal.SIGINT, _leave)  # Ctrl-C is meant for all; the launcher ends the others
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as words:
-        words.connect(address)
+        signal.signal(signal.SIGINT, _exit)  # Ctrl-C reaches all processes, and the launcher ends those that are left
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as messages:
+        messages.connect(address)
         if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0" and os.environ["RANK"] == "0":
-            words.sendall(b"")
+            messages.sendall(b"")  # reports the restart
         try:
-            work(arguments, words.sendall)
+            work(arguments, messages.sendall)
         except SegueError as error:
             return error
         finally:
-            _part()
+            _disconnect()
     return None
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+def _exit(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
     os._exit(128 + number)
 
 
-class _Listener:
-    """Hears what processes tell. A datagram is whole or not there, whenever its sender is killed."""
+class _Receiver:
+    """Receives the messages of the processes as datagrams, which are whole even if their sender is killed."""
 
-    def __init__(self, heard: Callable[[bytes], None]) -> None:
-        self.trouble: BaseException | None = None
-        """What `heard` raised, which ends everything."""
-        self._heard = heard
+    def __init__(self, receive: Callable[[bytes], None]) -> None:
+        self.error: BaseException | None = None
+        """What `receive` raised, which ends all processes."""
+        self._receive = receive
         usual = tempfile.gettempdir()
-        self._made = tempfile.TemporaryDirectory(
+        self._temporary = tempfile.TemporaryDirectory(
             prefix="segue-processes-", dir=usual if len(usual) < LONGEST_FOLDER else "/tmp"
         )
-        self.folder = Path(self._made.name)
-        self.address = self.folder / "words"
-        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._ear.bind(str(self.address))
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="segue-listener", daemon=True)
+        self.folder = Path(self._temporary.name)
+        self.address = self.folder / "messages"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.address))
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="segue-receiver", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._closing.set()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
             last.sendto(b"", str(self.address))
         self._thread.join()
-        self._ear.close()
-        self._made.cleanup()
+        self._socket.close()
+        self._temporary.cleanup()
 
-    def _listen(self) -> None:
-        while (word := self._ear.recv(LONGEST_WORD)) or not self._over.is_set():
-            if not word:
-                log.warning("A process died; all were started again and go on from the last saved state.")
-            elif self.trouble is None:  # who tells must never wait, so listening goes on
-                self._hear(word)
-
-    def _hear(self, word: bytes) -> None:
-        try:
-            self._heard(word)
-        except BaseException as trouble:  # noqa: BLE001  # whatever it is, the caller is to get it
-            self.trouble = trouble
-            _thread.interrupt_main(_handled((signal.SIGINT, *ENDING))[0])
+    def _run(self) -> None:
+        while (message := self._socket.recv(LONGEST_MESSAGE)) or not self._closing.is_set():
+            if not message:
+                log.warning("A process died; all were started again and resume from the last saved state.")
+            elif self.error is None:  # after an error messages are still read: a sender must never wait
+                try:
+                    self._receive(message)
+                except BaseException as error:  # noqa: BLE001  # the caller gets it, whatever it is
+                    self.error = error
+                    _thread.interrupt_main(_handled((signal.SIGINT, *ENDING))[0])
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """The launcher sets handlers of its own and leaves them there."""
+def _restored_signals() -> Iterator[None]:
+    """Restore the signal handlers, which the launcher replaces by its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -257,23 +260,20 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _quiet_launcher() -> Iterator[None]:
-    """Of a process that dies the launcher writes tracebacks of its own; one sentence of ours says it."""
-    known = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith(LAUNCHERS)]
-    levels = [logger.level for logger in known]
-    for logger in known:
+    """Silence the launcher's tracebacks of processes that died, which are reported in one sentence instead."""
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith(LAUNCHER_LOGGERS)]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(known, levels, strict=True):
+        for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
-LAUNCHERS = ("torch.distributed.elastic", "torch.multiprocessing")
-
-
-def _first_words(failure: Any) -> str:
-    """What the process died of that died first."""
+def _first_message(failure: Any) -> str:
+    """The error of the process that died first."""
     _, first = failure.get_first_failure()
     message = first.message["message"] if isinstance(first.message, dict) else first.message
     return str(message).strip().splitlines()[0].rstrip(".")

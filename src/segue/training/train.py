@@ -1,4 +1,4 @@
-"""A data set and settings → a trained model: epochs chosen on validation, or said."""
+"""A log and settings → a trained model, for a given number of epochs or for the epoch that validation chooses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import numpy as np
 import torch
 
 from segue.data.sequences import Sequences
-from segue.data.split import Split
 from segue.errors import SettingsError, TrainingError
 from segue.evaluation import metrics
 from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.settings import EvaluateSettings, SeenRule
-from segue.evaluation.split_log import counts_before
+from segue.evaluation.split_log import SplitLog, counts_before
 from segue.evaluation.window.cases import validation_window
 from segue.evaluation.window.evaluate import rank_targets, user_values
 from segue.models.build import Builder, build_model
@@ -29,51 +28,60 @@ from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.positive import PositiveEvents
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
-from segue.training.loop import SCORE, TrainingProgress, Validate, exhausted, fit, training_windows
+from segue.training.loop import SCORE, TrainingCallback, Validate, exhausted, fit
 from segue.training.settings import TrainSettings
 from segue.training.sparse_rows import LEAST_ROWS
 from segue.training.state import TrainingRecord, TrainingState
+from segue.training.windows import training_windows
 
-CHOOSING, EVERYTHING = "training.safetensors", "training-all.safetensors"
-"""State files, in RUN.partial while training and in the run folder afterwards."""
+STATE, STATE_ALL = "training.safetensors", "training-all.safetensors"
+"""State files of choosing the epoch, and of training on every event: in RUN.partial, and then in the run folder."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingSetup:
-    """The sections that training reads."""
+    """The settings that training reads."""
 
     model: ModelSettings
     objective: ObjectiveSettings
     train: TrainSettings
     evaluate: EvaluateSettings
     encoder: Builder | None = None
-    """The builder from outside that `model.encoder` names."""
+    """The builder of the external encoder that `model.encoder` names."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TrainingData:
+    """Each user's events before `ends` [U]."""
+
+    sequences: Sequences
+    ends: np.ndarray
+    counts: np.ndarray  # [V + 1], those events by item
+    facts: Facts
 
 
 def choose_epoch(
-    recipe: TrainingSetup,
-    sequences: Sequences,
-    split: Split,
-    counts: np.ndarray,
+    setup: TrainingSetup,
+    log: SplitLog,
     *,
     seen: SeenRule,
     folder: Path,
-    progress: Callable[[TrainingProgress], None] | None,
+    progress: TrainingCallback | None,
     facts: Facts = NO_FACTS,
-    start: Path | None = None,
+    warm_start: Path | None = None,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[SequenceModel, TrainingRecord]:
-    """Train on the training part; validation chooses the epoch. The test part is not looked at.
+    """Train on the training part and return the model of the epoch with the best validation score.
 
-    `counts` [V + 1] are the items' training events, `facts` what else the model is built from. `start`: a file of the
-    weights to begin with, else a new model's; they are judged first, and kept if no epoch makes them better. `group`:
-    the processes that share the work, all of which end with the same.
+    The test part is not used. `warm_start`: a file with the first weights. They are validated as epoch 0 and returned
+    if no epoch is better. `group`: the processes that share the work; all of them get the same result.
     """
+    counts = log.training_counts
 
     def evaluator(model: SequenceModel) -> Evaluator:
         known = model.answerable(counts)
         return Evaluator(
-            sequences=sequences,
+            sequences=log.sequences,
             counts=counts,
             seen=seen,
             target_time=model.target_time,
@@ -82,33 +90,34 @@ def choose_epoch(
             group=group,
         )
 
-    validate = _validation(recipe, sequences, split, evaluator, facts)
-    ends, epochs = split.train_end, recipe.train.epochs
     model, state = _fit(
-        recipe, sequences, ends, counts, facts, epochs, validate, folder / CHOOSING, progress, start, group
+        setup,
+        _TrainingData(log.sequences, log.split.train_end, counts, facts),
+        epochs=setup.train.epochs,
+        validate=_validation(setup, log, evaluator, facts),
+        state_file=folder / STATE,
+        progress=progress,
+        warm_start=warm_start,
+        group=group,
     )
     return model, state.record
 
 
 def _validation(
-    recipe: TrainingSetup,
-    sequences: Sequences,
-    split: Split,
-    evaluator: Callable[[SequenceModel], Evaluator],
-    facts: Facts,
+    setup: TrainingSetup, log: SplitLog, evaluator: Callable[[SequenceModel], Evaluator], facts: Facts
 ) -> Validate:
-    """What is asked of a model after each epoch: the next events of validation, or the items of its first days."""
-    settings = recipe.evaluate
+    """Validation after each epoch, on the next events or, with `evaluate.days`, on the items of the first days."""
+    settings = setup.evaluate
     if settings.days:
-        positive = PositiveEvents(recipe.objective.positive, facts.kinds)
-        window = validation_window(sequences, split, settings.days, positive)
+        positive = PositiveEvents(setup.objective.positive, facts.kinds)
+        window = validation_window(log.sequences, log.split, settings.days, positive)
 
         def by_window(model: SequenceModel) -> dict[str, float]:
             result = rank_targets(evaluator(model), ModelScorer(model), window, (10,), time=window.time)
             return {name: float(values.mean()) for name, values in user_values(window, result, (10,)).items()}
 
         return by_window
-    cases = split.cases("valid", settings.target)
+    cases = log.split.cases("valid", settings.target)
     if not len(cases):
         raise TrainingError(
             "No event is left for validation, which chooses the epoch; users need at least three events under "
@@ -123,81 +132,91 @@ def _validation(
 
 
 def train_for(
-    recipe: TrainingSetup,
+    setup: TrainingSetup,
     sequences: Sequences,
     ends: np.ndarray,
     n_items: int,
     *,
     epochs: int,
     state_file: Path,
-    progress: Callable[[TrainingProgress], None] | None,
+    progress: TrainingCallback | None,
     facts: Facts = NO_FACTS,
-    start: Path | None = None,
+    warm_start: Path | None = None,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[SequenceModel, np.ndarray]:
-    """Train a new model, or the one of `start`, for so many epochs on what each user had before `ends` [U], judged by
-    nobody; give it and the items' counts [V + 1] there."""
+    """Train for a number of epochs, without validation, on each user's events before `ends` [U].
+
+    Return the model and the number of those events by item [V + 1].
+    """
     counts = counts_before(sequences, ends, n_items)
-    model, _ = _fit(recipe, sequences, ends, counts, facts, epochs, None, state_file, progress, start, group)
+    model, _ = _fit(
+        setup,
+        _TrainingData(sequences, ends, counts, facts),
+        epochs=epochs,
+        validate=None,
+        state_file=state_file,
+        progress=progress,
+        warm_start=warm_start,
+        group=group,
+    )
     return model, counts
 
 
 def _fit(
-    recipe: TrainingSetup,
-    sequences: Sequences,
-    ends: np.ndarray,
-    counts: np.ndarray,
-    facts: Facts,
+    setup: TrainingSetup,
+    data: _TrainingData,
+    *,
     epochs: int,
     validate: Validate | None,
     state_file: Path,
-    progress: Callable[[TrainingProgress], None] | None,
-    start: Path | None,
+    progress: TrainingCallback | None,
+    warm_start: Path | None,
     group: ProcessGroup,
 ) -> tuple[SequenceModel, TrainingState]:
-    first = torch.Generator().manual_seed(recipe.train.seed)
-    model = build_model(recipe.model, len(counts) - 1, generator=first, facts=facts, encoder=recipe.encoder)
-    if start is not None:
-        fill_model(model, start)
-    model = model.to(device_of(recipe.train, group))
-    # What an item shares with others, its content, its category or parts of its codes, would be pushed away with it.
-    shared = recipe.model.items != "ids" or bool(recipe.model.category)
-    objective = Objective(recipe.objective, counts, facts.kinds, length=model.length, only_trained=shared)
-    stride = max(1, round(recipe.train.stride * model.length)) if recipe.train.stride else None
-    windows = training_windows(sequences, ends, length=model.length + objective.extra, stride=stride)
-    # Where every item is looked at, every row is used.
+    generator = torch.Generator().manual_seed(setup.train.seed)
+    n_items = len(data.counts) - 1
+    model = build_model(setup.model, n_items, generator=generator, facts=data.facts, encoder=setup.encoder)
+    if warm_start is not None:
+        fill_model(model, warm_start)
+    model = model.to(device_of(setup.train, group))
+    # With content, categories or codes, items share weights: a negative would push away all items that share them.
+    shared = setup.model.items != "ids" or bool(setup.model.category)
+    objective = Objective(setup.objective, data.counts, data.facts.kinds, length=model.length, only_trained=shared)
+    stride = max(1, round(setup.train.stride * model.length)) if setup.train.stride else None
+    windows = training_windows(data.sequences, data.ends, length=model.length + objective.extra, stride=stride)
+    # Without a sampler every item is scored, so every row of the table has a gradient.
     rows = max(map(len, model.items.learned), default=0)
     model.items.sparse_gradients = objective.sampler is not None and rows > LEAST_ROWS
-    with threads(recipe.train.threads):
+    with threads(setup.train.threads):
         state = fit(
             model,
             objective,
             windows,
-            settings=recipe.train,
+            settings=setup.train,
             epochs=epochs,
             validate=validate,
             state_file=state_file,
             progress=progress,
-            continued=start is not None,
+            warm=warm_start is not None,
             group=group,
         )
     return model.cpu().requires_grad_(requires_grad=False), state
 
 
-def finished(record: TrainingRecord, settings: TrainSettings) -> str | None:
-    """Why training that got this far has nothing left to do, or None."""
+def reason_finished(record: TrainingRecord, settings: TrainSettings) -> str | None:
+    """Why this training has nothing left to do, or None."""
     if exhausted(record, settings.patience):
         return (
             f"it stopped after epoch {record.epoch}, as validation had not improved for {settings.patience} epochs: "
-            "raise train.patience to go on"
+            "raise train.patience to continue"
         )
     if record.epoch >= settings.epochs:
-        return f"all {settings.epochs} epochs are done: raise train.epochs to go on"
+        return f"all {settings.epochs} epochs are done: raise train.epochs to continue"
     return None
 
 
 def device_of(settings: TrainSettings, group: ProcessGroup = SINGLE_PROCESS) -> torch.device:
-    """The device asked for; `auto` takes CUDA where there is one, and of several each process its own."""
+    """The device of `train.device`. With `auto` it is CUDA if there is any; each process of several has its own."""
     available = torch.cuda.is_available()
     if settings.device == "cuda" and not available:
         raise SettingsError("train.device is 'cuda', but torch finds no CUDA device; choose 'cpu' or 'auto'.")
@@ -205,18 +224,18 @@ def device_of(settings: TrainSettings, group: ProcessGroup = SINGLE_PROCESS) -> 
         return torch.device("cpu")
     if group.size == 1:
         return torch.device("cuda")
-    here, devices = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
-    if here > devices:
+    processes, devices = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    if processes > devices:
         raise SettingsError(
-            f"There are {here} processes on a machine with {devices} CUDA devices, and each needs its own: start "
-            f"{devices} at the most, or train on CPUs with --set train.device=cpu."
+            f"There are {processes} processes on a machine with {devices} CUDA devices, and each needs its own: start "
+            f"at most {devices}, or train on CPUs with --set train.device=cpu."
         )
     return torch.device(f"cuda:{os.environ['LOCAL_RANK']}")
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch use this many threads, 0 for all it has, and give back what it had."""
+    """Let torch use this many threads, 0 for all, and restore the number afterwards."""
     before = torch.get_num_threads()
     if count:
         torch.set_num_threads(count)
