@@ -370,5 +370,5 @@ def test_every_process_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch
 def test_why_there_is_nothing_left_to_do() -> None:
     settings = TrainSettings(epochs=10, patience=3)
     assert reason_finished(TrainingRecord(epoch=4, best_epoch=2), settings) is None
-    assert "raise train.patience to continue" in (reason_finished(TrainingRecord(epoch=5, best_epoch=2), settings) or "")
+    assert "raise train.patience" in (reason_finished(TrainingRecord(epoch=5, best_epoch=2), settings) or "")
     assert "raise train.epochs" in (reason_finished(TrainingRecord(epoch=10, best_epoch=9), settings) or "")
