@@ -56,11 +56,12 @@ def tiny_recommender(
     return Recommender(model, index, Vocabulary(table), seen=seen)
 
 
-def small_service(store: Path, *recommenders: Recommender) -> Service:
-    """Recommenders called "first" and "second", over a SQLite file. What it is handed to must run it."""
+def small_service(store: Path, *recommenders: Recommender, runs: Path | None = None) -> Service:
+    """Recommenders called "first" and "second", over a SQLite file; `runs`: a folder of runs to switch to. The
+    application that it is given to must run it."""
     served = [ServedModel(name, model) for name, model in zip(("first", "second"), recommenders, strict=False)]
     opened = open_store(str(store))
-    return Service(LocalEngine(ServingEngine(Models(served, runs=None, store=opened), opened)), opened, Metrics())
+    return Service(LocalEngine(ServingEngine(Models(served, runs=runs, store=opened), opened)), opened, Metrics())
 
 
 def models_of(service: Service) -> Models:

@@ -17,9 +17,9 @@ from page_visit import Visit
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from small_service import guarded, on_a_socket, small_service, tiny_recommender
 
-from bench.serving.server import Server, free_port
 from segue.recommend.recommender import Recommender
 from segue.serving.http.keys import Keys
+from segue.serving.http.server import fill_histories
 
 HACK = "window.hacked = true"
 TAG = f'<img src=x onerror="{HACK}">'
@@ -106,14 +106,11 @@ def ids(*numbers: int) -> list[str]:
 @pytest.fixture(scope="module")
 def service(runs: Path, shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One model, no keys, the log's users known."""
-    folder = tmp_path_factory.mktemp("service")
-    arguments = [str(runs / "first"), "--runs", str(runs), "--data", str(shop), "--store", str(folder / "events.db")]
-    server = Server(arguments, port=free_port(), log=folder / "log")
-    server.wait_ready()
-    url = f"http://127.0.0.1:{server.port}"
-    with httpx.Client(base_url=url) as client:
+    store = tmp_path_factory.mktemp("service") / "events.db"
+    fill_histories(str(store), shop)
+    app = guarded(small_service(store, Recommender.open(runs / "first"), runs=runs))
+    with on_a_socket(app) as url, httpx.Client(base_url=url) as client:
         yield Running(url, client)
-    assert server.stop()
 
 
 @pytest.fixture(scope="module")
