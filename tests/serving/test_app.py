@@ -189,7 +189,7 @@ def test_what_cannot_be_explained(client: Client, body: dict[str, Any], status: 
         (b'{"history": [true]}', r"got `bool` - at `\$\.history\[0\]`"),
         (b'{"history": [' + b"7" * 5000 + b"]}", "out of range"),
         (b'{"history": [{"itm": "a"}]}', "unknown field `itm`"),
-        (b'{"history": [{"item": "a", "time": "yesterday"}]}', r"\$\.history\[0\]\.time"),
+        (b'{"history": [{"item": "a", "time": "yesterday"}]}', "seconds since 1970 or ISO 8601 .* got 'yesterday'"),
         (b'{"history": [{"item": "a", "time": 1700000000000}]}', "divide milliseconds by 1000"),
         (b'{"history": [{"item": "a", "value": 1e999}]}', "out of range"),
         (b'{"history": [' + b"1," * 10_000 + b"1]}", "length <= 10000"),

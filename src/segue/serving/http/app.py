@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from litestar import Litestar
@@ -57,13 +56,9 @@ def create_app(service: Service, *, examples: Sequence[str] = ()) -> Litestar:
 
     `examples`: ids of items for the OpenAPI document, which anyone may read.
     """
-
-    def running(_: Litestar) -> AbstractAsyncContextManager[None]:
-        return service.running()
-
     app = Application(
         [*ROUTES, *PAGE_ROUTES],
-        lifespan=[running],
+        lifespan=[lambda _: service.running()],
         exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=MAX_BODY_BYTES,
         request_class=JsonRequest,

@@ -29,7 +29,7 @@ Headers = dict[bytes, bytes]
 Header = tuple[bytes, bytes]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-MAX_PATH_BYTES = 8192  # bytes
+MAX_PATH_BYTES = 8192
 MAX_QUERY_BYTES = 65_536
 CLIENT_CLOSED = 499  # in logs and metrics: the client closed the connection before the response
 UNMATCHED = "unmatched"  # the route in logs and metrics if the application has none for the path
@@ -173,7 +173,7 @@ class Guard:
             _too_long(scope)
             or self._wrong_host(headers)
             or self._over_rate_limit(scope, holder, pieces)
-            or (self._preflight(headers) if method == "OPTIONS" else None)
+            or (PREFLIGHT_REPLY if method == "OPTIONS" and self._is_preflight(headers) else None)
             or self._forbidden(method, headers, holder, pieces)
             or (self._unsafe_request(method, headers) if method not in SAFE else None)
         )
@@ -201,10 +201,8 @@ class Guard:
             (b"retry-after", str(math.ceil(seconds)).encode()),
         )
 
-    def _preflight(self, headers: Headers) -> Reply | None:
-        if headers.get(b"origin") in self._origins and b"access-control-request-method" in headers:
-            return Reply(HTTPStatus.NO_CONTENT.value, PREFLIGHT)
-        return None
+    def _is_preflight(self, headers: Headers) -> bool:
+        return headers.get(b"origin") in self._origins and b"access-control-request-method" in headers
 
     def _forbidden(self, method: str, headers: Headers, holder: KeyHolder | None, pieces: list[bytes]) -> Reply | None:
         if not self._keys:
@@ -238,7 +236,8 @@ class Guard:
                 f"A body has at most {self._max_body_bytes} bytes, got {length}; split the request.",
             )
         has_body = length > 0 or b"transfer-encoding" in headers
-        if has_body and method in WITH_BODY and not _is_json(headers.get(b"content-type", b"")):
+        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if has_body and method in WITH_BODY and content_type != b"application/json":
             return refusal(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                 "The body must be JSON; send it with Content-Type: application/json.",
@@ -246,6 +245,7 @@ class Guard:
         return None
 
 
+PREFLIGHT_REPLY = Reply(HTTPStatus.NO_CONTENT.value, PREFLIGHT)
 INTERNAL_ERROR = refusal(
     HTTPStatus.INTERNAL_SERVER_ERROR, "The service failed to answer; its log has the reason under X-Request-Id."
 )
@@ -335,9 +335,3 @@ def read_origin(name: str) -> bytes:
 def _same_host(origin: bytes, host: bytes | None) -> bool:
     """Whether an origin has this host. The scheme may differ: TLS often ends at a proxy."""
     return host is not None and origin.lower().partition(b"://")[2] == host.lower()
-
-
-def _is_json(content_type: bytes) -> bool:
-    return content_type == b"application/json" or (
-        content_type.partition(b";")[0].strip().lower() == b"application/json"
-    )

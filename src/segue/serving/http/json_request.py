@@ -28,8 +28,9 @@ class JsonRequest(Request[Any, Any, Any]):
 
     @property
     def service(self) -> Service:
-        """The service of the application."""
-        return service_of(self)
+        """The service, an attribute of the application: as a dependency it would cost more than routing."""
+        service: Service = self.app.service  # type: ignore[attr-defined]  # of `app.Application`
+        return service
 
     @property
     def path_params(self) -> dict[str, Any]:
@@ -55,13 +56,6 @@ def decode_body(body: bytes, type: Any) -> Any:
         raise ClientException(f"The body cannot be used: {error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ClientException(f"The body cannot be read as JSON: {error}.") from None
-
-
-def service_of(request: Request[Any, Any, Any]) -> Service:
-    """The service, an attribute of the application: as a dependency of the framework it would cost more than
-    routing."""
-    service: Service = request.app.service  # type: ignore[attr-defined]  # of `app.Application`
-    return service
 
 
 def hide_id(scope: Any) -> None:

@@ -29,6 +29,7 @@ HOW_TO_MAKE = (
     f"or set {', '.join(VARIABLES.values())}; "
     "python -c 'import secrets; print(secrets.token_urlsafe(32))' prints a new key"
 )
+NO_ADDRESS = "{!r} is not an address of this machine; give one with --host, such as 127.0.0.1."
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +157,6 @@ def check_binding(host: str, keys: Keys) -> None:
     try:
         addresses = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        raise InputError(
-            f"{host!r} is not an address of this machine; name one with --host, such as 127.0.0.1."
-        ) from None
+        raise InputError(NO_ADDRESS.format(host)) from None
     if not all(is_loopback(str(address[0])) for *_, address in addresses):
         raise InputError(f"Without keys, --host must be a loopback address, and {host!r} is not: {HOW_TO_MAKE}.")

@@ -72,7 +72,6 @@ class Metrics:
         self._answers.labels(fallback or "none").inc()
 
     def batch(self, queue: Queue, size: int) -> None:
-        """Record the size of a batch."""
         self._batches.labels(queue).observe(size)
 
     def queue(self, queue: Queue, length: int) -> None:
@@ -101,7 +100,6 @@ class Metrics:
         self._cache.set(cache_bytes)
 
     def store_error(self) -> None:
-        """Count a failure of the history store."""
         self._store_errors.inc()
 
     def render(self) -> tuple[bytes, str]:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, cast
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.exceptions import HTTPException
 from litestar.openapi.datastructures import ResponseSpec
 
 from segue.errors import FolderError, SegueError, StoreError
 from segue.serving.http.bodies import PROBLEM_TYPE, Problem
 from segue.serving.http.guard import path_pieces
-from segue.serving.http.json_request import encoded_path, service_of
+from segue.serving.http.json_request import JsonRequest, encoded_path
 from segue.serving.requests import OverloadedError, UnknownModelError
 
 MISSING_BODY = "'data'"  # the framework's whole message for it: the name of the handler's parameter
@@ -28,30 +28,30 @@ def problem(status: int, detail: str, *, headers: Mapping[str, str] | None = Non
     return Response(body, status_code=status, media_type=PROBLEM_TYPE, headers=headers)
 
 
-def bad_request(_: Request[Any, Any, Any], error: SegueError) -> Response[Problem]:
+def bad_request(_: Any, error: SegueError) -> Response[Problem]:
     """400: the input is readable and cannot be used."""
     return problem(HTTPStatus.BAD_REQUEST, str(error))
 
 
-def not_found(_: Request[Any, Any, Any], error: SegueError) -> Response[Problem]:
+def not_found(_: Any, error: SegueError) -> Response[Problem]:
     """404: an unknown item or model."""
     return problem(HTTPStatus.NOT_FOUND, str(error))
 
 
-def conflict(_: Request[Any, Any, Any], error: SegueError) -> Response[Problem]:
+def conflict(_: Any, error: SegueError) -> Response[Problem]:
     """409: the request does not fit the state of the service."""
     return problem(HTTPStatus.CONFLICT, str(error))
 
 
-def overloaded(request: Request[Any, Any, Any], error: OverloadedError) -> Response[Problem]:
+def overloaded(request: JsonRequest, error: OverloadedError) -> Response[Problem]:
     """503: too many requests wait; the client should retry."""
-    service_of(request).metrics.unavailable(error.reason)
+    request.service.metrics.unavailable(error.reason)
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), headers={"Retry-After": "1"})
 
 
-def store_unavailable(request: Request[Any, Any, Any], error: StoreError) -> Response[Problem]:
+def store_unavailable(request: JsonRequest, error: StoreError) -> Response[Problem]:
     """503: the store failed. The reason is logged and not sent to the client."""
-    metrics = service_of(request).metrics
+    metrics = request.service.metrics
     metrics.unavailable("store")
     metrics.store_error()
     logger.error("%s", error)
@@ -59,7 +59,7 @@ def store_unavailable(request: Request[Any, Any, Any], error: StoreError) -> Res
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"Retry-After": "5"})
 
 
-def http_problem(request: Request[Any, Any, Any], error: HTTPException) -> Response[Problem]:
+def http_problem(request: JsonRequest, error: HTTPException) -> Response[Problem]:
     """The framework's own refusals."""
     status, scope = error.status_code, cast("dict[str, Any]", request.scope)
     path = encoded_path(path_pieces(scope))
@@ -76,7 +76,7 @@ def http_problem(request: Request[Any, Any, Any], error: HTTPException) -> Respo
     return problem(status, detail, headers=error.headers)
 
 
-def unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
+def unexpected(request: JsonRequest, error: Exception) -> Response[Problem]:
     """500: a bug or a damaged run. The traceback is logged and not sent to the client."""
     route = request.scope.get("path_template", "a request")  # not the path, which may hold a user's id
     logger.error("%s %s failed", request.method, route, exc_info=error)
@@ -99,7 +99,7 @@ def problem_spec(description: str) -> ResponseSpec:
     )
 
 
-EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]] = {
+EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[Any, Any], Response[Any]]] = {
     HTTPException: http_problem,
     OverloadedError: overloaded,
     StoreError: store_unavailable,

@@ -22,7 +22,7 @@ from segue.folders import read_manifest
 from segue.serving.engine.channel import EngineProcess, freeze_loaded_objects
 from segue.serving.http.bodies import MAX_BODY_BYTES
 from segue.serving.http.guard import Guard
-from segue.serving.http.keys import Keys, check_binding
+from segue.serving.http.keys import NO_ADDRESS, Keys, check_binding
 from segue.serving.http.limits import RateLimit
 from segue.serving.http.logs import configure_logs
 from segue.serving.http.metrics import Metrics, shared_between_workers
@@ -165,7 +165,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 def _reason(error: OSError | UnicodeError, host: str, port: int) -> str:
     if isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL:
-        return f"{host!r} is not an address of this machine; name one with --host, such as 127.0.0.1."
+        return NO_ADDRESS.format(host)
     if error.errno == errno.EADDRINUSE:
         return f"Port {port} of {host} is in use; choose another with --port."
     if error.errno == errno.EACCES:
