@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 settings.register_profile("segue", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("segue")
 
-# Modules whose tests go to one worker, because what they share takes long to start: services and a browser, pairs of
-# processes, a Spark session. (xdist's own groups are marks, which it does not find any more since pytest 9.2.)
+# Modules whose tests go to one worker, because what they share takes long to make: services and a browser, pairs of
+# processes, a Spark session, a search. (xdist's own groups are marks, which it no longer finds since pytest 9.2.)
 TOGETHER = {
     "test_page.py": "page",
     "test_hostile.py": "hostile",
@@ -35,6 +35,9 @@ TOGETHER = {
     "test_spark_files.py": "spark",
     "test_spark_prepare.py": "spark",
     "test_spark_answers.py": "spark",
+    "test_tune.py": "tune",
+    "test_tuning.py": "tune",
+    "test_window_journey.py": "window",
 }
 
 

@@ -20,7 +20,8 @@ import segue.tuning.search as search_room
 from segue.config import Settings, make_settings, read_recipe, recipe_names
 from segue.errors import FolderError, SegueError, SettingsError, TrainingError
 from segue.training import item_codes as codes
-from segue.tuning import TrainingProgress, TrialRecord, Tuning, tune, tuning_table
+from segue.training.loop import TrainingProgress
+from segue.tuning import TrialRecord, Tuning, tune, tuning_table
 from segue.tuning import study as study_room
 from segue.tuning.report import Outcome
 from segue.tuning.space import LOSS, SPACE, LogFacts, belonging, laid_over, own_values, rounded, space_for
@@ -204,7 +205,7 @@ def test_the_folder_can_be_read(whole: Tuning) -> None:
     rows = list(csv.DictReader((folder / "trials.csv").read_text().splitlines()))
     assert [float(row["ndcg@10"]) for row in rows] == [one.score for one in whole.trials]
     assert [row["objective.negatives"] != "" for row in rows] == [one.values[LOSS] != "softmax" for one in whole.trials]
-    with study_room.opened(folder) as study:
+    with study_room.open_study(folder) as study:
         assert [trial.value for trial in study.trials] == [one.score for one in whole.trials]
 
 
@@ -270,7 +271,7 @@ def test_codes_are_learned_once_for_all_trials_and_gone_on_with(
 def test_more_trials_after_a_kill(whole: Tuning, cycle_data: Path, tmp_path: Path) -> None:
     """A kill leaves a trial that never ended: it is recorded, and does not count."""
     out = copied(whole, tmp_path / "search")
-    with study_room.opened(out) as study:
+    with study_room.open_study(out) as study:
         study.ask()
     told: list[tuple[TrialRecord, int]] = []
     more = tune(
@@ -304,8 +305,8 @@ def test_the_minutes_are_kept(
 def test_what_falls_behind_is_cut_short(
     cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study_room, "PATIENT_TRIALS", 1)
-    monkeypatch.setattr(study_room, "PATIENT_EPOCHS", 1)
+    monkeypatch.setattr(study_room, "UNPRUNED_TRIALS", 1)
+    monkeypatch.setattr(study_room, "UNPRUNED_EPOCHS", 1)
     tuning = tune(cycle_data, out=tmp_path / "search", recipe=quick_recipe, trials=5)
     pruned = [one for one in tuning.trials if one.outcome == "pruned"]
     assert pruned and len(tuning.counted) == 5
@@ -337,7 +338,7 @@ def test_settings_that_do_not_fit_into_memory_are_a_failed_trial(
     assert (tmp_path / "search" / "trials.csv").read_text().splitlines()[1].startswith("1,failed,,0,")
 
 
-def test_the_test_part_is_not_looked_at(quick_recipe: Path, tmp_path: Path) -> None:
+def test_the_test_part_is_not_used(quick_recipe: Path, tmp_path: Path) -> None:
     """The last items change places among the users: no proposal and no score may notice."""
     log = pl.read_csv(cycle_log(users=40).encode()).sort("user", "timestamp")
     last = log["timestamp"] == log.select(pl.col("timestamp").max().over("user")).to_series()
@@ -412,11 +413,11 @@ def test_the_table_shows_the_best_what_is_new_and_what_they_share() -> None:
     lines = tuning_table(tuning).splitlines()
     assert lines[0].startswith("12 trials: 11 finished, 1 failed.")
     assert [line.split()[0] for line in lines[3:8]] == ["1", "11", "10", "9", "8"]
-    assert lines[3].endswith("0.5000           2      1.5  nothing: the recipe as it is")
+    assert lines[3].endswith("0.5000           2      1.5  nothing: the recipe itself")
     assert lines[4].endswith("width 64 → 32, depth 64 → 11")
-    assert lines[9] == "No trial was better than the recipe as it is."
+    assert lines[9] == "No trial was better than the recipe itself."
     better = Tuning(folder="search", recipe="sasrec", trials=[record(1, 0.01, width=64, depth=64), *trials[1:]])
-    assert tuning_table(better).splitlines()[9] == "The recipe as it is reached 0.0100, the best trial 0.1100."
+    assert tuning_table(better).splitlines()[9] == "The recipe itself reached 0.0100, the best trial 0.1100."
     assert "All of the best" not in tuning_table(better), "the fifth is of another width"
     shared = [record(n, n / 100, width=width, depth=n) for n, width in enumerate([64] * 5 + [32] * 5, start=1)]
     assert tuning_table(Tuning(folder="s", recipe="r", trials=shared)).endswith("All of the best 5 have width 32.")

@@ -1,4 +1,4 @@
-"""Progress for people: a bar where standard error is a terminal, plain lines elsewhere, nothing when quiet."""
+"""Progress on a terminal: a bar if standard error is one, plain lines otherwise, nothing when quiet."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 10.0
 
 
-def speaks() -> bool:
-    """Whether this process is the one that speaks: of several that `torchrun` started, the first."""
+def is_first_process() -> bool:
+    """Whether this process prints: the first of those that `torchrun` started, or the only one."""
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
-def say(text: str) -> None:
-    """A line on standard output, as it is: ids may hold what a markup language would swallow."""
-    if not speaks():
+def print_line(text: str) -> None:
+    """Print a line on standard output without markup, which would change some ids."""
+    if not is_first_process():
         return
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again at exit
-        if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has left
+        if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has closed the pipe
             sys.exit(0)
         raise SegueError(f"Standard output cannot be written: {error.strerror or error}. Send it elsewhere.") from error
 
 
-def complain(text: str) -> None:
-    """A line on standard error: what is wrong, or how to go on."""
-    if speaks():
+def print_error(text: str) -> None:
+    """Print a line on standard error: an error, or how to continue."""
+    if is_first_process():
         sys.stderr.write(text + "\n")
 
 
@@ -50,11 +50,11 @@ def duration(seconds: float) -> str:
 
 
 class Display:
-    """One bar on standard error, or a line now and then."""
+    """One bar on standard error, or a line every ten seconds."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         console = Console(stderr=True)
-        self.quiet = quiet or not speaks()
+        self.quiet = quiet or not is_first_process()
         self.bar: Progress | None = None
         self.task: TaskID | None = None
         if not self.quiet and console.is_terminal:
@@ -76,7 +76,7 @@ class Display:
             self.bar.stop()
 
     def show(self, description: str, done: float, total: float, facts: str) -> None:
-        """Where things are; between lines of plain text some time passes."""
+        """Update the bar, or print a line if the last one is old enough."""
         if self.bar is not None:
             if self.task is None:
                 self.bar.start()
@@ -86,51 +86,54 @@ class Display:
             self.line(f"{description}: {facts}" if facts else f"{description}: {done:,.0f} of {total:,.0f}")
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays above the bar."""
         if self.quiet:
             return
         self._last_line = time.monotonic()
         if self.bar is not None:
             self.bar.console.print(text, markup=False, highlight=False)
         else:
-            complain(text)
+            print_error(text)
 
 
 class PrepareDisplay(Display):
-    """Told of each stage of `prepare`: its name, how much is done, and of how much."""
+    """Shows a stage of `prepare`: its name, how much is done, and of how much."""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         self.show(stage, done, total, f"{done:,} of {total:,}" if total else f"{done:,}")
 
 
 class MeasureDisplay(Display):
-    """Told who is measured, how many cases are done, and of how many."""
+    """Shows what is measured, how many cases are done, and of how many."""
 
     def __call__(self, name: str, done: int, total: int) -> None:
         self.show(f"measuring {name}", done, total, f"{done:,} of {total:,}")
 
 
-def epoch_of(step: TrainingProgress) -> str:
-    """Which epoch, and of what where it is not the model itself."""
-    return f"{step.of}, epoch {step.epoch}/{step.epochs}" if step.of else f"epoch {step.epoch}/{step.epochs}"
-
-
-def training_facts(step: TrainingProgress) -> str:
-    """Loss, speed and remaining time."""
-    return f"loss {step.loss:.4f}  {_speed(step)}"
-
-
-def _speed(step: TrainingProgress) -> str:
-    return f"{step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
-
-
 class TrainDisplay(Display):
-    """Told of each step of training."""
+    """Shows each step of training, and a line for each epoch."""
 
     def __call__(self, step: TrainingProgress) -> None:
-        self.show(epoch_of(step), step.done, step.total, training_facts(step))
+        self.show(_epoch(step), step.done, step.total, f"loss {step.loss:.4f}  {_speed(step)}")
         if step.scores is not None:
             scores = "  ".join(f"{name} {value:.4f}" for name, value in step.scores.items())
             best = " (best)" if step.best_epoch == step.epoch else ""
             epoch = f"epoch {step.epoch:3}/{step.epochs}  loss {step.loss:.4f}"
             self.line(f"{epoch}  {scores}{best}  {_speed(step)}")
+
+
+class TuneDisplay(Display):
+    """Shows each step of a trial's training."""
+
+    def __call__(self, trial: int, step: TrainingProgress) -> None:
+        facts = f"loss {step.loss:.4f}  {_speed(step)}"
+        self.show(f"trial {trial}, {_epoch(step)}", step.done, step.total, facts)
+
+
+def _epoch(step: TrainingProgress) -> str:
+    """The epoch, with the name of what is trained if it is not the model itself."""
+    return f"{step.of}, epoch {step.epoch}/{step.epochs}" if step.of else f"epoch {step.epoch}/{step.epochs}"
+
+
+def _speed(step: TrainingProgress) -> str:
+    return f"{step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"

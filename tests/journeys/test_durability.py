@@ -6,7 +6,7 @@ import pytest
 
 from bench.serving.durability import Posted, judged, survive
 
-KILLS = 3
+KILLS = 2
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

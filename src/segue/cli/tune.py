@@ -10,10 +10,10 @@ import msgspec
 import typer
 
 from segue.cli.options import DataFolder, Json, print_json
-from segue.terminal import Display, complain, duration, epoch_of, say, training_facts
+from segue.terminal import TuneDisplay, complain, duration, say
 
 if TYPE_CHECKING:
-    from segue.tuning import TrainingProgress, TrialRecord, Tuning
+    from segue.tuning import TrialRecord, Tuning
 
 
 def tune(
@@ -44,7 +44,7 @@ def tune(
     from segue.tuning import tune as search
     from segue.tuning import tuning_table
 
-    with Display(quiet=json) as display:
+    with TuneDisplay(quiet=json) as display:
         try:
             tuning = search(
                 data,
@@ -53,7 +53,7 @@ def tune(
                 trials=trials,
                 minutes=minutes,
                 resume=resume,
-                progress=lambda trial, step: _show_trial(display, trial, step),
+                progress=display,
                 ended=lambda record, tuning: display.line(_trial_line(record, tuning)),
             )
         except KeyboardInterrupt:
@@ -66,10 +66,6 @@ def tune(
         return
     say(tuning_table(tuning))
     say(f"\nMade {best}. Next: segue train {data} --out RUN --recipe {best}")
-
-
-def _show_trial(display: Display, trial: int, step: TrainingProgress) -> None:
-    display.show(f"trial {trial}, {epoch_of(step)}", step.done, step.total, training_facts(step))
 
 
 def _trial_line(record: TrialRecord, tuning: Tuning) -> str:

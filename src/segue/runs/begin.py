@@ -46,7 +46,7 @@ def begin(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[
         )
     if folder.exists():
         raise FolderError(
-            f"{folder} holds unfinished training; add --resume to continue it, or remove the folder to begin again."
+            f"{folder} holds unfinished training; add --resume to continue it, or remove it to begin again."
         )
     refuse_silence(settings.model, data.vocabulary)
     record = PartialRecord(

@@ -1,17 +1,20 @@
-"""A data folder and a recipe → the recipe that fits the data best: `space` says what is tried, `search` tries it,
-`study` keeps it in a folder, `report` shows it."""
+"""A data folder and a recipe → the recipe that suits the data best: `space` is what is tried, `search` tries it,
+`study` keeps the trials in a folder, `report` shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from segue.data.dataset import Data
 from segue.errors import SegueError, SettingsError
-from segue.training.loop import TrainingProgress
 from segue.tuning.report import TrialRecord, Tuning, changes_text, tuning_table
 
-__all__ = ["TrainingProgress", "TrialRecord", "Tuning", "changes_text", "tune", "tuning_table"]
+if TYPE_CHECKING:
+    from segue.training.loop import TrainingProgress
+
+__all__ = ["TrialRecord", "Tuning", "changes_text", "tune", "tuning_table"]
 
 
 def tune(
@@ -25,11 +28,11 @@ def tune(
     progress: Callable[[int, TrainingProgress], None] | None = None,
     ended: Callable[[TrialRecord, Tuning], None] | None = None,
 ) -> Tuning:
-    """Search for better settings than a recipe's; `out`/best.toml is then a recipe to train with.
+    """Search for better settings than a recipe's and write them as a recipe, `out`/best.toml.
 
-    The first trial is the recipe as it is. Validation's NDCG@10 judges; the test part is not looked at.
-    trials: how many, counted over every resume; 20 unless `minutes` is given. minutes: how long, this time.
-    progress: told the trial's number and how its training is getting on. ended: told of each trial that is over.
+    The first trial is the recipe itself. Trials are compared by NDCG@10 on validation; the test part is not used.
+    trials: how many, those before a resume included; 20 unless `minutes` is given. minutes: how long this call may
+    take. progress: called with the trial's number and the progress of its training. ended: called after each trial.
     """
     if trials is not None and trials < 1:
         raise SettingsError(f"--trials must be at least 1, got {trials}.")
@@ -43,7 +46,7 @@ def tune(
             "Tuning needs optuna, which is not installed or not complete; run `pip install 'segue[tune]'`."
         ) from error
     if launched():
-        raise SettingsError("A search is done by one process: start it without torchrun.")
+        raise SettingsError("A search runs in one process: start it without torchrun.")
     return search(
         data if isinstance(data, Data) else Data.open(Path(data)),
         out=Path(out),

@@ -1,4 +1,4 @@
-"""What a search found: every trial, the best of them, and lines for a terminal."""
+"""The trials of a search, the best of them, and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 from segue.evaluation.report import aligned
 
 Outcome = Literal["finished", "pruned", "failed", "out of time", "interrupted"]
-OVER: tuple[Outcome, ...] = ("finished", "pruned", "failed")
-HALF_RUN: tuple[Outcome, ...] = ("out of time", "interrupted")
-"""Trials that are not counted: a resumed search runs them again, from the epoch they had reached."""
+FINAL: tuple[Outcome, ...] = ("finished", "pruned", "failed")
+UNFINISHED: tuple[Outcome, ...] = ("out of time", "interrupted")
+"""Trials that are not counted: a resumed search continues them from their last epoch."""
 SHOWN = 5
 
 
@@ -20,18 +20,18 @@ class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One trial."""
 
     trial: int
-    """From 1 on; in Optuna's study it has the number before."""
+    """From 1; in Optuna's study from 0."""
     outcome: Outcome
     score: float | None
-    """The best validation NDCG@10 of its epochs. Where it did not finish, its settings reach at least this."""
+    """The best NDCG@10 of its epochs on validation; of an unfinished trial, a lower bound."""
     epochs: int
     best_epoch: int
     seconds: float | None
-    """How long it took, None where it was interrupted: nobody knows when."""
+    """How long it took, None if it was interrupted: when is unknown."""
     values: dict[str, Any]
-    """The settings that are searched."""
+    """The searched settings."""
     changes: dict[str, tuple[Any, Any]]
-    """What differs from the recipe: its value, and the trial's."""
+    """Settings that differ from the recipe: its value, and the trial's."""
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,21 +39,21 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     recipe: str
-    """Where the search began."""
+    """The recipe of the first trial."""
     trials: list[TrialRecord]
 
     @property
     def counted(self) -> list[TrialRecord]:
-        """Those that are over."""
-        return [record for record in self.trials if record.outcome in OVER]
+        """The trials that are over."""
+        return [record for record in self.trials if record.outcome in FINAL]
 
     @property
     def ranked(self) -> list[TrialRecord]:
-        """Those to choose from, best first, all settings once: not what failed, as it would again. Of equals the
-        earliest, so that the recipe comes before others."""
-        sound = [one for one in self.trials if one.score is not None and one.outcome != "failed"]
+        """The trials to choose from, best first, equal settings once. A failed trial would fail again and is left
+        out. Of equal scores the earliest comes first, so the recipe wins a tie."""
+        scored = [one for one in self.trials if one.score is not None and one.outcome != "failed"]
         best: list[TrialRecord] = []
-        for record in sorted(sound, key=lambda one: (-(one.score or 0.0), one.outcome in HALF_RUN, one.trial)):
+        for record in sorted(scored, key=lambda one: (-(one.score or 0.0), one.outcome in UNFINISHED, one.trial)):
             if all(record.values != other.values for other in best):
                 best.append(record)
         return best
@@ -64,7 +64,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tuning_table(tuning: Tuning) -> str:
-    """The best trials and what they share, as lines for a terminal."""
+    """The best trials and what they have in common, as lines for a terminal."""
     counts = Counter(record.outcome for record in tuning.trials)
     kinds = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     rows = [["trial", "ndcg@10", "best epoch", "minutes"]]
@@ -75,7 +75,7 @@ def tuning_table(tuning: Tuning) -> str:
     lines = [f"{line}  {note}" for line, note in zip(aligned(rows), notes, strict=True)]
     return "\n".join(
         [
-            f"{len(tuning.trials)} trials: {kinds}. Scores are those of validation; the test part was not looked at.",
+            f"{len(tuning.trials)} trials: {kinds}. Scores are those of validation; the test part was not used.",
             "",
             *lines,
             "",
@@ -86,19 +86,19 @@ def tuning_table(tuning: Tuning) -> str:
 
 
 def changes_text(record: TrialRecord) -> str:
-    """What is new in a trial, in words. Keys without their sections: the knobs' are all different."""
+    """How a trial differs from the recipe. Keys are shown without their sections: they are all different."""
     changes = (f"{_key(name)} {_plain(before)} → {_plain(after)}" for name, (before, after) in record.changes.items())
-    return ", ".join(changes) or "nothing: the recipe as it is"
+    return ", ".join(changes) or "nothing: the recipe itself"
 
 
 def _gain(tuning: Tuning) -> str:
-    """The best beside the recipe."""
+    """The best score beside the recipe's."""
     best, recipe = tuning.best, next((record for record in tuning.ranked if not record.changes), None)
     if best is None or recipe is None:
-        return "The recipe as it is has no score."
+        return "The recipe itself has no score."
     if not best.changes:
-        return "No trial was better than the recipe as it is."
-    return f"The recipe as it is reached {recipe.score:.4f}, the best trial {best.score:.4f}."
+        return "No trial was better than the recipe itself."
+    return f"The recipe itself reached {recipe.score:.4f}, the best trial {best.score:.4f}."
 
 
 def _key(name: str) -> str:
@@ -110,9 +110,9 @@ def _plain(value: Any) -> str:
 
 
 def _shared(tuning: Tuning) -> list[str]:
-    """The choices that all of the best made and some of the others did not."""
+    """The settings that all of the best trials have and some of the others do not."""
     top, rest = tuning.ranked[:SHOWN], tuning.ranked[SHOWN:]
-    if len(rest) < SHOWN:  # among few trials, sharing is chance
+    if len(rest) < SHOWN:  # among few trials, it would be chance
         return []
     common = [
         f"{_key(name)} {_plain(value)}"

@@ -1,4 +1,4 @@
-"""The search: settings are proposed, trained with and judged, one trial at a time."""
+"""The search: settings are proposed, trained and scored, one trial at a time."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from segue.training.item_codes import CODES, ensure_item_codes
 from segue.training.loop import SCORE, TrainingProgress
 from segue.training.state import read_training_record
 from segue.training.train import STATE, TrainingSetup, choose_epoch
-from segue.tuning.report import HALF_RUN, OVER, TrialRecord, Tuning
+from segue.tuning.report import FINAL, UNFINISHED, TrialRecord, Tuning
 from segue.tuning.space import LOSS, Values, laid_over, own_values, rounded
-from segue.tuning.study import OUTCOME, TRIAL, Search, begin, opened, outcome_of, take_up
+from segue.tuning.study import OUTCOME, TRIAL, Search, begin, open_study, outcome_of, resume_search
 
-USUAL_TRIALS = 20
-FIRST_AT_RANDOM = 8  # trials before the proposals heed what was found
+DEFAULT_TRIALS = 20
+RANDOM_TRIALS = 8  # trials before proposals depend on earlier scores
 SETTINGS = "settings.toml"
 
 
-class _OutOfTime(Exception):  # noqa: N818  # it is no error: the user set the bound
+class _OutOfTime(Exception):  # noqa: N818  # not an error: the user set the limit
     """The minutes are over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where the search ends."""
+    """When the search ends."""
 
     trials: int | None
     deadline: float | None
@@ -47,13 +47,12 @@ class Bounds:
     @staticmethod
     def of(trials: int | None, minutes: float | None) -> Bounds:
         deadline = None if minutes is None else monotonic() + 60 * minutes
-        return Bounds(USUAL_TRIALS if trials is None and minutes is None else trials, deadline)
+        return Bounds(DEFAULT_TRIALS if trials is None and minutes is None else trials, deadline)
 
     def out_of_time(self) -> bool:
         return self.deadline is not None and monotonic() >= self.deadline
 
-    def allow(self, counted: int) -> bool:
-        """Whether another trial may begin."""
+    def allow_another(self, counted: int) -> bool:
         return (self.trials is None or counted < self.trials) and not self.out_of_time()
 
 
@@ -71,17 +70,17 @@ def search(
     """See `segue.tuning.tune`."""
     bounds = Bounds.of(trials, minutes)
     data.verify()
-    job = take_up(out, data, recipe) if resume else begin(out, data, recipe)
-    with opened(out) as study:
+    job = resume_search(out, data, recipe) if resume else begin(out, data, recipe)
+    with open_study(out) as study:
         tuning = job.tuning(study)
         if bounds.trials is not None and len(tuning.counted) >= bounds.trials:
             raise SettingsError(
-                f"{out} has {len(tuning.counted)} trials already; raise --trials to go on, or give --minutes alone."
+                f"{out} has {len(tuning.counted)} trials already; raise --trials to continue, or give --minutes alone."
             )
         for killed in study.get_trials(states=(TrialState.RUNNING,)):
             study.tell(killed.number, state=TrialState.FAIL)
         trainer = _Trainer.of(job, data, bounds, progress)
-        while bounds.allow(len(tuning.counted)):
+        while bounds.allow_another(len(tuning.counted)):
             try:
                 trainer.run(study)
             finally:
@@ -91,7 +90,7 @@ def search(
                 ended(tuning.trials[-1], tuning)
     if tuning.best is None:
         raise TrainingError(
-            f"No trial in {out} got through an epoch, so there is nothing to choose from; go on with --resume and more "
+            f"No trial in {out} finished an epoch, so there is nothing to choose from; continue with --resume and more "
             "--minutes or --trials, or begin with another --recipe."
         )
     return tuning
@@ -99,7 +98,7 @@ def search(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trainer:
-    """Trains with what is proposed, as `segue train` would."""
+    """Trains the proposed settings like `segue train`."""
 
     job: Search
     data: Data
@@ -115,13 +114,13 @@ class _Trainer:
         return _Trainer(job, data, bounds, seen, progress)
 
     def run(self, study: optuna.Study) -> None:
-        """One trial, from its settings to its record. What is half run leaves its training for the next time."""
+        """Run one trial and record it. An unfinished trial keeps its training state for the next call."""
         trial = _next_trial(study, self.job)
         try:
             score = self._train(trial, _proposed(trial, self.job))
         except optuna.TrialPruned:
             study.tell(trial, state=TrialState.PRUNED)
-        except TrainingError:  # the loss is no longer finite, or the model does not fit: an answer, too
+        except TrainingError:  # the loss is not finite, or the model does not fit into memory: a result, too
             trial.set_user_attr(OUTCOME, "failed")
             study.tell(trial, state=TrialState.FAIL)
         except _OutOfTime:
@@ -173,32 +172,31 @@ class _Trainer:
         return chosen.best_score
 
     def _codes(self, settings: Settings, watch: Callable[[TrainingProgress], None]) -> np.ndarray | None:
-        """The items', where the settings ask for them: they are the same in every trial."""
+        """The item codes, which are the same in every trial; None if the settings have none."""
         data, path = self.data, self.job.folder / CODES
         ends, n_items = data.split.train_end, len(data.vocabulary)
         return ensure_item_codes(path, settings.model, settings.train, data.sequences, ends, n_items, progress=watch)
 
 
 def _next_trial(study: optuna.Study, job: Search) -> optuna.Trial:
-    """The recipe, then what was left half run, then what Optuna proposes.
+    """The recipe itself, then unfinished trials, then what Optuna proposes.
 
-    The sampler starts afresh from the number of trials that are over, so that a search that was interrupted proposes
-    what it would have proposed without it.
+    The sampler is seeded by the number of finished trials, so an interruption does not change what it proposes.
     """
     trials = study.get_trials(deepcopy=False)
-    over = [trial.params for trial in trials if outcome_of(trial) in OVER]
-    owed = [own_values(job.settings, job.space)]
-    owed += [trial.params for trial in trials if outcome_of(trial) in HALF_RUN]
+    over = [trial.params for trial in trials if outcome_of(trial) in FINAL]
+    pending = [own_values(job.settings, job.space)]
+    pending += [trial.params for trial in trials if outcome_of(trial) in UNFINISHED]
     seed = (job.settings.train.seed + len(over)) % 2**32
-    study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=FIRST_AT_RANDOM)
-    first = next((values for values in owed if not any(values.items() <= done.items() for done in over)), None)
+    study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
+    first = next((values for values in pending if not any(values.items() <= done.items() for done in over)), None)
     if first is not None and not any(trial.state == TrialState.WAITING for trial in trials):
         study.enqueue_trial(first)
     return study.ask()
 
 
 def _proposed(trial: optuna.Trial, job: Search) -> Settings:
-    """The settings of a trial: one value for each knob that belongs to its loss."""
+    """The settings of a trial: a value for each setting that its loss has."""
     values: Values = {}
     for name, knob in job.space.items():
         if knob.losses and values.get(LOSS, job.settings.objective.loss) not in knob.losses:
@@ -211,7 +209,7 @@ def _proposed(trial: optuna.Trial, job: Search) -> Settings:
 
 
 def _epochs_before(folder: Path, settings: Settings) -> list[dict[str, Any]]:
-    """The epochs that these very settings had reached when they were interrupted; else an empty folder is made."""
+    """The epochs of an interrupted trial with the same settings; otherwise the folder is emptied."""
     text = settings_toml(settings)
     try:
         if (folder / SETTINGS).read_text(encoding="utf-8") == text:
@@ -226,11 +224,11 @@ def _epochs_before(folder: Path, settings: Settings) -> list[dict[str, Any]]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Torch has no kind of its own for it on a CPU."""
+    """Whether memory ran out; on a CPU torch has no exception type for it."""
     return isinstance(error, MemoryError) or "not enough memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def _is_last(step: TrainingProgress, settings: Settings) -> bool:
-    """Whether training ends here by itself: then there is nothing to cut short."""
+    """Whether training ends with this step, so that there is nothing to prune."""
     waited = step.epoch - step.best_epoch
     return step.scores is not None and (step.epoch == step.epochs or waited >= settings.train.patience)

@@ -1,11 +1,11 @@
-"""The folder of a search: what it searches and on which data, Optuna's study, and the results to read.
+"""The folder of a search:
 
 manifest.json   the recipe's name, the data's digest, the space
 recipe.toml     the settings of the first trial
 study.sqlite    Optuna's study, which Optuna's own tools read too
 trials.csv      every trial
 best.toml       a recipe: the settings of the best trial
-trial/          the training under way, from which an interrupted trial goes on
+trial/          the state of an unfinished trial, from which it is resumed
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from segue.tuning.space import Space, changes, laid_over, log_facts, own_values,
 
 FORMAT = 1
 RECIPE, STUDY, TRIALS, BEST, TRIAL = "recipe.toml", "study.sqlite", "trials.csv", "best.toml", "trial"
-OUTCOME = "outcome"  # Optuna knows that a trial failed, not how
-PATIENT_TRIALS, PATIENT_EPOCHS = 4, 4
-"""Before so many trials are finished, and before this epoch, no trial is cut short."""
+OUTCOME = "outcome"  # Optuna only knows that a trial failed
+UNPRUNED_TRIALS, UNPRUNED_EPOCHS = 4, 4
+"""The first trials and the first epochs of each trial, which are never pruned."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search is about; never changed after it has begun."""
+    """What is searched on which data; never changed after the search has begun."""
 
     kind: Literal["tune"] = "tune"
     format: int = FORMAT
@@ -61,7 +61,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     space: Space
 
     def tuning(self, study: optuna.Study) -> Tuning:
-        """Every trial that has begun."""
+        """All trials that have begun."""
         trials = [self._record(trial) for trial in study.get_trials(deepcopy=False) if outcome_of(trial) is not None]
         return Tuning(folder=str(self.folder), recipe=self.recipe, trials=trials)
 
@@ -83,10 +83,11 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def write(self, tuning: Tuning) -> None:
-        """The results, for people and for `segue train`; each file is there whole or not at all."""
-        _write(self.folder / TRIALS, _csv(tuning, list(self.space)))
+        """Write trials.csv and best.toml, each whole or not at all."""
+        folders.write_whole(self.folder / TRIALS, _csv(tuning, list(self.space)).encode())
         if (best := tuning.best) is not None:
-            _write(self.folder / BEST, settings_toml(self._best_settings(best, len(tuning.trials))))
+            best_toml = settings_toml(self._best_settings(best, len(tuning.trials)))
+            folders.write_whole(self.folder / BEST, best_toml.encode())
 
     def _best_settings(self, best: TrialRecord, trials: int) -> Settings:
         about = About(
@@ -102,7 +103,7 @@ def outcome_of(trial: FrozenTrial) -> Outcome | None:
     states: dict[TrialState, Outcome | None] = {
         TrialState.COMPLETE: "finished",
         TrialState.PRUNED: "pruned",
-        TrialState.RUNNING: "interrupted",  # killed: nobody asks while one runs
+        TrialState.RUNNING: "interrupted",  # killed: no trial runs while this is called
         TrialState.WAITING: None,
     }
     return states[trial.state] if trial.state in states else trial.user_attrs.get(OUTCOME, "interrupted")
@@ -118,25 +119,18 @@ def _csv(tuning: Tuning, names: list[str]) -> str:
     return text.getvalue()
 
 
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.writing")
-    with folders.explained_writing(path):
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-
-
 def begin(folder: Path, data: Data, recipe: str | Path | None) -> Search:
     """A new search in a new folder."""
     with folders.explained_writing(folder):
         if (folder / RECIPE).exists():
             raise FolderError(
-                f"{folder} holds a search already; add --resume to go on with it, or name another folder with --out."
+                f"{folder} holds a search already; add --resume to continue it, or name another folder with --out."
             )
     folders.refuse_existing(folder, overwrite=None)
     settings = make_settings(read_recipe(recipe or DEFAULT_RECIPE))
     if settings.evaluate.days:
         raise SettingsError("`segue tune` compares trials by ndcg@10 of the next event: leave evaluate.days out.")
-    device_of(settings.train)  # one that is not there is refused before anything is written
+    device_of(settings.train)  # a missing device is refused before anything is written
     refuse_other_builder(settings.model, None, whose="The recipe")
     manifest = Manifest(
         segue=version("segue"),
@@ -151,8 +145,8 @@ def begin(folder: Path, data: Data, recipe: str | Path | None) -> Search:
     return Search(folder=folder, recipe=manifest.recipe, settings=settings, space=manifest.space)
 
 
-def take_up(folder: Path, data: Data, recipe: str | Path | None) -> Search:
-    """A search that has begun, if it is about this data and this recipe."""
+def resume_search(folder: Path, data: Data, recipe: str | Path | None) -> Search:
+    """A search that has begun, if it has this data and this recipe."""
     try:
         if not folder.exists():
             raise FolderError(f"There is nothing to resume: {folder} does not exist. Tune without --resume.")
@@ -160,7 +154,7 @@ def take_up(folder: Path, data: Data, recipe: str | Path | None) -> Search:
         tables = parse_toml((folder / RECIPE).read_bytes(), str(folder / RECIPE))
     except (OSError, msgspec.MsgspecError) as error:
         raise FolderError(
-            f"{folder} is no folder of `segue tune`, or damaged ({error}); name another with --out."
+            f"{folder} is not a folder of `segue tune`, or is damaged ({error}); name another with --out."
         ) from error
     if manifest.format != FORMAT:
         raise FolderError(
@@ -180,18 +174,18 @@ def take_up(folder: Path, data: Data, recipe: str | Path | None) -> Search:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[optuna.Study]:
-    """Optuna's study in its file, made before the first trial. Optuna's log is silent meanwhile."""
+def open_study(folder: Path) -> Iterator[optuna.Study]:
+    """Open Optuna's study in its file, created for the first trial. Optuna's log is silent meanwhile."""
     path, verbosity = (folder / STUDY).absolute(), optuna.logging.get_verbosity()
     if (folder / TRIALS).exists() and not path.is_file():
-        raise FolderError(f"{path} is missing: the search cannot go on. Tune into another folder.")
+        raise FolderError(f"{path} is missing, so the search cannot be resumed. Tune into another folder.")
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     storage: optuna.storages.RDBStorage | None = None
     try:
         # A path inside the URL could not hold a question mark.
-        kept = {"creator": lambda: sqlite3.connect(path)}
-        storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs=kept)
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=PATIENT_TRIALS, n_warmup_steps=PATIENT_EPOCHS)
+        engine = {"creator": lambda: sqlite3.connect(path)}
+        storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs=engine)
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED_TRIALS, n_warmup_steps=UNPRUNED_EPOCHS)
         yield optuna.create_study(
             storage=storage, study_name="segue", direction="maximize", pruner=pruner, load_if_exists=True
         )
