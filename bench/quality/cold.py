@@ -34,7 +34,7 @@ from segue.folders import read_manifest
 from segue.recommend.recommender import Recommender
 from segue.runs.measure import evaluator_of
 from segue.runs.read import settings_of
-from segue.terminal import TrainDisplay, complain, say
+from segue.terminal import TrainDisplay, print_error, print_line
 
 LOG = replace(BEAUTY, cut="2014-03-07")
 PLAIN, CONTENT = "sasrec", "sasrec-content"
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
             trained(one, data, chosen.cache, display)
     runs = {recipe: [run_folder(one, data, chosen.cache) for one in each] for recipe, each in both.items()}
     if not all(run.exists() for each in runs.values() for run in each):
-        complain("Not every seed of both recipes is there yet: nothing to show.")
+        print_error("Not every seed of both recipes is there yet: nothing to show.")
         return
     cases = later_events(data)
     plain, content = (ranked([Recommender.open(run) for run in each], data, cases) for each in runs.values())
@@ -168,7 +168,7 @@ def show(
         f"{loss.high:.1%} (below 0 is a gain). It has the cold items as competitors too, which {PLAIN} never answers.",
         epochs,
     ]
-    say("\n".join([notes[0], "", *plain(table), "", *notes[1:]]))
+    print_line("\n".join([notes[0], "", *plain(table), "", *notes[1:]]))
     written("cold", rows=table, notes=notes, body=loss)
     write_section(DOCUMENT, "cold", [notes[0], "", *markdown(table), "", " ".join(notes[1:])])
 

@@ -51,7 +51,7 @@ from segue.evaluation.metrics import Difference
 from segue.evaluation.report import Report
 from segue.evaluation.split_log import SplitLog
 from segue.folders import digest, partial_of, read_manifest
-from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, complain, say
+from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, print_error, print_line
 
 if TYPE_CHECKING:
     from segue.training.loop import TrainingProgress
@@ -89,7 +89,7 @@ def goes_on() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        complain("Interrupted; the same command goes on from the last epoch that was finished.")
+        print_error("Interrupted; the same command goes on from the last epoch that was finished.")
         sys.exit(130)
 
 
@@ -129,8 +129,8 @@ def show_rows(rows: Rows, results: Results) -> None:
     for one in rows.trainings:
         measured = results.rows.get(one.name)
         state = "not measured yet" if measured is None else f"{measured.date}  ndcg@10 {figure(measured.ndcg)}"
-        say(f"{one.name:{wide}}  {state}")
-    say("\nMake one with: make results ROW=NAME DATA=folder-of-its-log")
+        print_line(f"{one.name:{wide}}  {state}")
+    print_line("\nMake one with: make results ROW=NAME DATA=folder-of-its-log")
 
 
 def make_row(
@@ -171,7 +171,7 @@ def make_baselines(one: Training, rows: Rows, folder: Path, places: Places) -> N
     write_results(places.measured, results, rows)
     write_tables(places.document, rows, results)
     for name, each in results.baselines[one.row.log].items():
-        say(f"{one.row.log}, {name}: hit@10 {figure(each.hit)}, ndcg@10 {figure(each.ndcg)}")
+        print_line(f"{one.row.log}, {name}: hit@10 {figure(each.hit)}, ndcg@10 {figure(each.ndcg)}")
 
 
 def prepared(one: Training, log: Log, folder: Path, cache: Path) -> api.Data:
@@ -235,7 +235,7 @@ def _train(one: Training, data: api.Data, run: Path, progress: Callable[[Trainin
     unfinished = partial_of(run).exists()
     if not unfinished:
         _commit_file(run).write_text(_commit() or "", encoding="utf-8")
-    say(f"{one.name}: {'going on with' if unfinished else 'training into'} {run}")
+    print_line(f"{one.name}: {'going on with' if unfinished else 'training into'} {run}")
     with MeasureDisplay() as measuring:
         api.train(
             data,
@@ -299,15 +299,15 @@ def _commit() -> str | None:
 
 def _say_row(one: Training, measured: Measured) -> None:
     low, high = measured.ndcg_interval
-    say(
+    print_line(
         f"{one.name}: hit@10 {figure(measured.hit)}, ndcg@10 {figure(measured.ndcg)}, "
         f"95 % {figure(low)} to {figure(high)}, epoch {measured.best_epoch} of {measured.epochs}, "
         f"{measured.minutes:.1f} minutes"
     )
     if one.row.at_least is not None and measured.ndcg < one.row.at_least:
-        say(f"It falls short of {figure(one.row.at_least)}; say in its `note` what was tried.")
+        print_line(f"It falls short of {figure(one.row.at_least)}; say in its `note` what was tried.")
     if one.row.at_most is not None and measured.ndcg > one.row.at_most:
-        say(f"It is above {figure(one.row.at_most)}, so it is not what it should reproduce.")
+        print_line(f"It is above {figure(one.row.at_most)}, so it is not what it should reproduce.")
 
 
 def _compare(one: Training, rows: Rows, data: api.Data, results: Results, cache: Path) -> None:
@@ -321,7 +321,7 @@ def _compare(one: Training, rows: Rows, data: api.Data, results: Results, cache:
         if all(folder.exists() for folder in folders):
             change = _difference(folders)
             results.differences[pair.name] = change
-            say(difference_text(ours.name, theirs.name, change))
+            print_line(difference_text(ours.name, theirs.name, change))
 
 
 def _difference(folders: list[Path]) -> Difference:

@@ -33,7 +33,7 @@ from segue.folders import read_manifest
 from segue.recommend.recommender import Recommender
 from segue.runs.measure import measure_window
 from segue.runs.read import settings_of
-from segue.terminal import TrainDisplay, complain, say
+from segue.terminal import TrainDisplay, print_error, print_line
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "window.md"
 DAYS, AGES, DEPTH = 14, (0, 1, 3, 7, 14), 10
@@ -149,7 +149,7 @@ def main(argv: list[str]) -> None:
     found = {arm.name: measured(log.name, arm, chosen.seeds, data, chosen.cache) for arm in ARMS}
     there = {name: arm for name, arm in found.items() if arm is not None}
     if not there:
-        complain("No arm has all of its seeds yet: nothing to show.")
+        print_error("No arm has all of its seeds yet: nothing to show.")
         return
     baselines = _baselines(log.name, next(iter(there)), chosen.seeds[0], data, chosen.cache)
     show(log, there, baselines, seeds=chosen.seeds)
@@ -206,7 +206,7 @@ def show(log: CutLog, found: dict[str, Measured], baselines: WindowEvaluation, *
         f"{', '.join(map(str, seeds))}; 95 %: seeds averaged, users resampled.",
     ]
     tables = {name: rows for name, rows in (("arms", arms), ("ages", ages), ("claims", claims)) if rows}
-    say("\n".join([log.title, *about, *_apart(tables, plain), ""]))
+    print_line("\n".join([log.title, *about, *_apart(tables, plain), ""]))
     written(f"window-{log.name}", rows=arms, notes=about, body=tables)
     write_section(DOCUMENT, f"window {log.name}", [*about, *_apart(tables, markdown)])
 

@@ -25,7 +25,7 @@ from segue import api
 from segue.errors import SegueError
 from segue.evaluation.metrics import ndcg
 from segue.folders import digest, partial_of, read_manifest
-from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, complain, say
+from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, print_error, print_line
 
 EVENTS = "events.tsv.gz"
 DEPTH = 10
@@ -81,7 +81,7 @@ def trained(arm: Arm, data: api.Data, epochs: int, cache: Path) -> Path:
     run = cache / f"run-{arm.processes}x{arm.threads}-seed-{arm.seed}-{epochs}-epochs-{data.digest[:8]}"
     if run.exists():
         return run
-    say(f"{arm.name}: training into {run}")
+    print_line(f"{arm.name}: training into {run}")
     with TrainDisplay() as display, MeasureDisplay() as measuring:
         api.train(
             data,
@@ -146,5 +146,5 @@ if __name__ == "__main__":
     except SegueError as error:
         sys.exit(f"bench: {error}")
     except KeyboardInterrupt:
-        complain("Interrupted; the same command goes on from the last epoch that was finished.")
+        print_error("Interrupted; the same command goes on from the last epoch that was finished.")
         sys.exit(130)

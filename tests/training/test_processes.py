@@ -38,7 +38,7 @@ from segue.objective.tasks.examples import Examples, MaskedItem, Recency, Task, 
 from segue.process_group import SINGLE_PROCESS
 from segue.runs import make
 from segue.runs.read import read_report
-from segue.terminal import Display, complain, say
+from segue.terminal import Display, print_error, print_line
 from segue.training.distributed import processes
 from segue.training.distributed.process_group import TorchProcessGroup
 from segue.training.distributed.processes import run_on_processes
@@ -355,8 +355,8 @@ def test_of_several_only_the_first_speaks(
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("RANK", rank)
-    say("out")
-    complain("err")
+    print_line("out")
+    print_error("err")
     Display().line("shown")
     assert capsys.readouterr() == (("out\n", "err\nshown\n") if speaks else ("", ""))
 

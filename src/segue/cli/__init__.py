@@ -23,7 +23,7 @@ from segue.cli import (
     tune,
 )
 from segue.errors import InputError, SegueError
-from segue.terminal import complain, say
+from segue.terminal import print_error, print_line
 
 app = typer.Typer(
     name="segue",
@@ -58,7 +58,7 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
     if version:
         from importlib.metadata import version as installed
 
-        say(f"segue {installed('segue')}")
+        print_line(f"segue {installed('segue')}")
         raise typer.Exit
 
 
@@ -69,7 +69,7 @@ def main() -> NoReturn:
         _refuse_other_encodings(sys.argv[1:])
         app(prog_name="segue")
     except SegueError as error:
-        complain(str(error))
+        print_error(str(error))
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

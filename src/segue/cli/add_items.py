@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from segue.cli.options import Json, Run, print_json
-from segue.terminal import say
+from segue.terminal import print_line
 
 
 def add_items(
@@ -35,9 +35,9 @@ def add_items(
         print_json(report)
         return
     changed = f", {report.changed:,} changed" if report.changed else ""
-    say(f"Made {out}: {report.added:,} items added to {run}{changed}; {report.items:,} in all.")
+    print_line(f"Made {out}: {report.added:,} items added to {run}{changed}; {report.items:,} in all.")
     if report.duplicates:
-        say(f"{report.duplicates:,} rows repeat an id and were left out.")
+        print_line(f"{report.duplicates:,} rows repeat an id and were left out.")
     if report.ignored:
-        say(f"Columns that the run does not have, ignored: {', '.join(report.ignored)}.")
-    say(f"Next: segue recommend {out} --history ID,ID")
+        print_line(f"Columns that the run does not have, ignored: {', '.join(report.ignored)}.")
+    print_line(f"Next: segue recommend {out} --history ID,ID")

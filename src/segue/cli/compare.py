@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from segue.cli.options import Html, Json, print_json, write_page
-from segue.terminal import say
+from segue.terminal import print_line
 
 
 def compare(
@@ -27,6 +27,6 @@ def compare(
     if json:
         print_json(comparison)
         return
-    say(comparison_table(comparison))
+    print_line(comparison_table(comparison))
     if html is not None:
-        say(f"Wrote {html}.")
+        print_line(f"Wrote {html}.")

@@ -11,7 +11,7 @@ import typer
 
 from segue.cli.options import Engine, Json, Run, SparkRemote, print_json
 from segue.folders import partial_of
-from segue.terminal import Display, complain, say
+from segue.terminal import Display, print_error, print_line
 
 
 def embed(
@@ -49,17 +49,17 @@ def embed(
             )
         except KeyboardInterrupt:
             display.stop()
-            complain(_resume_hint(out))
+            print_error(_resume_hint(out))
             sys.exit(130)
     if json:
         print_json({"folder": str(out), **msgspec.to_builtins(report)})
         return
-    say(
+    print_line(
         f"Made {out}: {report.rows:,} embeddings of width {report.width}, for {report.users:,} users; "
         f"{report.unchanged:,} have no new events, {report.unknown:,} no item that the run knows."
     )
     if items:
-        say(f"The folder also has {report.items:,} item embeddings.")
+        print_line(f"The folder also has {report.items:,} item embeddings.")
 
 
 def _resume_hint(out: Path) -> str:

@@ -8,7 +8,7 @@ import typer
 
 from segue.cli.options import Json, MovedData, Run, print_json
 from segue.errors import InputError
-from segue.terminal import MeasureDisplay, say
+from segue.terminal import MeasureDisplay, print_line
 
 
 def evaluate(
@@ -55,7 +55,7 @@ def evaluate(
     if json:
         print_json(report)
     else:
-        say(table(report) if isinstance(report, Report) else window_table(report))
+        print_line(table(report) if isinstance(report, Report) else window_table(report))
 
 
 def _ages(text: str) -> tuple[float, ...]:

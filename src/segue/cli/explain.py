@@ -19,7 +19,7 @@ from segue.cli.options import (
     refuse_two_histories,
     write_page,
 )
-from segue.terminal import say
+from segue.terminal import print_line
 
 
 def explain(
@@ -65,6 +65,6 @@ def explain(
         print_json(explanation)
         return
     for text in shown:
-        say(text)
+        print_line(text)
     if html is not None:
-        say(f"Wrote {html}.")
+        print_line(f"Wrote {html}.")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from segue.cli.options import Json, Run, print_json
-from segue.terminal import PrepareDisplay, say
+from segue.terminal import PrepareDisplay, print_line
 
 
 def export(
@@ -24,10 +24,12 @@ def export(
     if json:
         print_json(report)
         return
-    say(
+    print_line(
         f"Made {onnx}: {report.items:,} items, {report.bytes:,} bytes. Its scores differ from torch's by "
         f"{report.difference:.0e} at most."
     )
     if report.note:
-        say(report.note)
-    say(f'Next, in Python: from segue.slim import SlimRecommender; SlimRecommender.open("{onnx}").recommend([…])')
+        print_line(report.note)
+    print_line(
+        f'Next, in Python: from segue.slim import SlimRecommender; SlimRecommender.open("{onnx}").recommend([…])'
+    )

@@ -12,7 +12,7 @@ import typer
 
 from segue.errors import InputError
 from segue.folders import explained_writing
-from segue.terminal import say
+from segue.terminal import print_line
 
 if TYPE_CHECKING:
     from segue.recommend.recommender import Recommender
@@ -62,7 +62,7 @@ SparkRemote = Annotated[
 
 def print_json(body: Any) -> None:
     """Print the JSON object of `--json`."""
-    say(msgspec.json.encode(body).decode())
+    print_line(msgspec.json.encode(body).decode())
 
 
 def write_page(page: str, path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from segue.cli.options import Engine, Json, SparkRemote, print_json
-from segue.terminal import PrepareDisplay, say
+from segue.terminal import PrepareDisplay, print_line
 
 
 def prepare(
@@ -103,5 +103,5 @@ def prepare(
         print_json({"folder": str(out), **data.manifest})
         return
     for line in summary_lines(data.manifest):
-        say(line)
-    say(f"Made {out}. Next: segue train {out} --out RUN")
+        print_line(line)
+    print_line(f"Made {out}. Next: segue train {out} --out RUN")

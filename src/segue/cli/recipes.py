@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from segue.cli.options import Json, print_json
-from segue.terminal import say
+from segue.terminal import print_line
 
 
 def recipes(json: Json = False) -> None:
@@ -15,4 +15,4 @@ def recipes(json: Json = False) -> None:
         print_json({"recipes": known})
         return
     for name, about in known.items():
-        say(f"{name}\n  {about.summary}\n  {about.paper}" + (f"\n  {about.scored}" if about.scored else ""))
+        print_line(f"{name}\n  {about.summary}\n  {about.paper}" + (f"\n  {about.scored}" if about.scored else ""))

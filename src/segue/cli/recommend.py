@@ -24,7 +24,7 @@ from segue.cli.options import (
     read_ids,
     refuse_two_histories,
 )
-from segue.terminal import Display, say
+from segue.terminal import Display, print_line
 
 if TYPE_CHECKING:
     from segue.recommend.answer import Plan, Recommendation
@@ -87,7 +87,7 @@ def recommend(
     if json:
         print_json({"folder": str(out), **msgspec.to_builtins(report)})
         return
-    say(
+    print_line(
         f"Wrote {report.rows:,} recommendations for {report.users:,} users to {out}. {report.fallback:,} users got the "
         f"most popular items, {report.unknown_users:,} of them because the log does not have them."
     )
@@ -113,17 +113,17 @@ def _print_answer(answer: Recommendation, *, json: bool) -> None:
     if answer.untimed:
         from segue.recommend.answer import UNTIMED
 
-        say(UNTIMED)
+        print_line(UNTIMED)
     width = max((len(item.id) for item in answer.items), default=0)
     for rank, item in enumerate(answer.items, start=1):
-        say(f"{rank:3}  {item.id:{width}}  {item.score:9.4f}  {item.title or ''}".rstrip())
+        print_line(f"{rank:3}  {item.id:{width}}  {item.score:9.4f}  {item.title or ''}".rstrip())
 
 
 def _print_notes(answer: Recommendation | Plan) -> None:
     if answer.fallback:
-        say("No item of the history is known: these are the most popular ones.")
+        print_line("No item of the history is known: these are the most popular ones.")
     if answer.unknown:
-        say(f"Unknown items, left out: {', '.join(answer.unknown)}")
+        print_line(f"Unknown items, left out: {', '.join(answer.unknown)}")
 
 
 def plan(
@@ -160,5 +160,5 @@ def plan(
     _print_notes(answer)
     width = max((len(item.id) for item in answer.items), default=0)
     for position, item in enumerate(answer.items, start=1):
-        say(f"{position:3}  {item.id:{width}}  {item.log_probability:9.4f}  {item.title or ''}".rstrip())
-    say(f"The plan's log-probability is {answer.score:.4f}.")
+        print_line(f"{position:3}  {item.id:{width}}  {item.log_probability:9.4f}  {item.title or ''}".rstrip())
+    print_line(f"The plan's log-probability is {answer.score:.4f}.")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from segue.cli.options import Json, print_json
-from segue.terminal import Display, complain, say
+from segue.terminal import Display, print_error, print_line
 
 
 def serve(
@@ -90,14 +90,14 @@ def serve(
                     data,
                     lambda done, events: display.show("filling the store", done, events, f"{done:,} events"),
                 )
-            complain(filled.message)
+            print_error(filled.message)
 
     def started(url: str) -> None:
         if json:
             print_json({"url": url, "documentation": f"{url}/schema"})
             return
         database = f"a {store.partition('://')[0]} database" if "://" in store else store  # no passwords on screens
-        say(f"Serving {', '.join(map(str, runs))} at {url} — documentation at {url}/schema — stop with Ctrl-C.")
-        say(f"Events are kept in {database}.")
+        print_line(f"Serving {', '.join(map(str, runs))} at {url} — documentation at {url}/schema — stop with Ctrl-C.")
+        print_line(f"Events are kept in {database}.")
 
     serve_runs(settings, port=port, started=started, before=fill)

@@ -10,7 +10,7 @@ import typer
 
 from segue.cli.options import DataFolder, Json, print_json
 from segue.folders import partial_of
-from segue.terminal import MeasureDisplay, TrainDisplay, complain, say
+from segue.terminal import MeasureDisplay, TrainDisplay, print_error, print_line
 
 
 def train(
@@ -57,14 +57,14 @@ def train(
             )
         except KeyboardInterrupt:
             display.stop()
-            complain(_resume_hint(data, out, processes))
+            print_error(_resume_hint(data, out, processes))
             sys.exit(130)
     report = read_report(model)
     if json:
         print_json({"folder": str(out), **model.manifest, "report": report})
         return
-    say(table(report))
-    say(f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}")
+    print_line(table(report))
+    print_line(f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}")
 
 
 def _resume_hint(data: Path, out: Path, processes: int) -> str:

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from segue.cli.options import DataFolder, Json, print_json
-from segue.terminal import TuneDisplay, complain, duration, say
+from segue.terminal import TuneDisplay, duration, print_error, print_line
 
 if TYPE_CHECKING:
     from segue.tuning import TrialRecord, Tuning
@@ -58,14 +58,14 @@ def tune(
             )
         except KeyboardInterrupt:
             display.stop()
-            complain(_resume_hint(data, out, trials, minutes))
+            print_error(_resume_hint(data, out, trials, minutes))
             sys.exit(130)
     best = out / "best.toml"
     if json:
         print_json({**msgspec.to_builtins(tuning), "best": tuning.best, "best_recipe": str(best)})
         return
-    say(tuning_table(tuning))
-    say(f"\nMade {best}. Next: segue train {data} --out RUN --recipe {best}")
+    print_line(tuning_table(tuning))
+    print_line(f"\nMade {best}. Next: segue train {data} --out RUN --recipe {best}")
 
 
 def _trial_line(record: TrialRecord, tuning: Tuning) -> str:
