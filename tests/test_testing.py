@@ -1,4 +1,4 @@
-"""segue.testing tells a sound model from broken ones: each of these breaks a law, and that law says so."""
+"""segue.testing: a sound model passes every law, and each broken model here fails its law."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Sums(nn.Module):
         newest: Tensor = self(x, batch)[batch.last]
         return newest
 
-    def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002  # others look at more
+    def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002  # subclasses use more
         return padded.cumsum(1)  # [B, N, D]
 
     def attention_weights(self, x: Tensor, batch: PackedBatch) -> None:
@@ -103,7 +103,7 @@ class NeedsTwo(Sums):
         return means + (padded - means).square().cumsum(1) / counts
 
 
-class KnowsTheMoment(Sums):
+class KnowsTheQueryTime(Sums):
     def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:
         moments = batch.times[batch.last] if batch.query_times is None else batch.query_times
         last = torch.zeros_like(padded).index_put_((torch.arange(batch.size), batch.lengths - 1), padded.new_ones(()))
@@ -137,14 +137,14 @@ class Forgets(Sums):
 
 
 class SeesTheNewestOnly(Sums):
-    """Two who touched the same item at the same place cannot be told apart."""
+    """Two who touched the same item at the same position cannot be told apart."""
 
     def mixed(self, padded: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
         return padded
 
 
 class ClaimsToBeContinued(Sums):
-    """Says that nothing has to be remembered."""
+    """Claims that no cache is needed."""
 
     timed, causal = False, True
 
@@ -166,21 +166,25 @@ def full_padding(model: SequenceModel, generator: torch.Generator) -> None:
 
 
 BROKEN: list[tuple[Builder, Callable[[Case], None], str]] = [
-    (builder_of(LooksAhead), testing.later_events_change_nothing_earlier, "The item at place 1 changes states before"),
-    (builder_of(KnowsWhenItEnds), testing.later_times_change_nothing_earlier, "The time at place 1 changes states"),
+    (
+        builder_of(LooksAhead),
+        testing.later_events_change_nothing_earlier,
+        "The item at position 1 changes earlier states",
+    ),
+    (builder_of(KnowsWhenItEnds), testing.later_times_change_nothing_earlier, "The time at position 1 changes earlier"),
     (builder_of(MeetsOthers), testing.batches_change_nothing, "in a batch are not those of the user alone"),
     (builder_of(MeetsPadding), testing.padding_changes_nothing, "A user of 13 events changes the states of others"),
-    (builder_of(AsksElsewhere), testing.questions_are_the_newest_states, "`query` is not `head` of the newest state"),
-    (builder_of(Idle), testing.parameters_learn, r"no part in any question: blocks\.0\.never\.bias, "),
+    (builder_of(AsksElsewhere), testing.queries_are_the_newest_states, "`query` is not `head` of the newest state"),
+    (builder_of(Idle), testing.parameters_learn, r"no part in any query: blocks\.0\.never\.bias, "),
     (builder_of(NeedsTwo), testing.one_event_is_enough, "not finite for a user of one"),
-    (builder_of(KnowsTheMoment), testing.the_moment_counts_only_where_it_says_so, "does not say `target_time`"),
+    (builder_of(KnowsTheQueryTime), testing.query_time_counts_only_if_declared, "does not set `target_time`"),
     (builder_of(DropsAlways), testing.evaluation_is_repeatable, "Two passes in evaluation mode differ"),
-    (builder_of(Forgets), testing.saving_changes_nothing, "`encode` gives other numbers after saving"),
-    (builder_of(SeesTheNewestOnly), testing.learns_by_heart, "answers are known by heart: it does not learn"),
-    (builder_of(Sums, drawn_from_nowhere), testing.building_is_repeatable, "is not drawn from the generator"),
+    (builder_of(Forgets), testing.saving_changes_nothing, "`encode` changes by saving"),
+    (builder_of(SeesTheNewestOnly), testing.memorises_eight_users, "targets are memorised: the model does not learn"),
+    (builder_of(Sums, drawn_from_nowhere), testing.building_is_repeatable, "is not sampled from the generator"),
     (builder_of(Sums, full_padding), testing.padding_is_zero, r"call `items\.clear_padding\(\)`"),
-    (builder_of(Sums), testing.prefixes_are_encoded_as_inside_the_whole, "after 1 events is another where more"),
-    (builder_of(ClaimsToBeContinued), testing.remembering_changes_nothing, "An event encoded alone does not ask as"),
+    (builder_of(Sums), testing.prefixes_are_encoded_as_inside_the_whole, "after 1 events changes if more"),
+    (builder_of(ClaimsToBeContinued), testing.cached_encoding_changes_nothing, "An event encoded alone does not give"),
 ]
 
 
@@ -190,7 +194,7 @@ def test_a_sound_model_keeps_every_law() -> None:
 
 @pytest.mark.parametrize(("build", "law", "sentence"), BROKEN, ids=[law.__name__ for _, law, _ in BROKEN])
 def test_a_broken_model_is_told_what_it_breaks(build: Builder, law: Callable[[Case], None], sentence: str) -> None:
-    counted_from = "oldest" if law is testing.remembering_changes_nothing else "newest"
+    counted_from = "oldest" if law is testing.cached_encoding_changes_nothing else "newest"
     with pytest.raises(AssertionError, match=sentence):
         law(Case(build).changed(depth=1, positions=counted_from))
 
@@ -204,7 +208,7 @@ def test_a_model_is_held_to_what_it_claims() -> None:
     laws = testing.laws_of(Case(sasrec))
     causal = {testing.later_events_change_nothing_earlier, testing.later_times_change_nothing_earlier}
     continued = set(testing.laws_of(Case(sasrec).changed(positions="oldest"))) - set(laws)
-    assert continued == {testing.prefixes_are_encoded_as_inside_the_whole, testing.remembering_changes_nothing}
+    assert continued == {testing.prefixes_are_encoded_as_inside_the_whole, testing.cached_encoding_changes_nothing}
     masked = testing.laws_of(Case(bert4rec, ModelSettings(builder="bert4rec", width=32, length=64)))
     assert set(laws) - set(masked) == causal and set(masked) < set(laws)
 
@@ -212,6 +216,6 @@ def test_a_model_is_held_to_what_it_claims() -> None:
 def test_a_checked_model_leaves_the_global_random_state_alone() -> None:
     before, numbers = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
     testing.evaluation_is_repeatable(Case(sasrec))
-    testing.learns_by_heart(Case(sasrec))
+    testing.memorises_eight_users(Case(sasrec))
     assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(np.random.get_state()[1], numbers)  # type: ignore[index]

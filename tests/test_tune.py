@@ -363,7 +363,7 @@ def test_refusals(whole: Tuning, cycle_data: Path, quick_recipe: Path, tmp_path:
         (FolderError, "holds a search already; add --resume", {"out": out}),
         (FolderError, "exists already", {"out": tmp_path / "other"}),
         (FolderError, "nothing to resume", {"out": tmp_path / "nowhere", "resume": True}),
-        (FolderError, "no folder of `segue tune`", {"out": tmp_path / "other", "resume": True}),
+        (FolderError, "not a folder of `segue tune`", {"out": tmp_path / "other", "resume": True}),
         (SettingsError, "has 4 trials already; raise --trials", {"out": out, "resume": True, "trials": 4}),
         (SettingsError, "cannot change the recipe", {"out": out, "resume": True, "recipe": quick_recipe}),
         (SettingsError, "There is no recipe 'nosuch'", {"out": tmp_path / "new", "recipe": "nosuch"}),

@@ -25,7 +25,7 @@ from segue.objective.settings import ObjectiveSettings
 from segue.testing.cases import Case, batch_of, packed_of, random_users
 from segue.testing.check import laws_of
 from segue.testing.laws import building_is_repeatable
-from segue.testing.learning import learns_by_heart
+from segue.testing.learning import memorises_eight_users
 
 N_ITEMS, PARTS, VALUES = 30, 4, 5
 
@@ -167,7 +167,7 @@ def test_the_laws_of_every_model_hold(builder: str, changed: dict[str, Any]) -> 
     assert case.new().items.bias is None
     for law in laws_of(case):
         # Codes are no weights: they are the same whatever the seed. By heart one of them learns, which takes long.
-        if law is not building_is_repeatable and (law is not learns_by_heart or builder == "sasrec"):
+        if law is not building_is_repeatable and (law is not memorises_eight_users or builder == "sasrec"):
             law(case)
 
 

@@ -26,7 +26,7 @@ from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.testing.cases import Case, batch_of, packed_of, random_users
 from segue.testing.check import laws_of
-from segue.testing.learning import Learner, learns_by_heart
+from segue.testing.learning import Learner, memorises_eight_users
 
 N_ITEMS, F = 30, 6
 BARE = 4
@@ -179,7 +179,7 @@ def case_of(builder: str, **changed: Any) -> Case:
 def test_content_keeps_the_laws_of_every_builder(builder: str) -> None:
     case = case_of(builder)
     for law in laws_of(case):
-        if law is not learns_by_heart:
+        if law is not memorises_eight_users:
             law(case)
 
 
@@ -187,12 +187,12 @@ def test_content_keeps_the_laws_of_every_builder(builder: str) -> None:
 def test_content_alone_keeps_them_too(builder: str) -> None:
     case = case_of(builder, items="vectors", id_dropout=0.1)
     for law in laws_of(case):
-        if law is not learns_by_heart:
+        if law is not memorises_eight_users:
             law(case)
 
 
 def test_content_is_learned_by_heart() -> None:
-    learns_by_heart(case_of("sasrec"))
+    memorises_eight_users(case_of("sasrec"))
 
 
 # --- every loss ---------------------------------------------------------------------------------------------------

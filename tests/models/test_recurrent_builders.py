@@ -99,7 +99,7 @@ def test_states_may_be_wider_than_tokens(builder: str) -> None:
     laws.later_events_change_nothing_earlier(case)
     laws.batches_change_nothing(case)
     laws.parameters_learn(case)
-    laws.questions_are_the_newest_states(case)
+    laws.queries_are_the_newest_states(case)
     laws.saving_changes_nothing(case)
     if builder == "narm":
         drawing = narm_case(choice="reinforce", state_width=7).new().train()
@@ -113,7 +113,7 @@ def test_narm_keeps_the_laws_however_it_looks(scores: ScoreKind, choice: Choice)
     case = narm_case(scores=scores, choice=choice)
     laws.later_events_change_nothing_earlier(case)
     laws.batches_change_nothing(case)
-    laws.questions_are_the_newest_states(case)
+    laws.queries_are_the_newest_states(case)
     laws.evaluation_is_repeatable(case)
     laws.parameters_learn(case)
 

@@ -1,4 +1,4 @@
-"""What a law is tried on: a builder with settings → its models; lists of items → batches, and their states."""
+"""What a law is checked with: a builder and settings → models; lists of items → batches and their states."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ SMALL = ModelSettings(width=32, depth=2, heads=2, length=64, dropout=0.0, feed_f
 
 @dataclass(frozen=True)
 class Case:
-    """A builder, and settings that it is tried with. A history may have 64 events, so `model.length` is at least that
-    much; dropout is left to the laws."""
+    """A builder and its settings. Histories have up to 64 events, so `model.length` must be at least 64; the laws set
+    dropout themselves."""
 
     build: Builder
     settings: ModelSettings = SMALL
     n_items: int = N_ITEMS
     facts: Facts = NO_FACTS
-    """What the settings ask for besides, such as the items' content."""
+    """What else the settings need, such as the items' content."""
 
     def changed(self, **settings: Any) -> Case:
         """The same builder with other settings, by their names in the section `model`."""
         return replace(self, settings=msgspec.structs.replace(self.settings, **settings))
 
     @property
-    def named(self) -> ModelSettings:
-        """The settings as a run of this builder has them."""
+    def run_settings(self) -> ModelSettings:
+        """The settings as a run of this builder stores them."""
         return msgspec.structs.replace(self.settings, encoder=builder_name(self.build))
 
     def new(self, *, seed: int = 0) -> SequenceModel:
-        """A model as training gets it."""
+        """A new model, as training starts with it."""
         generator = torch.Generator().manual_seed(seed)
-        return build_model(self.named, self.n_items, generator=generator, facts=self.facts, encoder=self.build)
+        return build_model(self.run_settings, self.n_items, generator=generator, facts=self.facts, encoder=self.build)
 
-    def moved(self, *, seed: int = 0) -> SequenceModel:
-        """A model in evaluation mode whose weights are nowhere zero but in the padding rows: biases and norms start
-        where they have no effect."""
+    def perturbed(self, *, seed: int = 0) -> SequenceModel:
+        """A model in evaluation mode with noise on all weights but the padding rows, because new biases and norms have
+        no effect."""
         model, generator = self.new(seed=seed), torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -59,22 +59,22 @@ class Case:
 
 
 def batch_of(*users: Sequence[int]) -> Batch:
-    """One list of items a user; events a minute apart."""
+    """A batch of one list of items a user; events are a minute apart."""
     lengths = [len(user) for user in users]
     return Batch(
         items=np.array([item for user in users for item in user], dtype=np.int64),
-        times=np.array([60 * place for length in lengths for place in range(length)], dtype=np.int64),
+        times=np.array([60 * position for length in lengths for position in range(length)], dtype=np.int64),
         lengths=np.array(lengths, dtype=np.int64),
     )
 
 
 def packed_of(*users: Sequence[int]) -> PackedBatch:
-    """The same as tensors."""
+    """`batch_of` as tensors."""
     return tensors(batch_of(*users))
 
 
 def random_users(lengths: Sequence[int], seed: int = 0, n_items: int = N_ITEMS) -> list[list[int]]:
-    """Histories of these lengths."""
+    """Random histories of these lengths."""
     rng = np.random.default_rng(seed)
     return [rng.integers(1, n_items + 1, size=length).tolist() for length in lengths]
 
@@ -82,24 +82,24 @@ def random_users(lengths: Sequence[int], seed: int = 0, n_items: int = N_ITEMS) 
 def states_of(
     model: SequenceModel, users: Sequence[Sequence[int]], histories: Sequence[int] | None = None
 ) -> list[Tensor]:
-    """Each user's states, encoded together; `histories`: how many events of each are read, where a decoder is fed the
-    rest."""
+    """Each user's states, encoded in one batch. `histories`: how many events of each the encoder reads; a decoder gets
+    the rest."""
     batch = batch_of(*users)
     if histories is not None:
         batch = replace(batch, histories=np.array(histories))
     return list(torch.split(model.encode(tensors(batch)), [len(user) for user in users]))
 
 
-def questioned(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The tokens that an answer to each user is made from: its events, and a mask where the model asks with one."""
+def query_tokens(model: SequenceModel, users: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The tokens of each user's query: the events, and a mask token if the model has one."""
     return [[*user, model.items.mask_number] if model.items.mask is not None else [*user] for user in users]
 
 
-def asked(model: SequenceModel, users: Sequence[Sequence[int]]) -> Tensor:
-    """The questions [B, D'] by way of every state."""
-    return model.head(torch.stack([state[-1] for state in states_of(model, questioned(model, users))]))
+def queries_of(model: SequenceModel, users: Sequence[Sequence[int]]) -> Tensor:
+    """The queries [B, D'], computed from all states."""
+    return model.head(torch.stack([state[-1] for state in states_of(model, query_tokens(model, users))]))
 
 
-def assert_close(found: Tensor, expected: Tensor, atol: float, sentence: str = "") -> None:
-    """Equal up to `atol`, or the sentence and by how much not."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol, msg=lambda why: f"{sentence}\n{why}".strip())
+def assert_close(actual: Tensor, expected: Tensor, atol: float, sentence: str = "") -> None:
+    """Raise the sentence and the difference unless both are equal up to `atol`."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol, msg=lambda why: f"{sentence}\n{why}".strip())

@@ -1,4 +1,4 @@
-"""A builder → all laws that apply to what it builds."""
+"""A builder → all laws that apply to its models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from segue.models.build import Builder
 from segue.models.settings import ModelSettings
 from segue.testing import laws
 from segue.testing.cases import SMALL, Case
-from segue.testing.learning import learns_by_heart
+from segue.testing.learning import memorises_eight_users
 
 Law = Callable[[Case], None]
 
@@ -18,30 +18,29 @@ ALWAYS: tuple[Law, ...] = (
     laws.padding_changes_nothing,
     laws.batches_change_nothing,
     laws.parameters_learn,
-    laws.questions_are_the_newest_states,
+    laws.queries_are_the_newest_states,
     laws.one_event_is_enough,
-    laws.the_moment_counts_only_where_it_says_so,
+    laws.query_time_counts_only_if_declared,
     laws.evaluation_is_repeatable,
     laws.saving_changes_nothing,
-    learns_by_heart,
+    memorises_eight_users,
 )
-LOOKING_BACK: tuple[Law, ...] = (laws.later_events_change_nothing_earlier, laws.later_times_change_nothing_earlier)
-CONTINUABLE: tuple[Law, ...] = (laws.prefixes_are_encoded_as_inside_the_whole, laws.remembering_changes_nothing)
+CAUSAL: tuple[Law, ...] = (laws.later_events_change_nothing_earlier, laws.later_times_change_nothing_earlier)
+INCREMENTAL: tuple[Law, ...] = (laws.prefixes_are_encoded_as_inside_the_whole, laws.cached_encoding_changes_nothing)
 
 
 def laws_of(case: Case) -> tuple[Law, ...]:
-    """The laws that apply: states of a model that looks both ways, which has a mask, or a decoder that is asked after
-    the history, know what comes later; and only models that say `incremental` claim that a prefix is encoded as it is
-    inside the whole."""
+    """The laws that apply. Bidirectional models, which have a mask, and decoders are not causal; only `incremental`
+    models encode a prefix as it is inside the whole history."""
     model = case.new()
-    looking_back = () if model.has_decoder or model.items.mask is not None else LOOKING_BACK
-    return (*ALWAYS, *looking_back, *(CONTINUABLE if model.incremental else ()))
+    causal = () if model.has_decoder or model.items.mask is not None else CAUSAL
+    return (*ALWAYS, *causal, *(INCREMENTAL if model.incremental else ()))
 
 
 def check_encoder(build: Builder, settings: ModelSettings = SMALL) -> None:
-    """Hold a builder to every law that applies to it; an `AssertionError` says which one is broken.
+    """Check every law that applies to a builder; an `AssertionError` names the broken one.
 
-    build: as `segue.train(…, encoder=build)` takes it. settings: what it is built with; `model.length` at least 64.
+    build: as `segue.train(…, encoder=build)` takes it. settings: the model's; `model.length` must be at least 64.
     """
     case = Case(build, settings)
     for law in laws_of(case):

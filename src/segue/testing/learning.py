@@ -1,4 +1,4 @@
-"""What every model can do: learn by heart what can be learned by heart."""
+"""What every model can do: memorise a few histories."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ QUICK = TrainSettings(learning_rate=1e-2)
 def task_of(model: SequenceModel) -> Task:
     """A task that the model can learn."""
     if model.has_decoder:
-        return Continuation(items=3, cuts=8)  # nearly all of ten events: with few, what is known wavers with the draws
+        return Continuation(
+            items=3, cuts=8
+        )  # nearly all of ten events: with few cuts, the result depends on the samples
     mask = model.items.mask_number
     return next_item if model.items.mask is None else MaskedItem(mask=mask, share=0.3, most=20, last=1.0)
 
 
 class Learner:
-    """A model and the steps that it takes over one batch."""
+    """A model that is trained on one batch."""
 
     def __init__(
         self,
@@ -64,37 +66,39 @@ class Learner:
 
 
 def eight_users(n_items: int) -> list[list[int]]:
-    """Of ten items; from the first one on it is clear who it is. Nobody begins with an item twice, which who knows
-    distances alone cannot tell from once."""
+    """Eight histories of ten items, each with its own first item, so that it identifies the user. No history repeats
+    its first item at once: a model of distances alone could not tell that from one event."""
     users = random_users([10] * 8, seed=4, n_items=n_items)
     return [[first, *user[1:]] for first, user in enumerate(users, start=1)]
 
 
-def learns_by_heart(case: Case, steps: int = 299) -> None:
-    """Eight users of ten items are known by heart within so many steps: after each event the next is the best answer,
-    and for models that look both ways, the last one.
+def memorises_eight_users(case: Case, steps: int = 299) -> None:
+    """Eight histories of ten items are memorised within `steps` steps: after each event the next item ranks first; of
+    bidirectional models, the last item.
     """
     model, users = case.new(), eight_users(case.n_items)
     learner = Learner(model, batch_of(*users))
-    right, of = 0, 1
+    correct, total = 0, 1
     for done in range(0, steps, 50):
         learner.steps(min(50, steps - done))
-        right, of = _known_by_heart(model, users)
-        if right == of:
+        correct, total = _memorised(model, users)
+        if correct == total:
             return
-    raise AssertionError(f"After {steps} steps only {right} of {of} answers are known by heart: it does not learn.")
+    raise AssertionError(
+        f"After {steps} steps only {correct} of {total} targets are memorised: the model does not learn."
+    )
 
 
-def _known_by_heart(model: SequenceModel, users: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """How many answers are right, and of how many."""
-    known = packed_of(*(user[:-1] for user in users))
+def _memorised(model: SequenceModel, users: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """How many targets rank first, and of how many."""
+    histories = packed_of(*(user[:-1] for user in users))
     with torch.inference_mode():
         if model.has_decoder:
             prefixes = [user[:length] for user in users for length in range(1, len(user))]
-            questions, wanted = model.query(packed_of(*prefixes)), [item for user in users for item in user[1:]]
+            queries, targets = model.query(packed_of(*prefixes)), [item for user in users for item in user[1:]]
         elif model.items.mask is None:
-            questions, wanted = model.head(model.encode(known)), [item for user in users for item in user[1:]]
+            queries, targets = model.head(model.encode(histories)), [item for user in users for item in user[1:]]
         else:
-            questions, wanted = model.query(known), [user[-1] for user in users]
-        found = model.score_all(questions)[:, 1:].argmax(1) + 1
-    return int((found == torch.tensor(wanted)).sum()), len(wanted)
+            queries, targets = model.query(histories), [user[-1] for user in users]
+        best = model.score_all(queries)[:, 1:].argmax(1) + 1
+    return int((best == torch.tensor(targets)).sum()), len(targets)

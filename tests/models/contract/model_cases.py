@@ -14,11 +14,11 @@ from segue.models.settings import BIDIRECTIONAL, CONTINUING, UNPLACED, ModelSett
 from segue.testing.cases import (
     N_ITEMS,
     Case,
-    asked,
     assert_close,
     batch_of,
     packed_of,
-    questioned,
+    queries_of,
+    query_tokens,
     random_users,
     states_of,
 )
@@ -31,7 +31,6 @@ __all__ = [
     "N_ITEMS",
     "PLANNING",
     "RECURRENT",
-    "asked",
     "assert_close",
     "batch_of",
     "case_of",
@@ -45,7 +44,8 @@ __all__ = [
     "new_model",
     "packed_of",
     "planning",
-    "questioned",
+    "queries_of",
+    "query_tokens",
     "random_users",
     "settings_of",
     "states_of",
@@ -121,4 +121,4 @@ def new_model(builder: str, *, seed: int = 0, n_items: int = N_ITEMS, **changed:
 
 def model_of(builder: str, *, seed: int = 0, **changed: Any) -> SequenceModel:
     """In evaluation mode, with biases and norms moved away from where they start."""
-    return case_of(builder, **changed).moved(seed=seed)
+    return case_of(builder, **changed).perturbed(seed=seed)

@@ -16,7 +16,6 @@ from model_cases import (
     N_ITEMS,
     PLANNING,
     RECURRENT,
-    asked,
     assert_close,
     batch_of,
     case_of,
@@ -28,7 +27,8 @@ from model_cases import (
     new_model,
     packed_of,
     planning,
-    questioned,
+    queries_of,
+    query_tokens,
     random_users,
     states_of,
     task_of,
@@ -104,13 +104,13 @@ def test_states_ask_for_order_only(builder: str) -> None:
 
 @every_builder
 def test_the_moment_of_the_question_counts_only_where_it_says_so(builder: str) -> None:
-    laws.the_moment_counts_only_where_it_says_so(case_of(builder))
+    laws.query_time_counts_only_if_declared(case_of(builder))
 
 
 def test_hstu_knows_the_moment_of_the_question_where_it_says_so() -> None:
     case = case_of("hstu", target_time=True)
-    laws.the_moment_counts_only_where_it_says_so(case)
-    model, batch = case.moved(), batch_of(*random_users([5]))
+    laws.query_time_counts_only_if_declared(case)
+    model, batch = case.perturbed(), batch_of(*random_users([5]))
     soon, late = (tensors(replace(batch, query_times=np.array([moment]))) for moment in (1_000, 10**6))
     assert model.target_time and not torch.equal(model.query(soon), model.query(late))
 
@@ -138,7 +138,7 @@ def test_users_of_a_batch_are_strangers(builder: str, lengths: list[int], seed: 
     together = states_of(model, users)
     for user, found in zip(users, together, strict=True):
         assert_close(found, states_of(model, [user])[0], 1e-10)
-    assert_close(model.query(packed_of(*users)), asked(model, users), 1e-10)
+    assert_close(model.query(packed_of(*users)), queries_of(model, users), 1e-10)
 
 
 @looking_back_from_every_place
@@ -169,7 +169,7 @@ def test_who_knows_distances_alone_cannot_count(positions: str, counts: bool) ->
 def test_a_query_is_the_head_of_the_newest_state_and_scores_are_its_products(builder: str, tied: bool) -> None:
     """The query of one block and of many, alone and in company."""
     for depth in (1, 3):
-        laws.questions_are_the_newest_states(case_of(builder, tied=tied, depth=depth))
+        laws.queries_are_the_newest_states(case_of(builder, tied=tied, depth=depth))
     model = model_of(builder, tied=tied).double()
     query = model.query(packed_of(*random_users([3, 1, 6])))
     expected = np.einsum("bd,vd->bv", query.detach().numpy(), model.item_vectors().detach().numpy())
@@ -236,7 +236,7 @@ def test_attention_says_who_looked_at_whom(builder: str, heads: int) -> None:
     """Of the history's tokens and, where the model asks with a mask, of that one after them."""
     model, users = model_of(builder, heads=heads, depth=3).double(), random_users([5, 2])
     layers, heads = (1, 1) if builder == "narm" else (3, heads)  # one look back, after its recurrent layers
-    found, tokens = model.attention(packed_of(*users)), [len(user) for user in questioned(model, users)]
+    found, tokens = model.attention(packed_of(*users)), [len(user) for user in query_tokens(model, users)]
     assert found is not None and found.shape == (layers, 2, heads, tokens[0], tokens[0])
     for user, length in enumerate(tokens):
         own = found[:, user, :, :length, :length]
@@ -365,7 +365,7 @@ def test_cosine_scores_are_products_of_directions(builder: str, tied: bool) -> N
     assert (items[0] == 0).all()
     some = torch.tensor([7, 1, 7])
     assert_close(model.item_vectors(some), items[some], 1e-12)
-    plain, same = model.items.output(), asked(model, users)
+    plain, same = model.items.output(), queries_of(model, users)
     assert_close(query, same, 1e-10)
     assert_close(model.score_all(query), torch.cosine_similarity(same[:, None], plain[None], dim=2), 1e-10)
     with torch.no_grad():

@@ -37,7 +37,7 @@ from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.testing.learning import QUICK, Learner, learns_by_heart
+from segue.testing.learning import QUICK, Learner, memorises_eight_users
 
 COUNTS = np.r_[0, np.ones(N_ITEMS, dtype=np.int64)]
 SAMPLED = ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=12)
@@ -58,7 +58,7 @@ def trained(
     ],
 )
 def test_eight_users_of_ten_items_are_learned_by_heart(builder: str, tied: bool) -> None:
-    learns_by_heart(case_of(builder, width=16, length=10, tied=tied), steps=150)
+    memorises_eight_users(case_of(builder, width=16, length=10, tied=tied), steps=150)
 
 
 @looking_back
@@ -88,7 +88,7 @@ def test_what_depends_on_the_event_before_the_last_is_learned(builder: str) -> N
 def test_what_is_hidden_of_eight_users_is_learned_by_heart(builder: str, tied: bool) -> None:
     """The last event, which every step asked for; and of all events, each hidden alone, nearly all."""
     case, users = case_of(builder, width=32, depth=1, length=10, tied=tied), eight_users(N_ITEMS)
-    learns_by_heart(case, steps=150)
+    memorises_eight_users(case, steps=150)
     model, right = case.new(), 0
     trained(model, batch_of(*users), 150)
     for place in range(10):
@@ -114,7 +114,7 @@ def test_what_comes_next_on_a_cycle_is_learned_from_what_is_hidden(builder: str)
 
 @planning
 def test_what_came_after_each_cut_of_eight_users_is_learned_by_heart(builder: str) -> None:
-    learns_by_heart(case_of(builder, width=32, depth=1, length=10))
+    memorises_eight_users(case_of(builder, width=32, depth=1, length=10))
 
 
 @every_builder
