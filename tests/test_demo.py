@@ -167,11 +167,11 @@ def small_planted_shop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_network_the_planted_shop_stands_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = run_demo(out=tmp_path / "demo", serve=False)
     said = " ".join(capsys.readouterr().out.split())
-    assert "could not be downloaded (no network)" in said and "a made-up shop stands in" in said
+    assert "could not be downloaded (no network)" in said and "a synthetic shop with known habits is used" in said
     assert "UCI" not in said and summary["source"] == "planted"
     assert f"−{summary['removed']['cancelled invoices']} cancelled invoices" in said
     assert f"{summary['kept']:,} purchases kept" in said
-    assert "a log of repeat purchases, so what was bought stays among the answers" in said
+    assert "a log of repeat purchases, so items of the history may be recommended" in said
     assert summary["report"].seen == "kept" and len(summary["report"].baselines) >= 4
     assert all(baseline in said for baseline in summary["report"].baselines)
     assert said.count("Customer ") == 3 == len(summary["customers"])

@@ -3,18 +3,18 @@
     SegueError
     ├── InputError       a file, column, row, id or table the user gave cannot be used
     ├── SettingsError    a recipe, a key or a value in the settings cannot be used
-    ├── FolderError      a data or run folder is missing, in the way, damaged or of another format
-    ├── TrainingError    training cannot go on (the loss is not finite, nothing to learn from)
+    ├── FolderError      a data or run folder is missing, exists already, is damaged or of another format
+    ├── TrainingError    training cannot continue (the loss is not finite, there is no training data)
     └── StoreError       the store of histories cannot be reached, read or written
 
-The command line prints the message of a SegueError and leaves with exit code 1; anything else is a bug.
+The command line prints the message of a SegueError and exits with code 1; any other exception is a bug.
 """
 
 from __future__ import annotations
 
 
 class SegueError(Exception):
-    """Anything segue refuses with a sentence the user can act on."""
+    """A refusal, with a message that the user can act on."""
 
 
 class InputError(SegueError):
@@ -26,11 +26,11 @@ class SettingsError(SegueError):
 
 
 class FolderError(SegueError):
-    """A data or run folder is missing, in the way, damaged or of another format."""
+    """A data or run folder is missing, exists already, is damaged or of another format."""
 
 
 class TrainingError(SegueError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class StoreError(SegueError):

@@ -1,7 +1,7 @@
-"""Artefact folders: written beside and then renamed, so that one appears complete or not at all.
+"""Data, run and embedding folders. Each is written under a temporary name and renamed, so it appears complete or not.
 
-A folder holds `manifest.json`: its kind, the number of its format, the size and SHA-256 of every other
-file, and whatever its maker has to say. Nothing in a folder is code: JSON, TOML, npy, Parquet, safetensors.
+`manifest.json` holds the kind of folder, its format number, the size and SHA-256 of every other file, and facts of its
+kind. No file in a folder holds code: they are JSON, TOML, npy, Parquet and safetensors.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ def digest(path: Path) -> str:
 
 
 Replaced = Kind | Literal[False] | None
-"""The kind of folder that may be replaced; False where that was not asked for, None where it cannot be."""
+"""The kind of folder that may be replaced; False without --overwrite, None if the command has no such option."""
 
 
 def refuse_existing(path: Path, *, overwrite: Replaced) -> None:
-    """Refuse early, before any work, a folder that is in the way."""
+    """Refuse a folder that exists, before any work is done."""
     with explained_writing(path):
         if not (path.exists() or path.is_symlink()):
             return
         if not path.is_dir():
-            raise FolderError(f"{path} is a file; --out needs the name of a folder that can be made. Name another.")
+            raise FolderError(f"{path} is a file, and --out needs a new folder; name another.")
         if not overwrite:
             hint = "" if overwrite is None else ", or add --overwrite to replace it"
             raise FolderError(f"{path} exists already; name another folder with --out{hint}.")
-        if any(path.iterdir()) and (found := _said_kind(path)) != overwrite:
-            other = NAMES[found] if found else f"no segue folder (it has no {MANIFEST} of ours)"
-            raise FolderError(f"{path} is {other}, so --overwrite does not replace it. Name another.")
+        if any(path.iterdir()) and (kind := _manifest_kind(path)) != overwrite:
+            other = NAMES[kind] if kind else f"not a segue folder (it has no {MANIFEST} of segue's)"
+            raise FolderError(f"{path} is {other}, so --overwrite does not replace it; name another.")
 
 
 @contextlib.contextmanager
 def complete_folder(path: Path, *, overwrite: Replaced = None) -> Iterator[Path]:
-    """Give a staging folder beside `path`; on success it takes the place of `path`, on any error it is removed."""
+    """Yield a staging folder beside `path`; on success it is renamed to `path`, on an error it is removed."""
     path = Path(path).absolute()
     refuse_existing(path, overwrite=overwrite)
     with explained_writing(path), contextlib.ExitStack() as stack:
@@ -70,9 +70,9 @@ def complete_folder(path: Path, *, overwrite: Replaced = None) -> Iterator[Path]
 
 @contextlib.contextmanager
 def complete_file(path: Path, *, option: str) -> Iterator[Path]:
-    """Give a staging file beside `path`; on success it takes its place, on any error it is removed.
+    """Yield a staging file beside `path`; on success it is renamed to `path`, on an error it is removed.
 
-    What is there already is refused; `option` names the path on the command line.
+    An existing file is refused; `option` names the path on the command line.
     """
     path = Path(path).absolute()
     with explained_writing(path, option=option), contextlib.ExitStack() as stack:
@@ -90,7 +90,7 @@ def complete_file(path: Path, *, option: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def explained_writing(path: Path, *, option: str = "--out") -> Iterator[None]:
-    """Turn the operating system's refusal to write `path`, which `option` names, into a sentence."""
+    """Turn the operating system's errors while writing `path`, which `option` names, into FolderErrors."""
     try:
         yield
     except OSError as error:
@@ -103,7 +103,7 @@ def explained_writing(path: Path, *, option: str = "--out") -> Iterator[None]:
 
 
 def _replace(staging: Path, path: Path) -> None:
-    """Rename staging to path; what was there is moved aside first and removed last."""
+    """Rename staging to path; an existing folder is moved aside first and removed last."""
     if not path.exists():
         staging.rename(path)
         return
@@ -118,7 +118,7 @@ def _replace(staging: Path, path: Path) -> None:
 
 
 def _explained(error: OSError, path: Path, option: str) -> FolderError:
-    """The sentence for the operating system's refusal to write."""
+    """The FolderError of an error of the operating system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FolderError(
             f"The disk is full: {path} could not be written and is not there. Free some space and try again."
@@ -126,17 +126,19 @@ def _explained(error: OSError, path: Path, option: str) -> FolderError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return FolderError(f"No permission to write {path}. Choose a folder you may write to with {option}.")
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return FolderError(f"{path} cannot be made: a part of its path is a file. Choose another folder with {option}.")
+        return FolderError(
+            f"{path} cannot be created: a part of its path is a file. Choose another folder with {option}."
+        )
     return FolderError(f"{path} could not be written: {error.strerror or error}.")
 
 
 def partial_of(folder: Path) -> Path:
-    """Where a folder is while it is made over a longer time; of "." too, which has no name."""
+    """The folder of unfinished work, FOLDER.partial."""
     return folder.parent / f"{folder.name}.partial"
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Indented JSON with a final newline, written whole or not at all."""
+    """Write indented JSON with a final newline, whole or not at all."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")
 
 
@@ -149,7 +151,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_manifest(folder: Path, kind: Kind, body: dict[str, Any]) -> None:
-    """Describe every file now in `folder`; write this last."""
+    """Write the manifest of every file now in `folder`; call this last."""
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest(path)}
         for path in sorted(folder.rglob("*"))
@@ -159,21 +161,21 @@ def write_manifest(folder: Path, kind: Kind, body: dict[str, Any]) -> None:
 
 
 def kind_of(folder: Path) -> Kind:
-    """Whether a folder says it is a data folder; anything else is taken for a run, and refused where that is wrong."""
-    return "data" if _said_kind(folder) == "data" else "run"
+    """`data` if the manifest says so, otherwise `run`, which `read_manifest` then checks."""
+    return "data" if _manifest_kind(folder) == "data" else "run"
 
 
-def _said_kind(folder: Path) -> Kind | None:
-    """What the manifest says the folder is, None where there is no manifest of ours that can be read."""
+def _manifest_kind(folder: Path) -> Kind | None:
+    """The kind in the manifest, None if there is no readable manifest of segue's."""
     try:
-        said = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any]).get("kind")
+        name = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any]).get("kind")
     except (OSError, msgspec.MsgspecError):
         return None
-    return next((kind for kind in FORMATS if kind == said), None)
+    return next((kind for kind in FORMATS if kind == name), None)
 
 
 def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
-    """The manifest of a folder of this kind whose files are all there, at their sizes."""
+    """The manifest of a folder of this kind; all files must exist in their sizes."""
     folder = Path(folder)
     path = folder / MANIFEST
     try:
@@ -188,9 +190,9 @@ def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
         raise FolderError(f"{folder} cannot be read ({error.strerror}); check its permissions.") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FolderError(f"{path} is damaged ({error}); make the folder again with `{MAKERS[kind]}`.") from error
-    found, number = manifest.get("kind"), manifest.get("format")
-    if found != kind:
-        what = NAMES[found] if found in FORMATS else "no segue folder"
+    actual, number = manifest.get("kind"), manifest.get("format")
+    if actual != kind:
+        what = NAMES[actual] if actual in FORMATS else "not a segue folder"
         raise FolderError(f"{folder} is {what}, expected {NAMES[kind]} made by `{MAKERS[kind]}`.")
     if number != FORMATS[kind]:
         raise FolderError(
@@ -215,7 +217,7 @@ def _check_sizes(folder: Path, manifest: dict[str, Any], kind: Kind) -> None:
 def verify_contents(
     folder: Path, manifest: dict[str, Any], kind: Kind, *, names: Collection[str] | None = None
 ) -> None:
-    """Compare every file, or those named, with its SHA-256; costs one read of them."""
+    """Compare every file, or those named, with its SHA-256."""
     for name, facts in manifest["files"].items():
         if (names is None or name in names) and digest(folder / name) != facts["sha256"]:
             raise FolderError(

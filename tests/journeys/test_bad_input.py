@@ -349,7 +349,7 @@ def test_a_folder_of_something_else_is_never_overwritten(line: CommandLine, name
     (line.folder / "mine").mkdir()
     (line.folder / "mine" / name).write_text('{"name": "not segue\'s"}')
     line.refuses("prepare", "log.csv", "--out", "mine", says=("mine exists already",))
-    says = ("mine is no segue folder", "--overwrite does not replace it", "Name another")
+    says = ("mine is not a segue folder", "--overwrite does not replace it", "name another")
     line.refuses("prepare", "log.csv", "--out", "mine", "--overwrite", says=says)
 
 
@@ -365,14 +365,14 @@ def test_prepare_never_overwrites_a_run(line: CommandLine) -> None:
     write_log(line.folder, rows())
     (line.folder / "run").mkdir()
     (line.folder / "run" / "manifest.json").write_text('{"kind": "run", "format": 1}')
-    says = ("run is a run folder", "--overwrite does not replace it", "Name another")
+    says = ("run is a run folder", "--overwrite does not replace it", "name another")
     line.refuses("prepare", "log.csv", "--out", "run", "--overwrite", says=says)
 
 
 def test_output_that_is_a_file(line: CommandLine) -> None:
     write_log(line.folder, rows())
     line.refuses("prepare", "log.csv", "--out", "log.csv", "--overwrite", says=("log.csv is a file", "folder"))
-    says = ("log.csv/data cannot be made", "a part of its path is a file", "--out")
+    says = ("log.csv/data cannot be created", "a part of its path is a file", "--out")
     line.refuses("prepare", "log.csv", "--out", "log.csv/data", says=says)
 
 

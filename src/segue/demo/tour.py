@@ -1,4 +1,4 @@
-"""The whole path, shown: a shop's raw log → prepare → train → measured against the baselines → answers → a service."""
+"""The demo: a shop's raw log → prepare → train → a report with baselines → recommendations → a service."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from segue.serving.http.server import serve as serve_runs
 from segue.serving.settings import ServiceSettings
 from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay
 
-# Half of the customers have at most 45 purchases, so a shorter window than the recipe's; and epochs for three minutes.
+# Half of the customers have at most 45 purchases, so `length` is smaller than the recipe's; 16 epochs take 3 minutes.
 SETTINGS = ("model.length=100", "train.epochs=16", "train.patience=3")
 CUSTOMERS = 3
 SHOWN = 5  # purchases and recommendations shown of a customer
-LOT = 11  # the seed of the lot that draws the customers
+SEED = 11  # of the random customers
 
 
 def run_demo(
@@ -46,7 +46,7 @@ def run_demo(
     quiet: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Walk the path and give what was found. What is made stays in `out`, or else in a folder removed at the end."""
+    """Run the demo and return its results. All folders are in `out`, by default a folder that is removed at the end."""
     console = console or Console(highlight=False, quiet=quiet)
     with _folder(out) as folder:
         raw, source, waited = _fetched(folder, console)
@@ -55,16 +55,14 @@ def run_demo(
         data = _prepared(cleaned, folder, console, quiet=quiet)
         model = _trained(data, folder, console, quiet=quiet)
         report = read_report(model)
-        _heading(console, "Measured against simpler ways")
+        _heading(console, "Measured beside the baselines")
         console.print(table(report), markup=False, soft_wrap=True)
         customers = _customers(data, model, console)
         seconds = time.perf_counter() - began
-        download = f", and getting the log {waited:.0f} s" if waited >= 1 else ""
+        download = f", and the download {waited:.0f} s" if waited >= 1 else ""
         console.print(f"All of this took {seconds:.0f} s{download}.")
         if out is not None:
-            console.print(
-                f"It is kept in {out}: `segue recommend {out / 'run'} --history …` answers too.", markup=False
-            )
+            console.print(f"It is kept in {out}: try `segue recommend {out / 'run'} --history …`.", markup=False)
         if serve:
             _serve(folder, console, port=port)
     return {
@@ -82,7 +80,7 @@ def run_demo(
 
 @contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
-    """`out`, newly made; or a temporary one."""
+    """Create `out`, or a temporary folder."""
     if out is not None:
         refuse_existing(out, overwrite=False)
         try:
@@ -103,7 +101,7 @@ def _heading(console: Console, text: str) -> None:
 
 
 def _fetched(folder: Path, console: Console) -> tuple[Path, str, float]:
-    """The raw log of the real shop or of the planted one, what it is, and the seconds it took to get."""
+    """The raw log of the real shop or of the synthetic one, its source, and the seconds that it took to get."""
     _heading(console, "A shop's log")
     began = time.perf_counter()
     try:
@@ -113,8 +111,8 @@ def _fetched(folder: Path, console: Console) -> tuple[Path, str, float]:
         raw, source = folder / "planted.csv", "planted"
         planted.write_planted_shop(raw)
         console.print(
-            f"{error}\nThe real shop's log is not at hand, so a made-up shop stands in, whose customers follow planted "
-            "habits: what follows shows how segue works, and says nothing about real shops.",
+            f"{error}\nThe real shop's log is not available, so a synthetic shop with known habits is used instead: it "
+            "shows how segue works, and says nothing about real shops.",
             markup=False,
             soft_wrap=True,
         )
@@ -122,7 +120,7 @@ def _fetched(folder: Path, console: Console) -> tuple[Path, str, float]:
 
 
 def _cleaned(raw: Path, folder: Path, console: Console) -> shop.Cleaned:
-    """What a shop would leave out, counted."""
+    """Clean the log, and show what was removed."""
     cleaned = shop.clean(raw, out=folder)
     rows = Table(box=None, show_header=False, pad_edge=False)
     rows.add_column(justify="right")
@@ -136,7 +134,7 @@ def _cleaned(raw: Path, folder: Path, console: Console) -> shop.Cleaned:
 
 
 def _prepared(cleaned: shop.Cleaned, folder: Path, console: Console, *, quiet: bool) -> api.Data:
-    """`segue prepare`, and what it found."""
+    """Run `segue prepare`, and show its summary."""
     _heading(console, "Prepared")
     with PrepareDisplay(quiet=quiet) as display:
         data = api.prepare(
@@ -153,29 +151,29 @@ def _prepared(cleaned: shop.Cleaned, folder: Path, console: Console, *, quiet: b
         console.print(line, markup=False, soft_wrap=True)
     console.print(
         f"{data.manifest['repeat_share']:.1%} of the last purchases are products that the customer had bought before: "
-        "this is a log of repeat purchases, so what was bought stays among the answers. The items of an invoice have "
-        "one time; their order is that of the till.",
+        "this is a log of repeat purchases, so items of the history may be recommended. The items of an invoice have "
+        "the same time and stay in its order.",
         soft_wrap=True,
     )
     return data
 
 
 def _trained(data: api.Data, folder: Path, console: Console, *, quiet: bool) -> Recommender:
-    """`segue train`, with a bar."""
+    """Run `segue train`, with a progress bar."""
     _heading(console, "Training")
     console.print(f"The recipe default with {', '.join(SETTINGS)}.")
     with TrainDisplay(quiet=quiet) as training, MeasureDisplay(quiet=quiet) as measuring:
         model = api.train(data, out=folder / "run", overrides=SETTINGS, progress=training, measured=measuring)
     chosen = model.manifest["training"]
-    console.print(f"{chosen['epochs']} epochs; on validation epoch {chosen['best_epoch']} was the best, and is kept.")
+    console.print(f"{chosen['epochs']} epochs; epoch {chosen['best_epoch']} was the best on validation and is kept.")
     return model
 
 
 def _customers(data: api.Data, model: Recommender, console: Console) -> list[dict[str, Any]]:
-    """A few customers: what they bought, what is recommended, what they bought next."""
-    _heading(console, f"{CUSTOMERS} customers, drawn by lot")
-    offsets, found = np.asarray(data.sequences.offsets), []
-    for user in np.random.default_rng(LOT).choice(data.sequences.n_users, CUSTOMERS, replace=False):
+    """Show a few customers: their purchases, the recommendations, and the next purchase."""
+    _heading(console, f"{CUSTOMERS} random customers")
+    offsets, customers = np.asarray(data.sequences.offsets), []
+    for user in np.random.default_rng(SEED).choice(data.sequences.n_users, CUSTOMERS, replace=False):
         numbers = np.asarray(data.sequences.items[offsets[user] : offsets[user + 1]], dtype=np.int64)
         ids, titles = data.vocabulary.ids(numbers), data.vocabulary.titles(numbers)
         names = [title or identifier for identifier, title in zip(ids, titles, strict=True)]
@@ -185,9 +183,11 @@ def _customers(data: api.Data, model: Recommender, console: Console) -> list[dic
         customer = data.users.ids(np.array([user]))[0]
         _show_customer(console, customer, names[:-1], answers)
         hit = "which is among them" if ids[-1] in answer.ids else "which is not among them"
-        console.print(f"What came next was {names[-1]}, {hit}.\n", markup=False, soft_wrap=True)
-        found.append({"customer": customer, "bought": names[:-1][-SHOWN:], "recommended": answers, "next": names[-1]})
-    return found
+        console.print(f"The next purchase was {names[-1]}, {hit}.\n", markup=False, soft_wrap=True)
+        customers.append(
+            {"customer": customer, "bought": names[:-1][-SHOWN:], "recommended": answers, "next": names[-1]}
+        )
+    return customers
 
 
 def _show_customer(console: Console, customer: str, bought: list[str], answers: list[str]) -> None:
@@ -201,15 +201,15 @@ def _show_customer(console: Console, customer: str, bought: list[str], answers: 
 
 
 def _serve(folder: Path, console: Console, *, port: int) -> None:
-    """The service with its page, until interrupted; it knows the customers of the log."""
+    """Serve the run and its page until interrupted; the store has the customers of the log."""
     _heading(console, "Live")
     store = str(folder / "events.sqlite")
     console.print(fill_histories(store, folder / "data").message, markup=False, soft_wrap=True)
 
     def started(address: str) -> None:
         console.print(
-            f"[bold]{address}[/bold] is the page: build a history, see what comes next and why. {address}/schema "
-            "describes the service. Ctrl-C ends the demo.",
+            f"[bold]{address}[/bold] is the page: build a history, see the recommendations and why. {address}/schema "
+            "describes the API. Ctrl-C ends the demo.",
             soft_wrap=True,
         )
         if console.is_terminal and _has_a_screen():
@@ -219,5 +219,5 @@ def _serve(folder: Path, console: Console, *, port: int) -> None:
 
 
 def _has_a_screen() -> bool:
-    """Whether a browser would open in a window, and not in the middle of this terminal."""
+    """Whether a browser would open in a window instead of this terminal."""
     return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ))

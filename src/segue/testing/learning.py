@@ -23,9 +23,7 @@ QUICK = TrainSettings(learning_rate=1e-2)
 def task_of(model: SequenceModel) -> Task:
     """A task that the model can learn."""
     if model.has_decoder:
-        return Continuation(
-            items=3, cuts=8
-        )  # nearly all of ten events: with few cuts, the result depends on the samples
+        return Continuation(items=3, cuts=8)  # of ten events: fewer cuts would leave the result to chance
     mask = model.items.mask_number
     return next_item if model.items.mask is None else MaskedItem(mask=mask, share=0.3, most=20, last=1.0)
 
