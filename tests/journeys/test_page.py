@@ -78,7 +78,7 @@ def runs(shop: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactor
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A service, and a way to ask it that is not the page's."""
+    """A service, and a client beside the page."""
 
     url: str
     client: httpx.Client
@@ -132,7 +132,7 @@ def browser() -> Iterator[Browser]:
 
 
 def visit_of(browser: Browser, url: str, **settings: Any) -> Iterator[Visit]:
-    """A visit whose end asks whether the browser had anything to complain of."""
+    """A page that fails the test if the browser logged an error."""
     context = browser.new_context(
         **{"viewport": {"width": 1440, "height": 900}, "reduced_motion": "reduce", "color_scheme": "light", **settings}
     )
@@ -156,7 +156,7 @@ def closed_visit(browser: Browser, closed_service: Running) -> Iterator[Visit]:
 
 @pytest.fixture(scope="module")
 def planner() -> Recommender:
-    """A model that plans; nobody trained it."""
+    """An untrained model that plans."""
     return tiny_recommender([name for name, _ in ITEMS], plans=True, title=[title for _, title in ITEMS])
 
 
@@ -177,7 +177,7 @@ def narrow_visit(browser: Browser, service: Running) -> Iterator[Visit]:
 
 
 def moves(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """What the page should say of each answer's way from one answer to the next."""
+    """What the page should show of each item's move between two answers."""
     places = {item["id"]: place for place, item in enumerate(before["items"])}
     said = []
     for place, item in enumerate(after["items"]):
@@ -296,7 +296,7 @@ def test_attention_of_every_shape_is_drawn(visit: Visit) -> None:
 
 
 def test_steps_of_a_plan_are_drawn_with_what_they_choose(planned_visit: Visit, planner: Recommender) -> None:
-    """The answer is made from the first of them, which alone looks nowhere but at itself."""
+    """The query is the first of them, which attends to itself only."""
     planned_visit.open(address(7, 8, 9))
     planned_visit.ask_why(0)
     truth = planner.explain(ids(7, 8, 9), planner.recommend(ids(7, 8, 9)).ids[0])

@@ -1,4 +1,4 @@
-"""Plans on the command line: those that Python gives, as JSON and as text, within the rules."""
+"""`segue plan`: the plans of Python, as JSON and as text, with every option."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_rules_of_a_plan_on_the_command_line(line: CommandLine, run: Path) -
     assert len(planned("-n", 200, "--keep-seen", "--beam", 1)) == 12
 
 
-def test_what_cannot_be_planned_is_said_in_a_sentence(line: CommandLine, run: Path, cycle_run: Path) -> None:
+def test_what_cannot_be_planned_is_refused(line: CommandLine, run: Path, cycle_run: Path) -> None:
     line.refuses("plan", cycle_run, "--history", "i01", says=("cannot plan", "--recipe seq2seq"))
     line.refuses("plan", run, "--history", "a", "-n", 0, says=("n, the number of items in a plan", "got 0"))
     line.refuses("plan", run, "--history", "a", "--beam", -1, says=("beam", "at least 1, got -1"))

@@ -1,4 +1,4 @@
-"""`segue tune` as its users meet it, up to a run trained with what it found."""
+"""`segue tune`, up to a run trained with the best recipe."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_from_a_search_to_a_run(line: CommandLine, cycle_data: Path, quick_recip
     line.refuses("evaluate", "tuned", says=("tuned", "expected a run folder"))
 
 
-def test_ctrl_c_says_how_to_go_on(
+def test_ctrl_c_prints_how_to_resume(
     line: CommandLine, cycle_data: Path, quick_recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -56,7 +56,7 @@ def test_without_optuna(line: CommandLine, cycle_data: Path, monkeypatch: pytest
     line.refuses("tune", cycle_data, "--out", "tuned", says=("needs optuna", "pip install 'segue[tune]'"))
 
 
-def test_optuna_is_imported_only_when_it_is_needed() -> None:
+def test_optuna_and_torch_are_imported_only_when_needed() -> None:
     code = (
         "import sys, segue.cli, segue.tuning\n"
         "sys.exit(f'imported: {found}' if (found := {'optuna', 'torch'} & sys.modules.keys()) else 0)"

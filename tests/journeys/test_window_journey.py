@@ -1,4 +1,4 @@
-"""Evaluation by window from the log to the command line, on a log whose right answers are known."""
+"""Evaluation by window through the command line, on a log whose targets are known."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LEARNING = ("train.epochs=15", "train.patience=15", "train.tokens=40")
 
 
 def daily_walks() -> pl.DataFrame:
-    """Everybody walks round a cycle of items, one a day: the item of the next day is certain, and so is that an
-    embedding of yesterday asks for an item of today."""
+    """Everybody walks round a cycle of items, one a day: the next day's item is certain, and an embedding of yesterday
+    predicts an item of today."""
     steps = [(user, step) for user in range(USERS) for step in range(EVENTS)]
     return pl.DataFrame(
         {
@@ -45,7 +45,7 @@ def daily(tmp_path_factory: pytest.TempPathFactory, quick_recipe: Path) -> Path:
     return folder
 
 
-def test_a_day_later_the_answer_is_another(daily: Path) -> None:
+def test_older_histories_score_lower(daily: Path) -> None:
     report = segue.evaluate(daily / "run", days=1, ages=(0, 1))
     fresh, stale = report.ages
     assert report.users == report.targets == USERS
@@ -70,7 +70,7 @@ def test_validation_may_choose_the_epoch_by_a_window(daily: Path, quick_recipe: 
         segue.train(daily / "data", out=run, resume=True, overrides=["evaluate.days=1", "train.epochs=4"])
 
 
-def test_the_command_says_what_python_says(line: CommandLine, daily: Path) -> None:
+def test_the_command_prints_the_report_of_python(line: CommandLine, daily: Path) -> None:
     body = line.answers("evaluate", daily / "run", "--days", "2", "--ages", "0,1", "--at", "1,5")
     report = segue.evaluate(daily / "run", days=2, ages=(0, 1), at=(1, 5))
     assert body["metrics"] == report.metrics and body["targets"] == 2 * USERS == report.targets
@@ -116,7 +116,7 @@ def test_what_has_no_window_is_refused(line: CommandLine, daily: Path, cycle_run
     line.refuses("evaluate", daily / "run", "--days", "1", "--ages", "30", says=("Nobody with an event before",))
 
 
-def test_a_search_judges_by_the_next_event(line: CommandLine, daily: Path) -> None:
+def test_a_search_refuses_a_window(line: CommandLine, daily: Path) -> None:
     (line.folder / "ahead.toml").write_text("[evaluate]\ndays = 14.0\n")
     tune = ("tune", daily / "data", "--out", "tuned", "--recipe", "ahead.toml")
     line.refuses(*tune, says=("ndcg@10", "leave evaluate.days out"))
@@ -132,6 +132,6 @@ def test_a_log_in_order_has_no_days(line: CommandLine, quick_recipe: Path) -> No
     line.refuses("evaluate", "run", "--days", "1", says=("an order, not dates",))
 
 
-def test_a_run_that_has_seen_the_window_is_refused(line: CommandLine, daily: Path, quick_recipe: Path) -> None:
+def test_a_run_trained_on_the_window_is_refused(line: CommandLine, daily: Path, quick_recipe: Path) -> None:
     line.does("train", daily / "data", "--out", "run", "--recipe", quick_recipe, "--all", "--set", "train.epochs=1")
     line.refuses("evaluate", "run", "--days", "1", says=("trained on every event", "without --all"))

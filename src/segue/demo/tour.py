@@ -172,7 +172,7 @@ def _trained(data: api.Data, folder: Path, console: Console, *, quiet: bool) -> 
 def _customers(data: api.Data, model: Recommender, console: Console) -> list[dict[str, Any]]:
     """Show a few customers: their purchases, the recommendations, and the next purchase."""
     _heading(console, f"{CUSTOMERS} random customers")
-    offsets, customers = np.asarray(data.sequences.offsets), []
+    offsets, facts = np.asarray(data.sequences.offsets), []
     for user in np.random.default_rng(SEED).choice(data.sequences.n_users, CUSTOMERS, replace=False):
         numbers = np.asarray(data.sequences.items[offsets[user] : offsets[user + 1]], dtype=np.int64)
         ids, titles = data.vocabulary.ids(numbers), data.vocabulary.titles(numbers)
@@ -184,10 +184,8 @@ def _customers(data: api.Data, model: Recommender, console: Console) -> list[dic
         _show_customer(console, customer, names[:-1], answers)
         hit = "which is among them" if ids[-1] in answer.ids else "which is not among them"
         console.print(f"The next purchase was {names[-1]}, {hit}.\n", markup=False, soft_wrap=True)
-        customers.append(
-            {"customer": customer, "bought": names[:-1][-SHOWN:], "recommended": answers, "next": names[-1]}
-        )
-    return customers
+        facts.append({"customer": customer, "bought": names[:-1][-SHOWN:], "recommended": answers, "next": names[-1]})
+    return facts
 
 
 def _show_customer(console: Console, customer: str, bought: list[str], answers: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Positives by kind and a window of days, through the public door."""
+"""Positives by kind and over a window of days, from Python."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> segue.Data:
     return segue.prepare(folder / "log.csv", out=folder / "data", kind="kind", value="value", min_item=1)
 
 
-def test_a_run_that_looks_ahead_is_taken_up_exactly(shop: segue.Data, quick_recipe: Path, tmp_path: Path) -> None:
-    """What it counted and which events it asks for are kept with it."""
+def test_training_on_future_positives_is_resumed_exactly(shop: segue.Data, quick_recipe: Path, tmp_path: Path) -> None:
+    """Its counts and its positives are saved with its state."""
     whole, short = tmp_path / "whole", tmp_path / "short"
     segue.train(shop, out=whole, recipe=quick_recipe, overrides=[*AHEAD, *EPOCHS, "train.epochs=4"])
     segue.train(shop, out=short, recipe=quick_recipe, overrides=[*AHEAD, *EPOCHS, "train.epochs=2"])

@@ -1,4 +1,4 @@
-"""`segue train --from`: the next day's run begins where yesterday's ended."""
+"""`segue train --from`: a run continued on a log that has grown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def trained_run(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.T
     return out
 
 
-def test_the_next_day_begins_where_the_last_one_ended(line: CommandLine, yesterday: Path, data: Path) -> None:
+def test_a_continued_run_starts_from_the_weights_of_the_last_one(
+    line: CommandLine, yesterday: Path, data: Path
+) -> None:
     said = line.answers("train", data, "--out", "today", "--from", yesterday, "--set", "train.epochs=2")
     opened = segue.load(yesterday)
     assert isinstance(opened, segue.Recommender)
@@ -69,7 +71,7 @@ def test_the_next_day_begins_where_the_last_one_ended(line: CommandLine, yesterd
     assert np.array_equal(start.item_vectors().numpy()[2:], opened.model.item_vectors().numpy()[old])
 
 
-def test_going_on_with_the_same_data_begins_with_the_same_score(
+def test_continuing_on_the_same_data_starts_with_the_same_score(
     yesterday: Path, cycle_data: Path, tmp_path: Path
 ) -> None:
     segue.train(cycle_data, out=tmp_path / "run", from_run=yesterday, overrides=["train.epochs=1"])
@@ -78,11 +80,11 @@ def test_going_on_with_the_same_data_begins_with_the_same_score(
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, and no one else's."""
+    """A Ctrl-C that only this test raises."""
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_resume_without_the_run_it_came_from(yesterday: Path, data: Path, tmp_path: Path, epoch: int) -> None:
+def test_resume_does_not_need_the_from_run(yesterday: Path, data: Path, tmp_path: Path, epoch: int) -> None:
     def stop(step: TrainingProgress) -> None:
         if step.epoch == epoch and step.scores is None:
             raise Stopped
@@ -99,8 +101,10 @@ def test_resume_without_the_run_it_came_from(yesterday: Path, data: Path, tmp_pa
     assert again.manifest["from"] == {**whole.manifest["from"], "folder": str(tmp_path / "old")}
 
 
-def test_words_are_read_as_they_were_learned(data: Path, cycle_data: Path, quick_recipe: Path, tmp_path: Path) -> None:
-    """A catalogue with other words would be given other vectors: those of the old run are kept, also by --resume."""
+def test_a_continued_run_keeps_its_text_encoder(
+    data: Path, cycle_data: Path, quick_recipe: Path, tmp_path: Path
+) -> None:
+    """Another catalogue would give another text encoder: that of the old run is kept, also by --resume."""
     days = {"old": cycle_data, "new": data}
     for day, log in days.items():
         ids = segue.Data.open(log).vocabulary.table["id"].to_list()
@@ -125,8 +129,10 @@ def test_words_are_read_as_they_were_learned(data: Path, cycle_data: Path, quick
             assert np.array_equal(kept.numpy(), was.numpy())
 
 
-def test_every_event_goes_on_from_every_event(yesterday: Path, cycle_data: Path, data: Path, tmp_path: Path) -> None:
-    """A run of every event has seen today's test: epochs are chosen from the weights that had not."""
+def test_an_all_events_run_is_continued_without_leaking_the_test_part(
+    yesterday: Path, cycle_data: Path, data: Path, tmp_path: Path
+) -> None:
+    """A run of every event was trained on the new test part: epochs are chosen from the weights that were not."""
     shutil.copytree(yesterday, tmp_path / "all")
     segue.train(cycle_data, out=tmp_path / "all", resume=True, all_events=True)
     short = ["train.epochs=1"]
