@@ -35,7 +35,7 @@ from segue.data.batch import Batch
 from segue.data.sequences import Sequences
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
-from segue.index.build import build_index, sample_questions
+from segue.index.build import build_index, sample_queries
 from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex, best_columns
 from segue.layers.packed import tensors
@@ -178,7 +178,7 @@ def speed(folder: Path | None, cache: Path, questions: int) -> None:
     run, how = _trained_run(data, cache)
     model = run.model
     assert isinstance(model.items, CodeTable)
-    asked = sample_questions(model, data.sequences, data.split.cases("valid", "last"))
+    asked = sample_queries(model, data.sequences, data.split.cases("valid", "last"))
     assert asked is not None and len(asked) >= questions + WARM
     codes = a_million(model.items.codes.numpy(), np.random.default_rng(1))
     index = CodeIndex.build(model.items.centroids.detach(), torch.from_numpy(codes))

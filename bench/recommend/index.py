@@ -61,7 +61,7 @@ def measure(items: int, questions: int) -> dict[str, Any]:
     """One row: both indexes of the same items."""
     vectors, asked = made_up(items, FITTED + questions, np.random.default_rng(1))
     began = time.perf_counter()
-    index = ApproximateIndex.build(vectors, questions=asked[:FITTED])
+    index = ApproximateIndex.build(vectors, queries=asked[:FITTED])
     seconds = time.perf_counter() - began
     fresh = asked[FITTED:]
     exact, approximate = (statistics.median(times) for times, _ in turns([index.exact, index], fresh, max(DEPTHS)))

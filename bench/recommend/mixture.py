@@ -21,9 +21,9 @@ from bench.quality.results import prepared, trained
 from bench.quality.results_table import read_rows
 from bench.recommend.index import WARM, turns
 from bench.tables import publish
-from segue.index.build import sample_questions
+from segue.index.build import sample_queries
 from segue.index.mol import Cut, MolIndex
-from segue.index.search import share_found
+from segue.index.search import recall_of_scores
 from segue.models.similarity.mol import MixtureOfLogits
 from segue.recommend.recommender import Recommender
 from segue.terminal import TrainDisplay
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     data = prepared(one, rows.logs[one.row.log], chosen.data, chosen.cache)
     with TrainDisplay() as display:
         model = Recommender.open(trained(one, data, chosen.cache, display)).model
-    asked = sample_questions(model, data.sequences, data.split.cases("test", "last"))
+    asked = sample_queries(model, data.sequences, data.split.cases("test", "last"))
     assert asked is not None and len(asked) >= chosen.questions + WARM
     assert isinstance(model.similarity, MixtureOfLogits)
     flat = copied(model.items.output()[1:].detach(), model.similarity, chosen.items)
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
         "every item ms": statistics.median(slow),
         "two stages ms": statistics.median(fast),
         "share of the time": statistics.median(fast) / statistics.median(slow),
-        f"recall@{K}": share_found(found, best),
+        f"recall@{K}": recall_of_scores(found, best),
     }
     notes = (
         f"Medians of the processor time of {chosen.questions} test users of MovieLens-1M, one at a time on one thread, "

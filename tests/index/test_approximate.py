@@ -13,7 +13,7 @@ from segue.errors import FolderError
 from segue.index import approximate
 from segue.index.approximate import ApproximateIndex, Lists
 from segue.index.exact import ExactIndex
-from segue.index.search import Ragged, Recall, recall, share_found
+from segue.index.search import Ragged, Recall, recall, recall_of_scores
 from segue.index.settings import IndexSettings
 
 ITEMS, WIDTH = 20_000, 16
@@ -29,7 +29,7 @@ def clustered(rows: int, *, seed: int) -> Tensor:
 
 @pytest.fixture(scope="module")
 def index() -> ApproximateIndex:
-    return ApproximateIndex.build(clustered(ITEMS + 1, seed=1), questions=clustered(400, seed=2))
+    return ApproximateIndex.build(clustered(ITEMS + 1, seed=1), queries=clustered(400, seed=2))
 
 
 def best_numbers(index: ApproximateIndex, queries: Tensor, k: int) -> list[set[int]]:
@@ -47,7 +47,7 @@ def share(items: Tensor, best: list[set[int]]) -> float:
 def test_it_finds_what_it_says_and_looks_at_few(index: ApproximateIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     queries = clustered(100, seed=3)  # neither fitted to nor measured on
     monkeypatch.setattr(index.exact, "search", None)
-    assert index.recall.questions == 200
+    assert index.recall.queries == 200
     assert index.recall.share >= 0.98
     assert share(index.search(queries, 100)[0], best_numbers(index, queries, 100)) >= 0.98
     assert share(index.search(queries, 10)[0], best_numbers(index, queries, 10)) >= 0.98
@@ -60,7 +60,7 @@ def test_the_recall_asked_for_says_how_many_lists_are_looked_into(index: Approxi
     found = []
     for goal in (0.5, 0.9, 1.0):
         settings = IndexSettings(recall=goal)
-        made = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), settings=settings, questions=clustered(100, seed=2))
+        made = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), settings=settings, queries=clustered(100, seed=2))
         assert made.recall.share >= goal - 0.02
         found.append(made.probes)
     assert found[0] < found[1] < index.probes < found[2]
@@ -82,7 +82,7 @@ def test_filters_cost_no_recall(index: ApproximateIndex, monkeypatch: pytest.Mon
     monkeypatch.setattr(index.exact, "search", None)
     found, scores = index.search(queries, 20, exclude=seen, only=only)
     assert share(found, [set(row) for row in items.tolist()]) >= 0.98
-    assert share_found(scores, best) >= 0.98
+    assert recall_of_scores(scores, best) >= 0.98
     assert set(found.flatten().tolist()) <= set(only.tolist())
 
 
@@ -120,16 +120,16 @@ def test_memory_is_bounded(index: ApproximateIndex, monkeypatch: pytest.MonkeyPa
         return search(self, queries, depth, probes=probes)
 
     monkeypatch.setattr(Lists, "search", counted)
-    monkeypatch.setattr(approximate, "MOST_FLOATS", 10 * 64 * WIDTH)
+    monkeypatch.setattr(approximate, "MAX_FLOATS", 10 * 64 * WIDTH)
     index.search(clustered(95, seed=10), 10)
-    assert len(asked) == 10 and max(asked) == approximate.MOST_FLOATS
+    assert len(asked) == 10 and max(asked) == approximate.MAX_FLOATS
 
 
 def test_the_same_vectors_make_the_same_file_and_it_is_all_of_the_index(
     index: ApproximateIndex, tmp_path: Path
 ) -> None:
     index.save(tmp_path / "one")
-    again = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), questions=clustered(400, seed=2))
+    again = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), queries=clustered(400, seed=2))
     again.save(tmp_path / "again")
     loaded = ApproximateIndex.load(tmp_path / "one")
     loaded.save(tmp_path / "loaded")
@@ -145,7 +145,7 @@ def test_lists_that_are_not_those_of_the_items_are_refused(tmp_path: Path) -> No
     for owners in (made.lists.owners[:-1].copy(), made.lists.owners + 1000, made.lists.owners.astype(np.int32)):
         made.lists.owners = owners
         made.save(tmp_path / "index")
-        with pytest.raises(FolderError, match="not those of its items"):
+        with pytest.raises(FolderError, match="its lists do not match its items"):
             ApproximateIndex.load(tmp_path / "index")
 
 
@@ -176,4 +176,4 @@ def test_recall_by_hand() -> None:
 
 def test_recall_of_nothing_asked() -> None:
     made = ApproximateIndex.build(clustered(2, seed=1))
-    assert made.recall == Recall(k=100, share=1.0, questions=0)
+    assert made.recall == Recall(k=100, share=1.0, queries=0)

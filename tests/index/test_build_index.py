@@ -17,7 +17,7 @@ from segue.data.split import Cases
 from segue.errors import FolderError, SettingsError
 from segue.index import approximate, build, settings
 from segue.index.approximate import ApproximateIndex
-from segue.index.build import build_index, index_facts, load_index, sample_questions
+from segue.index.build import build_index, index_facts, load_index, sample_queries
 from segue.index.exact import ExactIndex
 from segue.index.mol import MolIndex
 from segue.index.search import ItemIndex
@@ -40,7 +40,7 @@ def built(kind: Kind, similarity: str = "dot", **knobs: Any) -> ItemIndex:
     return build_index(model(similarity), np.arange(N_ITEMS + 1) > 0, IndexSettings(kind=kind, **knobs))
 
 
-def no_questions() -> Tensor | None:
+def no_queries() -> Tensor | None:
     raise AssertionError("no approximation is made, so nothing has to be asked")
 
 
@@ -100,7 +100,7 @@ def test_a_recall_that_is_no_share_is_refused(recall: float) -> None:
 def test_building_leaves_the_model_as_it_was() -> None:
     for training in (True, False):
         one = model("mol").train(training)
-        build_index(one, np.arange(N_ITEMS + 1) > 0, IndexSettings(), questions=no_questions)
+        build_index(one, np.arange(N_ITEMS + 1) > 0, IndexSettings(), queries=no_queries)
         assert one.training is training
 
 
@@ -142,14 +142,14 @@ def test_a_kind_of_a_newer_version_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "index.safetensors"
     built("exact").save(path)
     path.write_bytes(path.read_bytes().replace(b'kind\\":\\"exact', b'kind\\":\\"other', 1))
-    with pytest.raises(FolderError, match="a kind 'other' that is not known here"):
+    with pytest.raises(FolderError, match="the unknown kind 'other'"):
         load_index(path)
 
 
 def test_a_file_for_faiss_without_faiss_is_a_sentence(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     built("approximate").save(tmp_path / "index.safetensors")
     request.getfixturevalue("without_faiss")
-    with pytest.raises(FolderError, match=r"is an index for faiss, which is not installed; run `pip install 'segue\["):
+    with pytest.raises(FolderError, match=r"needs faiss, which is not installed; run `pip install 'segue\["):
         load_index(tmp_path / "index.safetensors")
 
 
@@ -162,7 +162,7 @@ def test_questions_are_what_the_model_asks_in_some_cases(cycle_data: Path, monke
 
     def asked(first: int) -> Tensor | None:
         some = Cases(users=cases.users[:first], starts=cases.starts[:first], targets=cases.targets[:first])
-        return sample_questions(asking, data.sequences, some)
+        return sample_queries(asking, data.sequences, some)
 
     every, one = asked(len(cases)), asked(1)
     assert every is not None and len(every) == len(cases) > 15
@@ -179,12 +179,12 @@ def test_questions_are_what_the_model_asks_in_some_cases(cycle_data: Path, monke
 
 
 def test_what_the_manifest_says() -> None:
-    assert index_facts(built("exact"), no_questions) == {"kind": "exact"}
-    assert index_facts(built("exact", "mol"), no_questions) == {"kind": "exact"}
+    assert index_facts(built("exact"), no_queries) == {"kind": "exact"}
+    assert index_facts(built("exact", "mol"), no_queries) == {"kind": "exact"}
     assert index_facts(built("two-stage", "mol"), lambda: None) == {"kind": "two-stage", "recall": None}
     asked = model("mol").head(torch.randn(130, 8, generator=torch.Generator().manual_seed(3)))
     said = index_facts(built("two-stage", "mol"), lambda: asked)
-    assert (said["recall"].k, said["recall"].share, said["recall"].questions) == (100, 1.0, 65)
+    assert (said["recall"].k, said["recall"].share, said["recall"].queries) == (100, 1.0, 65)
 
 
 def test_a_run_with_an_approximate_index(

@@ -100,11 +100,11 @@ def test_directions_share_what_is_kept_of_items() -> None:
     centroids = torch.from_numpy(rng.normal(0, 1, (4, 8, 2))).float()
     codes, query = torch.from_numpy(rng.integers(0, 8, (201, 4)).astype(np.uint8)), torch.randn(1, 8)
     plain, normal = CodeIndex.build(centroids, codes), CodeIndex.build(centroids, codes, normal=True)
-    turned = plain.by_direction()
+    turned = plain.by_cosine()
     for found, expected in zip(turned.search(query, 20), normal.search(query, 20), strict=True):
         assert torch.equal(found, expected)
     assert turned.pairs is plain.pairs and turned._lists is plain._lists and plain.lengths is None
-    assert normal.by_direction() is normal
+    assert normal.by_cosine() is normal
 
 
 def test_most_items_are_left_out_before_all_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_most_items_are_left_out_before_all_is_added(monkeypatch: pytest.MonkeyP
     rng, asked = np.random.default_rng(0), []
     scores = CodeIndex._scores
 
-    def counted(self: CodeIndex, question: codes_module._Question, columns: np.ndarray) -> Tensor:
+    def counted(self: CodeIndex, question: codes_module._Query, columns: np.ndarray) -> Tensor:
         asked.append(len(columns))
         return scores(self, question, columns)
 
@@ -170,5 +170,5 @@ def test_mixtures_of_logits_over_codes_are_looked_up_as_mixtures(kind: Kind) -> 
 
 def test_no_item_can_be_added() -> None:
     index = build_index(model_of(), np.arange(N_ITEMS + 1) > 0, IndexSettings())
-    with pytest.raises(SettingsError, match="No item can be added to an index of codes"):
+    with pytest.raises(SettingsError, match="Items cannot be added to an index of codes"):
         index.with_items(torch.zeros(1, 12), np.array([N_ITEMS + 1]), n_items=N_ITEMS + 1)

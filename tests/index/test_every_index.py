@@ -204,7 +204,7 @@ def test_no_item_at_all(kind: Kind) -> None:
 @every_kind
 def test_numbers_that_are_not_finite_are_refused(kind: Kind) -> None:
     vectors = np.ones((5, 2), dtype=np.float32)
-    with pytest.raises(FolderError, match="not a finite"):
+    with pytest.raises(FolderError, match="not finite"):
         kind.build(vectors, None).search(kind.questions(np.array([[1.0, np.inf]], dtype=np.float32)), 1)
     vectors[3, 1] = np.nan
     with pytest.raises(FolderError, match="not finite"):

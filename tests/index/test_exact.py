@@ -21,7 +21,7 @@ def test_equals_a_full_sort(case: Case, chunk: int, most_scores: int) -> None:
         torch.from_numpy(case.vectors), candidates=case.candidates, settings=IndexSettings(chunk=chunk)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "MOST_SCORES", most_scores)
+        patch.setattr(exact, "MAX_SCORES", most_scores)
         assert_sorted_answers(index, torch.from_numpy(case.queries), case)
 
 
@@ -52,7 +52,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         return best_columns(scores, k)
 
     monkeypatch.setattr(exact, "best_columns", counted)
-    monkeypatch.setattr(exact, "MOST_SCORES", 1000)
+    monkeypatch.setattr(exact, "MAX_SCORES", 1000)
     ExactIndex.build(torch.ones(501, 2), settings=IndexSettings(chunk=96)).search(torch.ones(73, 2), 3)
     assert len(seen) == 8 * 6
     assert max(seen) == 960

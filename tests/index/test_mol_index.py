@@ -16,7 +16,7 @@ from torch import Tensor
 
 from segue.errors import FolderError
 from segue.index import mol as mol_index
-from segue.index.mol import Cut, Groups, MolIndex, alike
+from segue.index.mol import Cut, Groups, MolIndex, group_vectors
 from segue.index.search import ItemIndex, Ragged
 from segue.layers.dropout import set_generator
 from segue.models.similarity import mol as mol_model
@@ -224,12 +224,12 @@ def test_the_model_can_go_on_learning() -> None:
 def test_groups_keep_apart_what_is_far_apart() -> None:
     places = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]])
     vectors = places[torch.arange(300) % 3] + 0.1 * torch.randn(300, 2, generator=torch.Generator().manual_seed(1))
-    owners = alike(vectors, 12)
+    owners = group_vectors(vectors, 12)
     assert owners.shape == (300,) and owners.max() < 12
     assert not any(set(owners[i::3].tolist()) & set(owners[j::3].tolist()) for i, j in ((0, 1), (0, 2), (1, 2)))
-    assert torch.equal(alike(vectors, 12), owners), "the same each time"
-    assert alike(vectors[:2], 12).tolist() in ([0, 1], [1, 0])
-    assert len(alike(vectors[:0], 12)) == 0
+    assert torch.equal(group_vectors(vectors, 12), owners), "the same each time"
+    assert group_vectors(vectors[:2], 12).tolist() in ([0, 1], [1, 0])
+    assert len(group_vectors(vectors[:0], 12)) == 0
 
 
 def test_a_group_is_the_mean_of_its_items() -> None:
@@ -293,7 +293,7 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
     items = normal(5, 1)
     queries: Any = items[:1].clone()
     queries[0, 3] = float("inf")
-    with pytest.raises(FolderError, match="not a finite"):
+    with pytest.raises(FolderError, match="not finite"):
         MolIndex.build(gated_mixture(), items).search(queries, 1)
     items[2, 1] = float("nan")
     with pytest.raises(FolderError, match="not finite"):

@@ -19,7 +19,7 @@ from segue.models.facts import NO_FACTS, Facts
 from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.models.warm_start import carry_over
+from segue.models.warm_start import transfer_weights
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.testing.cases import Case, batch_of, packed_of, random_users
@@ -192,7 +192,7 @@ def named(ids: str) -> Vocabulary:
 
 def test_going_on_items_keep_their_codes_by_id() -> None:
     old, new = model_of(codes=codes_of(8, seed=1)), model_of(codes=codes_of(7, seed=2), seed=3)
-    carry_over(old, new, before=named("abcdefgh"), now=named("hxbagyc"))
+    transfer_weights(old, new, before=named("abcdefgh"), now=named("hxbagyc"))
     vectors, were = new.items.output(), old.items.output()
     assert torch.equal(vectors[[1, 3, 4, 5, 7]], were[[8, 2, 1, 7, 3]])
     assert torch.equal(new.items.into, old.items.into)
@@ -203,7 +203,7 @@ def test_new_items_have_the_old_numbers_of_the_codes_they_share() -> None:
     and c, which have 3 now, two had 1; nobody had what is 2 now, so that stays."""
     then, now = [1, 1, 0, 2, 3, 3, 3, 3], [3, 3, 3, 0, 1, 1, 1, 1, 3, 0, 2]
     old, new = (model_of(codes=np.array([0, *each], dtype=np.uint8)[:, None].repeat(4, 1)) for each in (then, now))
-    carry_over(old, new, before=named("abcdefgh"), now=named("abcdefghxyz"))
+    transfer_weights(old, new, before=named("abcdefgh"), now=named("abcdefghxyz"))
     assert table_of(new).codes[1:].T.tolist() == [[*then, 1, 2, 2]] * 4
 
 
@@ -213,7 +213,7 @@ def test_items_that_nobody_had_then_are_new_and_tell_nothing() -> None:
     then, now = [1, 1, 1, 0, 2], [0, 0, 0, 3, 3, 0]
     old, new = (model_of(codes=np.array([0, *each], dtype=np.uint8)[:, None].repeat(4, 1)) for each in (then, now))
     had, has = np.array([0, 1, 1, 1, 0, 1], dtype=bool), np.array([0, 1, 1, 1, 1, 1, 0], dtype=bool)
-    carry_over(old, new, before=named("abcde"), now=named("abcdey"), had_codes=had, has_codes=has)
+    transfer_weights(old, new, before=named("abcde"), now=named("abcdey"), had_codes=had, has_codes=has)
     assert table_of(new).codes[1:].T.tolist() == [[1, 1, 1, 2, 2, 0]] * 4
 
 
@@ -256,8 +256,8 @@ def test_a_catalogue_with_fewer_items_than_values_may_grow_and_not_shrink() -> N
     small, large = (
         model_of(codes=codes_of(items, seed=items), code_values=256, seed=items, tied=False) for items in (7, 8)
     )
-    carry_over(small, large, before=named("abcdefg"), now=named("hgfedcba"))
+    transfer_weights(small, large, before=named("abcdefg"), now=named("hgfedcba"))
     assert torch.equal(large.items.output()[2:], small.items.output()[1:].flip(0))
     assert torch.equal(large.items.input(torch.arange(2, 9)), small.items.input(torch.arange(1, 8)).flip(0))
-    with pytest.raises(InputError, match="codes of the run have 8 values, and the 7 items of the data allow 7"):
-        carry_over(large, small, before=named("hgfedcba"), now=named("abcdefg"))
+    with pytest.raises(InputError, match="codes of the run have 8 values, but the 7 items of the data allow 7"):
+        transfer_weights(large, small, before=named("hgfedcba"), now=named("abcdefg"))

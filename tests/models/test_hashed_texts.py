@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.models.text.hashed import HashedTexts, _terms_of
+from segue.models.text.hashed import HashedTexts, _count_terms
 
 TITLES = [
     "Red Shoe, size 40",
@@ -40,7 +40,7 @@ def terms_by_hand(text: str) -> Counter[tuple[str, str]]:
 
 def counts_of(texts: list[str]) -> list[list[int]]:
     """Each text's numbers of its terms, ascending."""
-    found = _terms_of(texts)
+    found = _count_terms(texts)
     return [sorted(found.counts[found.texts == row].tolist()) for row in range(len(texts))]
 
 
@@ -51,7 +51,7 @@ letters = st.text(st.sampled_from("ab c-é1"), max_size=12)
 def test_terms_are_words_pairs_and_pieces(texts: list[str]) -> None:
     by_hand = [terms_by_hand(text) for text in texts]
     assert counts_of(texts) == [sorted(found.values()) for found in by_hand]
-    found = _terms_of(texts)
+    found = _count_terms(texts)
     assert len(np.unique(found.terms)) == len(set().union(*by_hand)), "alike where the terms are, and only there"
 
 

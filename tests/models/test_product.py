@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from segue.models.items.clusters import Clusters
-from segue.models.items.product_quantisation import turned_parts
+from segue.models.items.product_quantisation import rotated_parts
 
 PARTS, VALUES, WIDTH = 3, 4, 6
 
@@ -19,7 +19,7 @@ def seeded(seed: int) -> torch.Generator:
 
 def lost(vectors: Tensor, weights: Tensor, *, values: int = VALUES, seed: int = 1) -> Tensor:
     """The squared distance [n] of each vector from what its clusters say of it."""
-    pieces, found = turned_parts(vectors, weights, parts=PARTS, values=values, generator=seeded(seed))
+    pieces, found = rotated_parts(vectors, weights, parts=PARTS, values=values, generator=seeded(seed))
     near = [each.centres[each.nearest(piece)] for each, piece in zip(found, pieces, strict=True)]
     return (torch.cat(pieces, 1) - torch.cat(near, 1)).square().sum(1)
 
@@ -44,7 +44,7 @@ def test_planted_parts_are_found_behind_a_turn() -> None:
 @given(st.integers(0, 2**32), st.integers(1, 30))
 def test_parts_are_the_vectors_turned_about_their_mean(seed: int, n: int) -> None:
     vectors, weights = torch.randn(n, WIDTH, generator=seeded(seed)), torch.rand(n, generator=seeded(seed + 1)) + 0.1
-    pieces, found = turned_parts(vectors, weights, parts=PARTS, values=VALUES, generator=seeded(seed))
+    pieces, found = rotated_parts(vectors, weights, parts=PARTS, values=VALUES, generator=seeded(seed))
     assert all(len(each.centres) <= min(VALUES, n) for each in found)
     together = torch.cat(pieces, 1)
     between = [(each[:, None] - each[None]).norm(dim=2) for each in (together, vectors)]

@@ -115,7 +115,7 @@ def test_without_it_a_run_answers_as_before_and_reads_no_new_words(
     assert isinstance(model, Recommender)
     assert len(model.recommend(["i05", "i06"], k=5).ids) == 5
     install = r"a sentence model that is not installed; run `pip install 'segue\[sentences\]'`"
-    with pytest.raises(InputError, match=f"cannot be added: 'new': the run's words are read by {install}"):
+    with pytest.raises(InputError, match=f"cannot be added: 'new': the run's texts need {install}"):
         model.with_items(pl.DataFrame({"id": ["new"], "title": ["kettle"]}))
     with pytest.raises(SettingsError, match=install):
         segue.train(data, out=tmp_path / "run", recipe=quick_recipe, overrides=CONTENT)
@@ -131,5 +131,5 @@ def test_other_weights_than_those_published_are_refused(monkeypatch: pytest.Monk
     (package / "model" / "model.safetensors").write_bytes(b"other")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sentences, "PACKAGE", "other_weights")
-    with pytest.raises(InputError, match=r"model\.safetensors is not the file that was published"):
+    with pytest.raises(InputError, match=r"model\.safetensors is not the published file"):
         _sentence_model.__wrapped__()

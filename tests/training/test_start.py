@@ -27,7 +27,7 @@ from segue.models.facts import Facts, facts_of
 from segue.models.items.content import ContentTable
 from segue.models.sequence import SequenceModel
 from segue.models.settings import ModelSettings
-from segue.models.warm_start import carry_over
+from segue.models.warm_start import transfer_weights
 from segue.training.state import TrainingRecord
 from segue.training.train import STATE, STATE_ALL, TrainingSetup, choose_epoch, train_for
 from segue.training.warm_start import WARM_START, WARM_START_ALL, write_warm_start
@@ -77,7 +77,7 @@ def scores(model: SequenceModel, known: Vocabulary, history: list[str], kinds: l
 def test_rows_are_carried_over_by_id(model: dict[str, Any], names: list[str], kept: int, more: int) -> None:
     before, now = vocabulary(list("abcdefg")), vocabulary(["new1", *names[:kept], "new2", "new3"][: kept + more])
     old, new, fresh = built(before, 1, **model), built(now, 2, **model), built(now, 2, **model)
-    carry_over(old, new, before=before, now=now)
+    transfer_weights(old, new, before=before, now=now)
     for name, weight in new.state_dict().items():
         was, start = old.state_dict()[name], fresh.state_dict()[name]
         if name not in ("items.into", "items.out", "items.bias"):
@@ -100,7 +100,7 @@ def test_categories_are_carried_over_by_name() -> None:
     old, new, fresh = (
         built(known, seed, builder="sasrec", category="colour") for known, seed in ((before, 1), (now, 2), (now, 2))
     )
-    carry_over(old, new, before=before, now=now, category="colour")
+    transfer_weights(old, new, before=before, now=now, category="colour")
     vectors, were, start = (each.items.output()[1:] for each in (new, old, fresh))
     assert torch.equal(vectors[1:], were[[2, 1, 0]])
     assert torch.equal(vectors[0], start[0])
@@ -111,13 +111,13 @@ def test_kinds_are_carried_over_by_name() -> None:
     model: dict[str, Any] = {"builder": "pinnerformer", "inputs": "events"}
     old = built(before, 1, ("buy", "view"), **model)
     new = built(now, 2, ("", "view", "save", "buy"), **model)
-    carry_over(old, new, before=before, now=now)
+    transfer_weights(old, new, before=before, now=now)
     for was, is_now in (([0, 1, 2], [3, 1, 4]), ([2, 2, 0], [4, 4, 3])):  # the number after the last is an unknown kind
         own, theirs = scores(new, now, ["a", "b", "a"], is_now), scores(old, before, ["a", "b", "a"], was)
         assert own == {name: pytest.approx(score, abs=1e-5) for name, score in theirs.items()}
     without = built(now, 2, **model)
     with pytest.raises(InputError, match="kinds of events"):
-        carry_over(old, without, before=before, now=now)
+        transfer_weights(old, without, before=before, now=now)
 
 
 @pytest.mark.parametrize("items", ["vectors", "ids+vectors"])
@@ -132,7 +132,7 @@ def test_content_is_read_as_it_was(items: str) -> None:
     shape = msgspec.convert({**SMALL, **model}, ModelSettings)
     facts = facts_of(shape, now, texts=old.items.texts)
     new = build_model(shape, len(now), generator=torch.Generator().manual_seed(2), facts=facts).eval()
-    carry_over(old, new, before=before, now=now)
+    transfer_weights(old, new, before=before, now=now)
     assert torch.allclose(new.item_vectors()[2:], old.item_vectors()[[5, 3, 1]], atol=1e-6)
     own, theirs = scores(new, now, ["a", "e"]), scores(old, before, ["a", "e"])
     assert {name: own[name] for name in "eca"} == {name: pytest.approx(theirs[name], abs=1e-4) for name in "eca"}
@@ -144,7 +144,7 @@ def test_content_is_read_as_it_was(items: str) -> None:
         facts=facts_of(msgspec.structs.replace(shape, text_width=4), now),
     )
     with pytest.raises(InputError, match="features of each item"):
-        carry_over(old, wider, before=before, now=now)
+        transfer_weights(old, wider, before=before, now=now)
 
 
 LOG = Log.of(cycle())

@@ -1,4 +1,4 @@
-"""Item vectors → best items, by looking only at the parts of the catalogue that a question points to."""
+"""The approximate index: an inverted file of item vectors, of which a query scores a few lists."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ import torch
 from torch import Tensor
 
 from segue.index.exact import ExactIndex, Pairs, finite, read_file, reading, write_file
-from segue.index.search import RECALL_AT, Joined, Ragged, Recall, recall, share_found
+from segue.index.search import RECALL_AT, MergedRows, Ragged, Recall, recall, recall_of_scores
 from segue.index.settings import IndexSettings
 
-SAMPLE = 400  # items that ask where no questions are given
+SAMPLE = 400  # item vectors that serve as queries if none are given
 SEED = 1
-LISTS = 4  # for each square root of an item: choosing among them costs no more than looking into the chosen
-ROUNDS, MEMBERS = 6, 32  # rounds of k-means, and items a list that it learns from: more of either found no more
-SPARE, STEP = 1.25, 64  # more is looked for than asked, as bytes may put the last ones wrong; a multiple of STEP
-GROWTH = 1 / 3  # lists looked into grow with this power of the items looked for: recall stays where it was measured
-REGISTER = 16  # features that the processor takes at once
-LEAST_ITEMS = 50  # items of the catalogue for each one looked for; with fewer, all are scored
-MOST_FLOATS = 4_000_000  # features of found items in memory at a time
+LISTS = 4  # times the square root of the items: then choosing lists costs no more than scanning the chosen ones
+ROUNDS, MEMBERS = 6, 32  # rounds of k-means, and items of each list that it is fitted to: more did not raise recall
+SPARE, STEP = (
+    1.25,
+    64,
+)  # candidates per result, as 8-bit scores misplace the last ones; a multiple of STEP
+GROWTH = 1 / 3  # probes grow with this power of the candidates, which keeps recall as measured
+REGISTER = 16  # features in a vector register
+LEAST_ITEMS = 50  # items of the catalogue for each candidate; with fewer, all are scored
+MAX_FLOATS = 4_000_000  # features of candidates in memory at a time
 
 
 class ApproximateIndex:
-    """Lists of items that point the same way, an inverted file: Douze et al., "The Faiss library", 2024.
+    """An inverted file with 8-bit features: Douze et al., "The Faiss library", 2024.
 
-    A question looks into the `probes` lists whose centres suit it best, where a feature is a byte. What it finds there
-    is scored again by whole vectors, and only then is struck out what is forbidden: whatever would beat the last answer
-    was among the best that were looked for, so filters cost no recall. Where too few are left, all items are scored.
+    A query scans the `probes` lists with the best centres. Candidates are then scored with their full vectors, and only
+    then filtered: every item that would beat the last result was among the candidates, so filters cost no recall. If
+    too few are left, all items are scored.
     """
 
     def __init__(self, exact: ExactIndex, lists: Lists, *, probes: int, recall: Recall) -> None:
         self.exact = exact
         self.lists = lists
         self.probes = probes
-        self.recall = recall  # what it was measured to find
+        self.recall = recall
 
     @staticmethod
     def build(
@@ -49,28 +52,28 @@ class ApproximateIndex:
         *,
         candidates: np.ndarray | None = None,
         settings: IndexSettings | None = None,
-        questions: Tensor | None = None,
+        queries: Tensor | None = None,
     ) -> ApproximateIndex:
-        """As `ExactIndex.build`. Of the `questions` [N, D] one half says how many lists must be looked into, the other
-        what that finds; without any, items' own vectors ask."""
+        """See `ExactIndex.build`. One half of the `queries` [N, D] sets the number of probes, the other half measures
+        the recall; without queries, item vectors are used."""
         exact = ExactIndex.build(vectors, candidates=candidates, settings=settings)
-        if questions is None:
-            drawn = np.random.default_rng(SEED).permutation(len(exact.numbers))[:SAMPLE]
-            questions = exact.vectors[torch.from_numpy(drawn)]
-        unmeasured = Recall(k=RECALL_AT, share=1.0, questions=0)
+        if queries is None:
+            rows = np.random.default_rng(SEED).permutation(len(exact.numbers))[:SAMPLE]
+            queries = exact.vectors[torch.from_numpy(rows)]
+        unmeasured = Recall(k=RECALL_AT, share=1.0, queries=0)
         index = ApproximateIndex(exact, Lists.of(exact.vectors), probes=1, recall=unmeasured)
-        index.probes = index._enough(finite(questions[::2]))
-        judged = questions[1::2]
-        index.recall = Recall(k=RECALL_AT, share=recall(index, exact, judged, RECALL_AT), questions=len(judged))
+        index.probes = index._fewest_probes(finite(queries[::2]))
+        others = queries[1::2]
+        index.recall = Recall(k=RECALL_AT, share=recall(index, exact, others, RECALL_AT), queries=len(others))
         return index
 
-    def _enough(self, questions: Tensor) -> int:
-        """The fewest lists in which questions find the share of the best that the settings ask for."""
-        _, best = self.exact.search(questions, RECALL_AT)
+    def _fewest_probes(self, queries: Tensor) -> int:
+        """The fewest probes that reach the recall of the settings."""
+        _, best = self.exact.search(queries, RECALL_AT)
 
         def share(probes: int) -> float:
             depth = math.ceil(SPARE * RECALL_AT)
-            return share_found(self._best(questions, depth, best.shape[1], probes=probes)[1], best)
+            return recall_of_scores(self._best(queries, depth, best.shape[1], probes=probes)[1], best)
 
         steps = np.unique(np.geomspace(1, len(self.lists.centres), 64).astype(np.int64)).tolist()
         return int(steps[min(bisect_left(steps, self.exact.settings.recall, key=share), len(steps) - 1)])
@@ -82,21 +85,21 @@ class ApproximateIndex:
     def search(
         self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: np.ndarray | Ragged | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See `ItemIndex.search`. What else is asked changes no answer but by rounding, and memory is bounded."""
+        """See `ItemIndex.search`. Results do not depend on the other queries but for rounding; memory is bounded."""
         assert k >= 1
         if isinstance(only, Ragged):
             return self.exact.search(queries, k, exclude=exclude, only=only)
         queries, allowed = finite(queries), None if only is None else self._allowed(only)
-        left = len(self.exact.numbers) if allowed is None else int(np.count_nonzero(allowed))
-        depths = self._depths(k, exclude, len(queries), left)
-        items = torch.zeros(len(queries), min(k, left), dtype=torch.int64)
+        remaining = len(self.exact.numbers) if allowed is None else int(np.count_nonzero(allowed))
+        depths = self._depths(k, exclude, len(queries), remaining)
+        items = torch.zeros(len(queries), min(k, remaining), dtype=torch.int64)
         scores = torch.full(items.shape, -torch.inf)
-        for rows, depth in _alike(depths, queries.shape[1]):
+        for rows, depth in _by_depth(depths, queries.shape[1]):
             if len(rows) == len(queries):
-                items, scores = self._best(queries, depth, min(k, left), exclude, allowed)
+                items, scores = self._best(queries, depth, min(k, remaining), exclude, allowed)
             else:
                 banned = None if exclude is None else exclude.take(rows)
-                items[rows], scores[rows] = self._best(queries[rows], depth, min(k, left), banned, allowed)
+                items[rows], scores[rows] = self._best(queries[rows], depth, min(k, remaining), banned, allowed)
         short = np.flatnonzero(scores.numpy().min(1, initial=np.inf) == -np.inf)
         if len(short):
             banned = None if exclude is None else exclude.take(short)
@@ -104,18 +107,18 @@ class ApproximateIndex:
         return items, scores
 
     def _allowed(self, only: np.ndarray) -> np.ndarray:
-        """Whether each row may be an answer [n] bool."""
-        wanted = np.asarray(only, dtype=np.int64)
-        named = np.zeros(self.n_items + 1, dtype=bool)
-        named[wanted[(wanted >= 0) & (wanted <= self.n_items)]] = True
-        allowed: np.ndarray = named[self.exact.numbers]
+        """Whether each row may be returned [n] bool."""
+        numbers = np.asarray(only, dtype=np.int64)
+        mask = np.zeros(self.n_items + 1, dtype=bool)
+        mask[numbers[(numbers >= 0) & (numbers <= self.n_items)]] = True
+        allowed: np.ndarray = mask[self.exact.numbers]
         return allowed
 
-    def _depths(self, k: int, exclude: Ragged | None, questions: int, left: int) -> np.ndarray:
-        """Items to look for [B], so that k are left when what is forbidden is struck out; 0: all must be scored."""
-        wanted = np.full(questions, float(k)) if exclude is None else np.diff(exclude.offsets) + float(k)
+    def _depths(self, k: int, exclude: Ragged | None, queries: int, remaining: int) -> np.ndarray:
+        """Candidates of each query [B], so that k are left after filtering; 0: all items must be scored."""
+        results = np.full(queries, float(k)) if exclude is None else np.diff(exclude.offsets) + float(k)
         items = len(self.exact.numbers)
-        depths = np.ceil(wanted * (SPARE / STEP * items / max(1, left))).astype(np.int64) * STEP
+        depths = np.ceil(results * (SPARE / STEP * items / max(1, remaining))).astype(np.int64) * STEP
         return np.where(depths * LEAST_ITEMS <= items, depths, 0)
 
     def _best(
@@ -128,21 +131,21 @@ class ApproximateIndex:
         *,
         probes: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The best k of `depth` found items [b, k], and their scores. In numpy: a question's arrays are too small for
-        torch to be as fast."""
+        """The best k of `depth` candidates [b, k], and their scores; in numpy, which is faster than torch for the small
+        arrays of a query."""
         if probes is None:
             probes = math.ceil(self.probes * max(1.0, depth / (SPARE * RECALL_AT)) ** GROWTH)
-        asked = queries.numpy()
-        rows = self.lists.search(asked, depth, probes=probes)  # [b, depth], -1 is none
-        rows.sort(axis=1)  # by number, so that a stable sort keeps ties in their order
-        struck = rows < 0
+        vectors = queries.numpy()
+        rows = self.lists.search(vectors, depth, probes=probes)  # [b, depth], -1: none
+        rows.sort(axis=1)  # by number: a stable sort then keeps ties in the order of numbers
+        forbidden = rows < 0
         if allowed is not None:
-            struck |= ~allowed[rows]
+            forbidden |= ~allowed[rows]
         if banned is not None:
-            struck |= _named(rows, Pairs.of(banned, self.exact.numbers), len(self.exact.numbers))
-        # not by a matrix product: it sums in an order that depends on the place of a row, and ties would be lost
-        scores = np.einsum("brd,bd->br", self.exact.vectors.numpy()[rows], asked)
-        scores[struck] = -np.inf
+            forbidden |= _is_in(rows, Pairs.of(banned, self.exact.numbers), len(self.exact.numbers))
+        # No matrix product: its order of summation depends on the index of a row, which would break ties.
+        scores = np.einsum("brd,bd->br", self.exact.vectors.numpy()[rows], vectors)
+        scores[forbidden] = -np.inf
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         scores = np.take_along_axis(scores, order, axis=1)
         items = self.exact.numbers[np.take_along_axis(rows, order, axis=1)]
@@ -150,14 +153,14 @@ class ApproximateIndex:
         return torch.from_numpy(items), torch.from_numpy(scores)
 
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> ApproximateIndex:
-        """See `ItemIndex.with_items`. A new item is put into the list whose centre suits it best."""
+        """See `ItemIndex.with_items`. A new item joins the list with the best centre."""
         exact = self.exact.with_items(vectors, numbers, n_items=n_items)
-        joined = Joined.of(self.exact.numbers, numbers)
-        lists = self.lists.with_rows(vectors, joined.order, exact.vectors)
+        merged = MergedRows.of(self.exact.numbers, numbers)
+        lists = self.lists.with_rows(vectors, merged.order, exact.vectors)
         return ApproximateIndex(exact, lists, probes=self.probes, recall=self.recall)
 
     def save(self, path: Path) -> None:
-        """Write vectors, numbers and lists to one safetensors file, as plain numbers: nothing in it is faiss's own."""
+        """Write vectors, numbers and lists to one safetensors file, independent of faiss's formats."""
         write_file(
             path,
             {
@@ -184,7 +187,7 @@ class ApproximateIndex:
 
 
 class _Facts(msgspec.Struct, tag_field="kind", tag="approximate", forbid_unknown_fields=True, kw_only=True):
-    """What the file's header says."""
+    """The file's header."""
 
     n_items: int
     settings: IndexSettings
@@ -193,17 +196,17 @@ class _Facts(msgspec.Struct, tag_field="kind", tag="approximate", forbid_unknown
 
 
 class Lists:
-    """Which list each item is in. They hold the items with a byte a feature, to be looked through."""
+    """The inverted lists: the list of each item, and the items' vectors in 8 bits a feature."""
 
     def __init__(self, centres: np.ndarray, owners: np.ndarray, ranges: np.ndarray, vectors: Tensor) -> None:
         rows = _full_width(vectors.numpy())
         width = rows.shape[1]
         self.centres = centres  # [L, D'] float32
         self.owners = owners  # [n] int64: each item's list
-        self.ranges = ranges  # [2, D'] float32: the least offset of an item from its centre, and the most less that
+        self.ranges = ranges  # [2, D'] float32: minimum and range of the items' offsets from their centres
         shapes = (centres.shape[1:], owners.shape, ranges.shape)
         if shapes != ((width,), (len(rows),), (2, width)) or not _within(owners, len(centres)):
-            raise RuntimeError("its lists are not those of its items")
+            raise RuntimeError("its lists do not match its items")
         self._centres = faiss.IndexFlatIP(width)
         self._centres.add(centres)
         self._items = faiss.IndexIVFScalarQuantizer(
@@ -215,7 +218,7 @@ class Lists:
 
     @staticmethod
     def of(vectors: Tensor) -> Lists:
-        """Spherical k-means: direction says whom an item is an answer to, length only how often."""
+        """Fit lists by spherical k-means, that is to the directions of vectors."""
         rows = _full_width(vectors.numpy())
         items, width = rows.shape
         if not items:
@@ -235,23 +238,23 @@ class Lists:
         return Lists(centres, owners, torch.stack((least, most - least)).numpy(), vectors)
 
     def with_rows(self, new: Tensor, order: np.ndarray | slice, vectors: Tensor) -> Lists:
-        """Lists of these `vectors` [n, D]: the old rows and then the `new` [m, D] ones, in this `order` [n]."""
+        """Lists of `vectors` [n, D], which are the old rows followed by the `new` ones [m, D], in this `order` [n]."""
         rows = _full_width(new.detach().to(device="cpu", dtype=torch.float32).numpy())
         nearest = self._centres.search(rows, 1)[1][:, 0]
         offsets = np.concatenate((rows - self.centres[nearest], self.ranges[:1], self.ranges[:1] + self.ranges[1:]))
-        least, most = offsets.min(axis=0), offsets.max(axis=0)  # bytes must reach the new ones too
+        least, most = offsets.min(axis=0), offsets.max(axis=0)  # the 8-bit range must cover the new items
         owners = np.concatenate((self.owners, nearest))[order]
         return Lists(self.centres, owners, np.stack((least, most - least)), vectors)
 
     def search(self, queries: np.ndarray, depth: int, *, probes: int) -> np.ndarray:
-        """The rows [B, depth] of the items that bytes say are best, -1 where the lists hold no more."""
+        """The rows [B, depth] of the best items by 8-bit vectors; -1 if the lists have no more."""
         parameters = _parameters(min(probes, len(self.centres)))
         _, rows = self._items.search(_full_width(queries), depth, params=parameters)
         return rows
 
 
 def _full_width(vectors: np.ndarray) -> np.ndarray:
-    """With features of zero up to whole vector registers [X, D']: without them bytes are compared one by one."""
+    """Append zero features up to whole vector registers [X, D']: otherwise faiss compares bytes one by one."""
     spare = -vectors.shape[1] % REGISTER
     return np.concatenate((vectors, np.zeros((len(vectors), spare), vectors.dtype)), axis=1) if spare else vectors
 
@@ -267,19 +270,19 @@ def _within(owners: np.ndarray, lists: int) -> bool:
     return owners.dtype == np.int64 and bool(((owners >= 0) & (owners < lists)).all())
 
 
-def _named(rows: np.ndarray, pairs: Pairs, items: int) -> np.ndarray:
-    """Which of the rows [b, depth] of each question are among its pairs."""
-    named = np.sort(pairs.columns + pairs.rows * items)
-    if not len(named):
+def _is_in(rows: np.ndarray, pairs: Pairs, items: int) -> np.ndarray:
+    """Whether each of the rows [b, depth] of a query is among its pairs."""
+    keys = np.sort(pairs.columns + pairs.rows * items)
+    if not len(keys):
         return np.zeros(rows.shape, dtype=bool)
-    found = rows + np.arange(len(rows))[:, None] * items
-    return np.asarray(named[np.minimum(np.searchsorted(named, found), len(named) - 1)] == found)
+    wanted = rows + np.arange(len(rows))[:, None] * items
+    return np.asarray(keys[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)] == wanted)
 
 
-def _alike(depths: np.ndarray, width: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Questions that look equally deep, as many at a time as memory allows, and how deep; without those of depth 0."""
+def _by_depth(depths: np.ndarray, width: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Queries of equal depth, as many at a time as memory allows, and their depth; without those of depth 0."""
     for depth in sorted({*depths.tolist()} - {0}):
         rows = np.flatnonzero(depths == depth)
-        size = max(1, MOST_FLOATS // (depth * width))
+        size = max(1, MAX_FLOATS // (depth * width))
         for begin in range(0, len(rows), size):
             yield rows[begin : begin + size], depth

@@ -1,4 +1,4 @@
-"""A model's items → an index, or a file → an index: the one place that chooses among the kinds."""
+"""Build the index of a model, or load one from a file: the only place that chooses the kind."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from segue.models.sequence import SequenceModel
 from segue.models.similarity.dot import Dot
 from segue.models.similarity.mol import MixtureOfLogits
 
-LEAST_APPROXIMATE = 70_000  # items from which on a question of one thread is answered at least twice as fast
-LEAST_TWO_STAGE = 2 * Cut().averaged  # items of which the first stage leaves out at least half
-SAMPLE, TOKENS = 400, 16384  # questions that say what an approximation finds, and events encoded at a time
-SAMPLE_OF_ALL = 50  # questions to a mixture of logits: scoring all items takes long there
+LEAST_APPROXIMATE = 70_000  # items from which on a query on one thread is at least twice as fast
+LEAST_TWO_STAGE = 2 * Cut().averaged  # items of which the first stage drops at least half
+SAMPLE, TOKENS = 400, 16384  # queries that measure recall, and events encoded at a time
+SAMPLE_OF_ALL = 50  # queries for a mixture of logits, where scoring all items is slow
 
-Chosen = Literal["exact", "approximate", "two-stage", "codes"]
-Questions = Callable[[], Tensor | None]
-"""Gives questions [N, Q] like those that will be asked, or None where there are none to draw."""
+IndexKind = Literal["exact", "approximate", "two-stage", "codes"]
+SampleQueries = Callable[[], Tensor | None]
+"""Returns typical queries [N, Q], or None if there are none."""
 
 
 def build_index(
@@ -42,14 +42,13 @@ def build_index(
     candidates: np.ndarray,
     settings: IndexSettings,
     *,
-    questions: Questions | None = None,
+    queries: SampleQueries | None = None,
 ) -> ItemIndex:
-    """An index of the items that may be answered, `candidates` [V + 1] bool. `questions`: what an approximation is
-    fitted to and measured on, where one is made."""
+    """An index of the `candidates` [V + 1] bool. An approximate index is fitted to and measured on `queries`."""
     mixture = model.similarity.mixture if isinstance(model.similarity, MixtureOfLogits) else None
     coded = isinstance(model.items, CodeTable)
-    kind = _chosen(settings, int(np.count_nonzero(candidates[1:])), mixed=mixture is not None, coded=coded)
-    with _evaluated(model):
+    kind = _kind(settings, int(np.count_nonzero(candidates[1:])), mixed=mixture is not None, coded=coded)
+    with _evaluation_mode(model):
         if kind == "codes":
             assert isinstance(model.items, CodeTable) and isinstance(model.similarity, Dot)
             table, normal = model.items, model.similarity.normal
@@ -63,12 +62,12 @@ def build_index(
         else:
             from segue.index.approximate import ApproximateIndex
 
-            asked = None if questions is None else questions()
-            index = ApproximateIndex.build(vectors, candidates=candidates, settings=settings, questions=asked)
+            sample = None if queries is None else queries()
+            index = ApproximateIndex.build(vectors, candidates=candidates, settings=settings, queries=sample)
     return index
 
 
-def _chosen(settings: IndexSettings, items: int, *, mixed: bool, coded: bool) -> Chosen:
+def _kind(settings: IndexSettings, items: int, *, mixed: bool, coded: bool) -> IndexKind:
     refuse_misfit(settings.kind, similarity="mol" if mixed else "dot", items="codes" if coded else "ids")
     if settings.kind != "auto":
         return settings.kind
@@ -80,8 +79,8 @@ def _chosen(settings: IndexSettings, items: int, *, mixed: bool, coded: bool) ->
 
 
 @contextmanager
-def _evaluated(model: SequenceModel) -> Iterator[None]:
-    """In evaluation mode without gradients; it is left in the mode it was in."""
+def _evaluation_mode(model: SequenceModel) -> Iterator[None]:
+    """Put the model in evaluation mode, without gradients; restore its mode afterwards."""
     training = model.training
     model.eval()
     try:
@@ -91,22 +90,22 @@ def _evaluated(model: SequenceModel) -> Iterator[None]:
         model.train(training)
 
 
-def sample_questions(model: SequenceModel, sequences: Sequences, cases: Cases) -> Tensor | None:
-    """What a model asks in some cases, drawn by lot; None where no case has a history."""
-    asking = np.flatnonzero(cases.targets > cases.starts)
-    drawn = np.random.default_rng(1).permutation(asking)[:SAMPLE]
-    some = Cases(users=cases.users[drawn], starts=cases.starts[drawn], targets=cases.targets[drawn])
+def sample_queries(model: SequenceModel, sequences: Sequences, cases: Cases) -> Tensor | None:
+    """The model's queries of some random cases; None if no case has a history."""
+    with_history = np.flatnonzero(cases.targets > cases.starts)
+    rows = np.random.default_rng(1).permutation(with_history)[:SAMPLE]
+    some = Cases(users=cases.users[rows], starts=cases.starts[rows], targets=cases.targets[rows])
     device = next(model.parameters()).device
-    found = []
-    with _evaluated(model):
+    queries = []
+    with _evaluation_mode(model):
         for _, histories in case_batches(sequences, some, tokens=TOKENS, most_rows=SAMPLE):
             windows = newest(histories, model.length, model.window_step)
-            found.append(model.query(tensors(windows, device)).cpu())
-    return torch.cat(found) if found else None
+            queries.append(model.query(tensors(windows, device)).cpu())
+    return torch.cat(queries) if queries else None
 
 
-def index_facts(index: ItemIndex, questions: Questions) -> dict[str, Any]:
-    """What a run's manifest says of its index: its kind, and what it finds if it does not look at everything."""
+def index_facts(index: ItemIndex, queries: SampleQueries) -> dict[str, Any]:
+    """The entry of a run's manifest: the kind of its index and, if it is approximate, the recall."""
     if isinstance(index, ExactIndex):
         return {"kind": "exact"}
     if isinstance(index, CodeIndex):
@@ -114,20 +113,20 @@ def index_facts(index: ItemIndex, questions: Questions) -> dict[str, Any]:
     if isinstance(index, MolIndex) and index.cut is None:
         return {"kind": "exact"}
     if isinstance(index, MolIndex):
-        return {"kind": "two-stage", "recall": _mol_recall(index, questions)}
+        return {"kind": "two-stage", "recall": _mol_recall(index, queries)}
     from segue.index.approximate import ApproximateIndex
 
     assert isinstance(index, ApproximateIndex)
     return {"kind": "approximate", "lists": len(index.lists.centres), "probes": index.probes, "recall": index.recall}
 
 
-def _mol_recall(index: MolIndex, questions: Questions) -> Recall | None:
-    asked = questions()
-    if asked is None:
+def _mol_recall(index: MolIndex, queries: SampleQueries) -> Recall | None:
+    sample = queries()
+    if sample is None:
         return None
     exact = MolIndex(index.mixture, index.items, index.numbers, n_items=index.n_items)
-    judged = asked[:: max(1, len(asked) // SAMPLE_OF_ALL)]
-    return Recall(k=RECALL_AT, share=recall(index, exact, judged, RECALL_AT), questions=len(judged))
+    some = sample[:: max(1, len(sample) // SAMPLE_OF_ALL)]
+    return Recall(k=RECALL_AT, share=recall(index, exact, some, RECALL_AT), queries=len(some))
 
 
 def load_index(path: Path) -> ItemIndex:
@@ -141,10 +140,10 @@ def load_index(path: Path) -> ItemIndex:
     if kind == "codes":
         return CodeIndex.load(path)
     if kind != "approximate":
-        raise FolderError(f"{path} holds an index of a kind {kind!r} that is not known here; was segue newer there?")
+        raise FolderError(f"{path} holds an index of the unknown kind {kind!r}; update segue, or train again.")
     if not faiss_installed():
         raise FolderError(
-            f"{path} is an index for faiss, which is not installed; run `pip install 'segue[ann]'`, or train again "
+            f"{path} needs faiss, which is not installed; run `pip install 'segue[ann]'`, or train again "
             "with --set index.kind=exact."
         )
     from segue.index.approximate import ApproximateIndex
@@ -153,6 +152,6 @@ def load_index(path: Path) -> ItemIndex:
 
 
 class _Kind(msgspec.Struct):
-    """What every header says."""
+    """The part of the header that all kinds have."""
 
     kind: str = "exact"

@@ -1,4 +1,4 @@
-"""Item vectors → best items, by scoring every item: the reference that every other index is measured against."""
+"""The exact index: it scores every item. The recall of other indices is measured against it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from segue.errors import FolderError
-from segue.index.search import Joined, Ragged
+from segue.index.search import MergedRows, Ragged
 from segue.index.settings import IndexSettings
 
 F = TypeVar("F", bound=msgspec.Struct)
 
 HEADER = "segue"
-MOST_SCORES = 4_000_000  # scores in memory at a time
-# Rows are multiplied in whole groups of this many. A product sums those beyond the last group, or of a smaller matrix,
-# in another order: equal vectors would differ in the last bit of their scores, and the tie between them would be lost.
+MAX_SCORES = 4_000_000  # scores in memory at a time
+# Rows are multiplied in groups of this size. A matrix product sums a last, partial group in another order, so equal
+# vectors could differ in the last bit of their scores, and their tie would be broken.
 GROUP = 16
 
 
 class ExactIndex:
-    """The vectors of the items that may be answered, in the order of their numbers."""
+    """The vectors of the items that may be recommended, in the order of their numbers."""
 
     def __init__(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int, settings: IndexSettings) -> None:
         self._groups = _whole_groups(vectors)
@@ -45,12 +45,12 @@ class ExactIndex:
     def build(
         vectors: Tensor, *, candidates: np.ndarray | None = None, settings: IndexSettings | None = None
     ) -> ExactIndex:
-        """From the vectors of all items [V + 1, D]; row 0 is padding and never an answer.
+        """From the vectors of all items [V + 1, D]; row 0 is padding and never returned.
 
-        `candidates` [V + 1] bool: items that may be answered; the others, as a rule never trained on, are left out.
+        `candidates` [V + 1] bool: items that may be recommended; usually those seen in training.
         """
-        kept, numbers = answerable(vectors, candidates)
-        return ExactIndex(kept, numbers, n_items=len(vectors) - 1, settings=settings or IndexSettings())
+        rows, numbers = candidate_rows(vectors, candidates)
+        return ExactIndex(rows, numbers, n_items=len(vectors) - 1, settings=settings or IndexSettings())
 
     @property
     def n_items(self) -> int:
@@ -59,7 +59,7 @@ class ExactIndex:
     def search(
         self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: np.ndarray | Ragged | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See `ItemIndex.search`. Memory is bounded by `MOST_SCORES`, whatever the questions and the items."""
+        """See `ItemIndex.search`. Memory is bounded by `MAX_SCORES`."""
         assert k >= 1
         queries = finite(queries)
         pool = allowed_rows(self.numbers, only)
@@ -67,45 +67,45 @@ class ExactIndex:
         width = min(k, len(numbers))
         if not width or not len(queries):
             return torch.zeros(len(queries), width, dtype=torch.int64), torch.zeros(len(queries), width)
-        block = max(1, MOST_SCORES // min(self._chunk, len(numbers)))
-        found = []
+        block = max(1, MAX_SCORES // min(self._chunk, len(numbers)))
+        results = []
         for begin in range(0, len(queries), block):
             rows = slice(begin, min(begin + block, len(queries)))
             banned = None if exclude is None else Pairs.of(exclude.rows(rows), numbers)
             allowed = Pairs.of(only.rows(rows), numbers) if isinstance(only, Ragged) else None
             columns, scores = self._best(queries[rows], pool, width, banned, allowed)
             items = torch.from_numpy(numbers)[columns]
-            found.append((items.masked_fill_(scores == -torch.inf, 0), scores))
-        if len(found) == 1:
-            return found[0]
-        return torch.cat([items for items, _ in found]), torch.cat([scores for _, scores in found])
+            results.append((items.masked_fill_(scores == -torch.inf, 0), scores))
+        if len(results) == 1:
+            return results[0]
+        return torch.cat([items for items, _ in results]), torch.cat([scores for _, scores in results])
 
     def _best(
         self, queries: Tensor, pool: np.ndarray | None, k: int, banned: Pairs | None, allowed: Pairs | None
     ) -> tuple[Tensor, Tensor]:
-        """The best k columns of the pool for each question, and their scores, chunk by chunk."""
+        """The best k columns of the pool for each query, and their scores, chunk by chunk."""
         columns, scores = torch.empty(0), torch.empty(0)
         for first, size, vectors in self._chunks(pool):
-            found = (queries @ vectors.T)[:, :size]  # [b, c]
+            products = (queries @ vectors.T)[:, :size]  # [b, c]
             if allowed is not None:
                 row, column = allowed.chunk(first, size)
-                forbidden = torch.ones(found.shape, dtype=torch.bool)
+                forbidden = torch.ones(products.shape, dtype=torch.bool)
                 forbidden[row, column] = False
-                found.masked_fill_(forbidden, -torch.inf)
+                products.masked_fill_(forbidden, -torch.inf)
             if banned is not None:
-                found[banned.chunk(first, size)] = -torch.inf
-            here, values = best_columns(found, k)
+                products[banned.chunk(first, size)] = -torch.inf
+            here, values = best_columns(products, k)
             if first == 0:
                 columns, scores = here, values
                 continue
-            # Earlier chunks hold lower numbers and stand first, so that a stable sort keeps ties in their order.
+            # Earlier chunks have lower numbers: a stable sort keeps ties in the order of numbers.
             merged, order = torch.sort(torch.cat((scores, values), dim=1), dim=1, descending=True, stable=True)
             columns = torch.cat((columns, here + first), dim=1).gather(1, order[:, :k])
             scores = merged[:, :k]
         return columns, scores
 
     def _chunks(self, pool: np.ndarray | None) -> Iterator[tuple[int, int, Tensor]]:
-        """(the first column, how many, the vectors in whole groups) of each chunk of the pool."""
+        """First column, number of columns and vectors in whole groups of each chunk of the pool."""
         columns = len(self.numbers) if pool is None else len(pool)
         for first in range(0, columns, self._chunk):
             rows = slice(first, first + self._chunk)
@@ -117,9 +117,9 @@ class ExactIndex:
 
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> ExactIndex:
         """See `ItemIndex.with_items`."""
-        joined = Joined.of(self.numbers, numbers)
-        every = torch.cat((self.vectors, finite_items(vectors)))[joined.order]
-        return ExactIndex(every, joined.numbers, n_items=n_items, settings=self.settings)
+        merged = MergedRows.of(self.numbers, numbers)
+        rows = torch.cat((self.vectors, finite_items(vectors)))[merged.order]
+        return ExactIndex(rows, merged.numbers, n_items=n_items, settings=self.settings)
 
     def save(self, path: Path) -> None:
         """Write vectors, numbers and the chunk size to one safetensors file."""
@@ -140,29 +140,29 @@ class ExactIndex:
 
 
 class _Facts(msgspec.Struct, tag_field="kind", tag="exact", forbid_unknown_fields=True):
-    """What the file's header says."""
+    """The file's header."""
 
     n_items: int
     settings: IndexSettings
 
 
 def _whole_groups(vectors: Tensor) -> Tensor:
-    """With rows of zeros at the end, where they are missing to whole groups."""
+    """Append rows of zeros up to a multiple of `GROUP`."""
     return functional.pad(vectors, (0, 0, 0, -len(vectors) % GROUP)) if len(vectors) % GROUP else vectors
 
 
 def finite(queries: Tensor) -> Tensor:
-    """Questions [B, D] as they are looked up with; what is no number is refused."""
+    """Queries [B, D] as float32 on the CPU; refuse numbers that are not finite."""
     assert queries.dim() == 2
     queries = queries.detach().to(device="cpu", dtype=torch.float32)
     if not math.isfinite(float(queries.sum())) and not bool(torch.isfinite(queries).all()):
-        raise FolderError("The model's answer is not a finite number: the model is damaged; train it again.")
+        raise FolderError("The model's query has numbers that are not finite: the model is damaged; train it again.")
     return queries
 
 
 def write_file(path: Path, arrays: dict[str, Tensor], facts: msgspec.Struct) -> None:
-    """One safetensors file; the tag of `facts` says what kind of index it holds."""
-    # one entry: safetensors writes several in any order, and equal indexes should be equal files
+    """Write one safetensors file; the tag of `facts` names the kind of index."""
+    # One entry, because safetensors writes several in any order, and equal indices must be equal files.
     save_file(arrays, path, metadata={HEADER: msgspec.json.encode(facts).decode()})
 
 
@@ -177,7 +177,7 @@ def read_header(path: Path, facts: type[F]) -> F:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What goes wrong inside is a sentence about the file."""
+    """Raise failures inside as a `FolderError` about the file."""
     try:
         yield
     except (OSError, KeyError, RuntimeError, msgspec.MsgspecError, safetensors.SafetensorError) as error:
@@ -186,21 +186,21 @@ def reading(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """(question, column of the pool) pairs."""
+    """(query, column of the pool) pairs."""
 
     rows: np.ndarray
     columns: np.ndarray
 
     @staticmethod
     def of(ragged: Ragged, numbers: np.ndarray) -> Pairs:
-        """Item numbers become columns of the pool, whose items are `numbers`; items outside it are dropped."""
+        """Convert item numbers to columns of the pool of items `numbers`; drop items outside it."""
         columns = np.searchsorted(numbers, ragged.numbers)
-        found = numbers[np.minimum(columns, len(numbers) - 1)] == ragged.numbers
+        inside = numbers[np.minimum(columns, len(numbers) - 1)] == ragged.numbers
         rows = ragged.owners
-        return Pairs(rows, columns) if found.all() else Pairs(rows[found], columns[found])
+        return Pairs(rows, columns) if inside.all() else Pairs(rows[inside], columns[inside])
 
     def chunk(self, first: int, size: int) -> tuple[Tensor, Tensor]:
-        """The pairs whose columns lie in a chunk, the columns counted from its first."""
+        """The pairs with columns in a chunk; columns count from its first."""
         columns = self.columns - first
         inside = (columns >= 0) & (columns < size)
         if inside.all():
@@ -211,8 +211,8 @@ class Pairs:
 def best_columns(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The min(k, c) highest columns of each row [B, c] and their scores, by score, then by column ascending.
 
-    torch.topk says nothing about which of several equal scores it takes, so one more than k is asked for: where the
-    (k + 1)-th equals the k-th, the row's choice is made again, lowest columns first.
+    torch.topk does not define which of several equal scores it returns, so k + 1 are requested: if the (k + 1)-th
+    equals the k-th, the row's columns are selected again, lowest first.
     """
     k = min(k, scores.shape[1])
     values, columns = torch.topk(scores, min(k + 1, scores.shape[1]), dim=1)
@@ -229,25 +229,25 @@ def best_columns(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return columns.gather(1, order), values
 
 
-def _first_of_equals(scores: Tensor, border: Tensor, k: int) -> Tensor:
-    """All columns above the row's border [B, 1] and the first of those at it, k in all."""
-    above = scores > border
-    equal = scores == border
+def _first_of_equals(scores: Tensor, threshold: Tensor, k: int) -> Tensor:
+    """All columns above the row's threshold [B, 1] and the first of those equal to it, k in all."""
+    above = scores > threshold
+    equal = scores == threshold
     missing = k - above.sum(dim=1, keepdim=True)
-    chosen = above | (equal & (equal.cumsum(dim=1) <= missing))
-    return torch.nonzero(chosen)[:, 1].view(len(scores), k)
+    selected = above | (equal & (equal.cumsum(dim=1) <= missing))
+    return torch.nonzero(selected)[:, 1].view(len(scores), k)
 
 
-def answerable(vectors: Tensor, candidates: np.ndarray | None) -> tuple[Tensor, np.ndarray]:
-    """The rows of all items' vectors [V + 1, D] that may be answered, and the items' numbers [n]: those among the
-    `candidates` [V + 1] bool, and never padding."""
+def candidate_rows(vectors: Tensor, candidates: np.ndarray | None) -> tuple[Tensor, np.ndarray]:
+    """The rows of `candidates` [V + 1] bool, without padding, in vectors of all items [V + 1, D], and their numbers
+    [n]."""
     assert vectors.dim() == 2
-    numbers = answerable_numbers(len(vectors), candidates)
+    numbers = candidate_numbers(len(vectors), candidates)
     return finite_items(vectors[torch.from_numpy(numbers).to(vectors.device)]), numbers
 
 
-def answerable_numbers(rows: int, candidates: np.ndarray | None) -> np.ndarray:
-    """The items [n] int64 of a table with so many rows that may be answered, ascending."""
+def candidate_numbers(rows: int, candidates: np.ndarray | None) -> np.ndarray:
+    """The numbers [n] int64 of the candidates in a table of so many `rows`, ascending, without padding."""
     assert candidates is None or len(candidates) == rows
     allowed = np.ones(rows, dtype=bool) if candidates is None else np.array(candidates, dtype=bool)
     allowed[0] = False
@@ -255,7 +255,7 @@ def answerable_numbers(rows: int, candidates: np.ndarray | None) -> np.ndarray:
 
 
 def finite_items(vectors: Tensor) -> Tensor:
-    """Items' vectors as they are looked up in; what is no number is refused."""
+    """Item vectors as float32 on the CPU; refuse numbers that are not finite."""
     vectors = vectors.detach().to(device="cpu", dtype=torch.float32).contiguous()
     if not bool(torch.isfinite(vectors).all()):
         raise FolderError("Some item vectors are not finite numbers: the model is damaged; train it again.")
@@ -263,7 +263,7 @@ def finite_items(vectors: Tensor) -> Tensor:
 
 
 def allowed_rows(numbers: np.ndarray, only: np.ndarray | Ragged | None) -> np.ndarray | None:
-    """The rows of an index of these items that some question may be answered with, ascending; None is all of them."""
+    """Rows of an index of items `numbers` that some query allows, ascending; None: all."""
     if only is None:
         return None
     wanted = only.numbers if isinstance(only, Ragged) else np.asarray(only, dtype=np.int64)

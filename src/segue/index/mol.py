@@ -1,4 +1,4 @@
-"""The items of a mixture of logits → best items: by scoring every item, or in two stages, groups of items first."""
+"""The index of a mixture of logits: it scores every item, or first groups of items and then the items of the best."""
 
 from __future__ import annotations
 
@@ -14,39 +14,38 @@ from segue.data.batch import ragged_rows
 from segue.index.exact import (
     Pairs,
     allowed_rows,
-    answerable,
     best_columns,
+    candidate_rows,
     finite,
     finite_items,
     read_file,
     reading,
     write_file,
 )
-from segue.index.search import Joined, Ragged
+from segue.index.search import MergedRows, Ragged
 from segue.models.items.clusters import Clusters
 from segue.models.similarity.mol import Mixture, Side
 
-CHUNK = 4096  # items taken out of the table at a time, so that they stay in the cache
-GROUPS = 8  # for each square root of an item: scoring all of them costs no more than scoring those that are kept
-ROUNDS, MEMBERS = 4, 16  # rounds of k-means, and items a group that it learns from
+CHUNK = 4096  # items gathered at a time, so that they stay in the cache
+GROUPS = 8  # times the square root of the items: scoring all groups then costs no more than scoring the kept items
+ROUNDS, MEMBERS = 4, 16  # rounds of k-means, and items of each group that it is fitted to
 SEED = 1
 
 
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the first stage keeps for the second. Where it keeps everything, answers are those of scoring all."""
+    """The size of the first stage's result. If that is all items, the index is exact."""
 
     averaged: int = 32768
-    """Items whose groups have the best scores, made of products that are averaged over the group."""
+    """Items kept: those of the groups with the best scores."""
 
 
 class MolIndex:
-    """Both parts of the items that may be answered, their components and gates, in the order of their numbers.
+    """Components and gates of the items that may be recommended, in the order of their numbers.
 
-    In two stages, items that are alike form a group, whose components and gates are its items' means, so that its
-    products are averages of theirs. Groups are scored as items are; then the items of the best groups are. The stages
-    of Ding and Zhai, "Retrieval with Learned Similarities", WWW 2025, the products of each pair of components over all
-    items and that of their means, cost a processor more: the first read all that scores are made of, and the second
-    finds what gates would choose if all were open alike: where they are sharp it misses what groups find.
+    In two stages, similar items form a group, whose components and gates are the means of its items'. Groups are scored
+    like items; then the items of the best groups are scored. The first stages of Ding and Zhai, "Retrieval with Learned
+    Similarities", WWW 2025, cost a CPU more: products of each pair of components with all items read everything that
+    scores need, and products of the mean components ignore gates, so with sharp gates they miss items that groups find.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class MolIndex:
         cut: Cut | None = None,
         groups: Groups | None = None,
     ) -> None:
-        """Without a `cut` every item is scored. `groups`: those of an index made before."""
+        """Without a `cut` every item is scored. `groups`: fitted before; None: fit them."""
         self.mixture = mixture  # in evaluation mode
         self.items = items  # [n, parts, part width] and [n, P] float32
         self.numbers = numbers  # [n] int64, ascending: the items of these rows
@@ -71,12 +70,9 @@ class MolIndex:
     def build(
         mixture: Mixture, vectors: Tensor, *, candidates: np.ndarray | None = None, cut: Cut | None = None
     ) -> MolIndex:
-        """From what all items are compared by [V + 1, I]; row 0 is padding and never an answer.
-
-        `candidates` [V + 1] bool: items that may be answered; the others, as a rule never trained on, are left out.
-        """
-        kept, numbers = answerable(vectors, candidates)
-        items = Side(*(part.contiguous() for part in mixture.side(kept)))
+        """From the flat vectors of all items [V + 1, I]; see `ExactIndex.build`."""
+        rows, numbers = candidate_rows(vectors, candidates)
+        items = Side(*(part.contiguous() for part in mixture.side(rows)))
         return MolIndex(mixture.settled(), items, numbers, n_items=len(vectors) - 1, cut=cut)
 
     @property
@@ -87,67 +83,67 @@ class MolIndex:
     def search(
         self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: np.ndarray | Ragged | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See `ItemIndex.search`. One question after the other: little is gained by more, and memory is bounded."""
+        """See `ItemIndex.search`. One query at a time: more together gain little and need more memory."""
         assert k >= 1
-        asked = self.mixture.side(finite(queries))
+        sides = self.mixture.side(finite(queries))
         pool = allowed_rows(self.numbers, only)
         width = min(k, len(self.numbers) if pool is None else len(pool))
         items = torch.zeros(len(queries), width, dtype=torch.int64)
         scores = torch.full((len(queries), width), -math.inf)
         for row in range(len(queries) if width else 0):
-            question = Side(*(part[row : row + 1] for part in asked))
+            query = Side(*(part[row : row + 1] for part in sides))
             allowed = self._allowed(slice(row, row + 1), pool, exclude, only)
-            rows = pool if self.cut is None else self._first_stage(self.cut, question, allowed, width)
-            found = self._scores(question, rows)
-            found.masked_fill_(torch.from_numpy(~allowed if rows is None else ~allowed[rows]), -math.inf)
-            columns, values = best_columns(found, width)
+            rows = pool if self.cut is None else self._first_stage(self.cut, query, allowed, width)
+            products = self._scores(query, rows)
+            products.masked_fill_(torch.from_numpy(~allowed if rows is None else ~allowed[rows]), -math.inf)
+            columns, values = best_columns(products, width)
             numbers = torch.from_numpy(self.numbers if rows is None else self.numbers[rows])[columns]
             items[row, : columns.shape[1]] = numbers.masked_fill_(values == -math.inf, 0)
             scores[row, : columns.shape[1]] = values
         return items, scores
 
     def _allowed(
-        self, question: slice, pool: np.ndarray | None, exclude: Ragged | None, only: np.ndarray | Ragged | None
+        self, query: slice, pool: np.ndarray | None, exclude: Ragged | None, only: np.ndarray | Ragged | None
     ) -> np.ndarray:
-        """Whether each row may answer this question [n] bool."""
+        """Whether each row may be returned for this query [n] bool."""
         allowed = np.full(len(self.numbers), pool is None)
         if isinstance(only, Ragged):
-            allowed[Pairs.of(only.rows(question), self.numbers).columns] = True
+            allowed[Pairs.of(only.rows(query), self.numbers).columns] = True
         elif pool is not None:
             allowed[pool] = True
         if exclude is not None:
-            allowed[Pairs.of(exclude.rows(question), self.numbers).columns] = False
+            allowed[Pairs.of(exclude.rows(query), self.numbers).columns] = False
         return allowed
 
-    def _first_stage(self, cut: Cut, question: Side, allowed: np.ndarray, k: int) -> np.ndarray:
-        """The allowed rows of the best groups, ascending: so many groups that what is kept is allowed, too."""
+    def _first_stage(self, cut: Cut, query: Side, allowed: np.ndarray, k: int) -> np.ndarray:
+        """The allowed rows of the best groups, ascending: as many groups as hold enough allowed items."""
         assert self.groups is not None
-        order = np.argsort(-self.mixture.score(question, self.groups.centres)[0].numpy(), kind="stable")
+        order = np.argsort(-self.mixture.score(query, self.groups.centres)[0].numpy(), kind="stable")
         held = np.cumsum(self.groups.allowed_sizes(allowed)[order])
         enough = np.searchsorted(held, min(max(k, cut.averaged), held[-1])) + 1
         rows = self.groups.members(order[:enough])
         return np.sort(rows[allowed[rows]])
 
-    def _scores(self, question: Side, rows: np.ndarray | None) -> Tensor:
-        """Of these rows, or of all [1, c]. Parts are of about one size: products of a few rows round differently, and
-        ties between equal items would be lost."""
+    def _scores(self, query: Side, rows: np.ndarray | None) -> Tensor:
+        """Scores of these rows, or of all [1, c]. Chunks are of about equal size: products of a few rows round
+        differently, which would break ties."""
         if rows is None:
-            return self.mixture.score(question, self.items)
-        parts = np.array_split(rows, max(1, -(-len(rows) // CHUNK)))
-        taken = (Side(*(part.index_select(0, torch.from_numpy(some)) for part in self.items)) for some in parts)
-        return torch.cat([self.mixture.score(question, some) for some in taken], dim=1)
+            return self.mixture.score(query, self.items)
+        chunks = np.array_split(rows, max(1, -(-len(rows) // CHUNK)))
+        sides = (Side(*(part.index_select(0, torch.from_numpy(chunk)) for part in self.items)) for chunk in chunks)
+        return torch.cat([self.mixture.score(query, side) for side in sides], dim=1)
 
     @torch.no_grad()
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> MolIndex:
-        """See `ItemIndex.with_items`. A new item joins the group whose mean is nearest."""
-        joined = Joined.of(self.numbers, numbers)
+        """See `ItemIndex.with_items`. A new item joins the group with the nearest mean."""
+        merged = MergedRows.of(self.numbers, numbers)
         new = self.mixture.side(finite_items(vectors))
-        items = Side(*(torch.cat(both)[joined.order] for both in zip(self.items, new, strict=True)))
-        groups = None if self.groups is None else self.groups.with_rows(new, joined.order, items)
-        return MolIndex(self.mixture, items, joined.numbers, n_items=n_items, cut=self.cut, groups=groups)
+        items = Side(*(torch.cat(both)[merged.order] for both in zip(self.items, new, strict=True)))
+        groups = None if self.groups is None else self.groups.with_rows(new, merged.order, items)
+        return MolIndex(self.mixture, items, merged.numbers, n_items=n_items, cut=self.cut, groups=groups)
 
     def save(self, path: Path) -> None:
-        """Write items, numbers, groups and what scores them to one safetensors file: no model is needed."""
+        """Write items, numbers, groups and the mixture to one safetensors file, which needs no model to be read."""
         arrays = {
             "components": self.items.components,
             "gate": self.items.gate,
@@ -182,7 +178,7 @@ class MolIndex:
 
 
 class _Facts(msgspec.Struct, tag_field="kind", tag="mol", forbid_unknown_fields=True, kw_only=True):
-    """What the file's header says."""
+    """The file's header."""
 
     n_items: int
     cut: Cut | None
@@ -193,7 +189,7 @@ class _Facts(msgspec.Struct, tag_field="kind", tag="mol", forbid_unknown_fields=
 
 
 class Groups:
-    """Items that are alike, and what stands for all of a group."""
+    """Groups of similar items, with the means of their components and gates."""
 
     def __init__(self, owners: np.ndarray, items: Side) -> None:
         self.owners = owners  # [n] int64: each item's group
@@ -205,17 +201,17 @@ class Groups:
 
     @staticmethod
     def of(items: Side) -> Groups:
-        """By the mean of an item's components, in which all of them have a part."""
+        """Fit groups to the means of the items' components."""
         means = items.components.mean(1)
-        return Groups(alike(means, round(GROUPS * math.sqrt(len(means)))).numpy(), items)
+        return Groups(group_vectors(means, round(GROUPS * math.sqrt(len(means)))).numpy(), items)
 
     def with_rows(self, new: Side, order: np.ndarray | slice, items: Side) -> Groups:
-        """Groups of these `items`: the old rows and then the `new` ones, in this `order` [n]."""
+        """Groups of `items`, which are the old rows followed by the `new` ones, in this `order` [n]."""
         nearest = Clusters(self.centres.components.mean(1)).nearest(new.components.mean(1)).numpy()
         return Groups(np.concatenate((self.owners, nearest))[order], items)
 
     def allowed_sizes(self, allowed: np.ndarray) -> np.ndarray:
-        """How many of each group's items are allowed [n] bool."""
+        """Number of allowed items of each group; `allowed` [n] bool."""
         return self.sizes - np.bincount(self.owners[np.flatnonzero(~allowed)], minlength=len(self.sizes))
 
     def members(self, groups: np.ndarray) -> np.ndarray:
@@ -225,9 +221,9 @@ class Groups:
 
 
 @torch.no_grad()
-def alike(vectors: Tensor, count: int) -> Tensor:
-    """Each vector's group [n] of at most `count`."""
+def group_vectors(vectors: Tensor, count: int) -> Tensor:
+    """The group of each vector [n], of at most `count` groups."""
     if not len(vectors):
         return torch.zeros(0, dtype=torch.int64)
-    first = torch.Generator().manual_seed(SEED)
-    return Clusters.of(vectors, count, rounds=ROUNDS, members=MEMBERS, generator=first).nearest(vectors)
+    generator = torch.Generator().manual_seed(SEED)
+    return Clusters.of(vectors, count, rounds=ROUNDS, members=MEMBERS, generator=generator).nearest(vectors)

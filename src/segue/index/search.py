@@ -1,5 +1,4 @@
-"""What every index does: questions' vectors → best items. The ragged lists of items it is told to leave out; and how
-much of the best an index finds that does not look at everything."""
+"""The interface of an index, the item lists that filter its answers, and the recall of an approximate one."""
 
 from __future__ import annotations
 
@@ -12,15 +11,15 @@ import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
-    from torch import Tensor  # who has ragged lists alone need not wait for it
+    from torch import Tensor  # importing `Ragged` alone must not import torch
 
-RECALL_AT = 100  # answers that recall is reported for
-SAME_SCORE = 1e-5  # scores that differ by less than this share of them may differ by rounding alone
+RECALL_AT = 100  # k of the reported recall
+SAME_SCORE = 1e-5  # relative difference of scores below which rounding may explain it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """Some item numbers for each question: question b has numbers[offsets[b] : offsets[b + 1]]."""
+    """A list of item numbers for each query: query b has numbers[offsets[b] : offsets[b + 1]]."""
 
     offsets: np.ndarray  # [B + 1] int64
     numbers: np.ndarray  # [N] int64
@@ -35,103 +34,104 @@ class Ragged:
 
     @property
     def owners(self) -> np.ndarray:
-        """Each number's question [N]."""
+        """The query of each number [N]."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def rows(self, rows: slice) -> Ragged:
-        """Those of consecutive questions, counted from the first of them."""
+        """The lists of consecutive queries."""
         offsets = self.offsets[rows.start : rows.stop + 1]
         return Ragged(offsets=offsets - offsets[0], numbers=self.numbers[offsets[0] : offsets[-1]])
 
-    def take(self, questions: np.ndarray) -> Ragged:
-        """Those of some questions, in the order given."""
-        lengths = np.diff(self.offsets)[questions]
-        chosen = np.arange(lengths.sum()) + np.repeat(self.offsets[questions] - np.cumsum(lengths) + lengths, lengths)
-        return Ragged.of_lengths(lengths, self.numbers[chosen])
+    def take(self, queries: np.ndarray) -> Ragged:
+        """The lists of these queries, in this order."""
+        lengths = np.diff(self.offsets)[queries]
+        indices = np.arange(lengths.sum()) + np.repeat(self.offsets[queries] - np.cumsum(lengths) + lengths, lengths)
+        return Ragged.of_lengths(lengths, self.numbers[indices])
 
     @staticmethod
     def of_lengths(lengths: np.ndarray, numbers: np.ndarray) -> Ragged:
-        """From packed numbers and how many each question has."""
+        """From the numbers of all queries, one after another, and the length of each list."""
         return Ragged(offsets=np.concatenate(([0], np.cumsum(lengths))), numbers=numbers)
 
     @staticmethod
     def of_lists(lists: Sequence[Sequence[int] | np.ndarray]) -> Ragged:
-        """From one list a question."""
+        """From one list for each query."""
         lengths = np.fromiter((len(numbers) for numbers in lists), dtype=np.int64, count=len(lists))
         parts = [np.asarray(numbers, dtype=np.int64) for numbers in lists]
         return Ragged.of_lengths(lengths, np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Joined:
-    """The rows of an index and those of items that are added, in the order of the items' numbers."""
+class MergedRows:
+    """The rows of an index and of added items, in the order of the items' numbers."""
 
     numbers: np.ndarray  # [n] int64, ascending
-    order: np.ndarray | slice  # [n] int64: places among the old rows and, after them, the new ones; a slice is all
+    order: np.ndarray | slice  # [n] int64: indices into the old rows and then the new ones; a slice: all of them
 
     @staticmethod
-    def of(old: np.ndarray, new: np.ndarray) -> Joined:
-        """From both numbers, each ascending; of an item that is in both, the new row stays."""
+    def of(old: np.ndarray, new: np.ndarray) -> MergedRows:
+        """From old and new numbers, each ascending; an item in both has its new row."""
         if not len(old) or not len(new) or new[0] > old[-1]:
-            return Joined(np.concatenate((old, new)), slice(None))  # nothing large need be copied once more
-        kept = np.flatnonzero(~np.isin(old, new))
-        numbers, rows = np.concatenate((old[kept], new)), np.concatenate((kept, len(old) + np.arange(len(new))))
+            return MergedRows(np.concatenate((old, new)), slice(None))  # avoids a copy of large arrays
+        remaining = np.flatnonzero(~np.isin(old, new))
+        numbers = np.concatenate((old[remaining], new))
+        rows = np.concatenate((remaining, len(old) + np.arange(len(new))))
         order = np.argsort(numbers, kind="stable")
-        return Joined(numbers[order], rows[order])
+        return MergedRows(numbers[order], rows[order])
 
 
 class ItemIndex(Protocol):
-    """Finds the items whose vectors answer a question best."""
+    """Finds the items with the highest scores for a query."""
 
     @property
     def n_items(self) -> int:
-        """Items of the catalogue, those that are never answered included."""
+        """Items of the catalogue, including those that are never recommended."""
         ...
 
     def search(
         self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: np.ndarray | Ragged | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The best items of each question [B, k'] int64 and their scores [B, k'] float32, best first.
+        """The best items of each query [B, k'] int64 and their scores [B, k'] float32, best first.
 
-        `exclude`: a question's items that are no answer. `only`: the items that may be one, for all questions or
-        for each. Numbers that are no item of the index are ignored in both. Equal scores: the lower number first.
-        There are k answers whenever k remain; k' is less than k when the index has fewer items, and a question with
-        fewer answers than k' has item 0 and score -inf at its end.
+        `exclude`: each query's items that must not be returned. `only`: the items that may be, for all queries or for
+        each. Both may name items that the index does not have. Among equal scores, lower numbers come first. k' is less
+        than k if the index has, or `only` allows, fewer items; a query with fewer results ends with items 0 of score
+        -inf.
         """
         ...
 
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> ItemIndex:
-        """An index of the same kind that answers these items too: their vectors [m, D] and numbers [m], ascending.
+        """A new index of the same kind with these items added: vectors [m, D] and ascending numbers [m].
 
-        Of an item that was there already the new vector counts. This index stays as it is, and nothing is learned
-        anew. `n_items`: items of the catalogue with them.
+        Vectors of items that the index already has are replaced. Nothing is fitted again. `n_items`: items of the
+        catalogue, including the new ones.
         """
         ...
 
     def save(self, path: Path) -> None:
-        """Write everything to one file."""
+        """Write the index to one file."""
         ...
 
 
 class Recall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an approximation finds of the best, measured when it was made."""
+    """The recall of an approximate index, measured when it was built."""
 
     k: int
     share: float
-    questions: int
+    queries: int
 
 
 def recall(index: ItemIndex, exact: ItemIndex, queries: Tensor, k: int) -> float:
-    """The share of the best k that an index finds; `exact` is one of the same items that finds them all.
+    """The share of the best k items that an index finds; `exact` scores all of the same items.
 
-    An answer counts when it is as good as the k-th best: which of many equal items is answered costs nobody anything.
+    A result counts if its score reaches the k-th best: which of several items of equal score is returned is no loss.
     """
-    return share_found(index.search(queries, k)[1], exact.search(queries, k)[1])
+    return recall_of_scores(index.search(queries, k)[1], exact.search(queries, k)[1])
 
 
-def share_found(scores: Tensor, best: Tensor) -> float:
-    """`recall` of scores [B, k], given the best there are [B, k], best first; 1 where nothing was asked."""
+def recall_of_scores(scores: Tensor, best: Tensor) -> float:
+    """Recall of scores [B, k], given the highest scores [B, k], best first; 1 without any."""
     if not best.numel():
         return 1.0
-    border = best[:, -1:]
-    return float((scores >= border - SAME_SCORE * border.abs()).double().mean())
+    threshold = best[:, -1:]
+    return float((scores >= threshold - SAME_SCORE * threshold.abs()).double().mean())

@@ -1,4 +1,4 @@
-"""One attention of a model, under a name: how a model shows attention that is not a square for each of its blocks."""
+"""Named attention maps of a model, for attention that is not one square matrix in each block."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from segue.layers.packed import PackedBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMap:
-    """Who looked at whom in one layer."""
+    """The attention weights of one layer."""
 
     name: str
-    """Which one it is, in words that fit "layer 1" and "decoder, at the history"; no two of a model share one."""
-    weights: Tensor  # [B, heads, M, N]: row = who looks, column = at whom
+    """Such as "layer 1" or "decoder, layer 1, at the history"; unique within a model."""
+    weights: Tensor  # [B, heads, M, N]: rows are queries, columns keys
     rows: Literal["tokens", "steps"] = "tokens"
-    """Who looks: the model's tokens, or a decoder's steps. Tokens are the history's and, where the model asks with one
-    of its own, that one after them. The answer is made from the last of the tokens, or the first of the steps."""
+    """The queries: the model's tokens or a decoder's steps. Tokens are the history's and then the query token, if the
+    model has one. The recommendations come from the last token or the first step."""
     columns: Literal["tokens", "steps"] = "tokens"
-    """Who is looked at, in the same way."""
+    """The keys."""
 
 
 @runtime_checkable
 class HasAttention(Protocol):
-    """What a model can do that has attention of one shape in each of its blocks."""
+    """A model with attention of one shape in all blocks."""
 
     def attention(self, batch: PackedBatch) -> Tensor | None:
-        """Who looked at whom [layers, B, heads, N, N]: row = who looks, column = at whom; None where nobody does.
+        """Attention weights [layers, B, heads, N, N]: rows are queries, columns keys; None without attention.
 
-        The tokens are the history's and, where the model asks with one of its own, that one after them.
+        Tokens are the history's and then the query token, if the model has one.
         """
         ...
 
 
 @runtime_checkable
 class HasAttentionMaps(Protocol):
-    """What a model can do whose attentions have names and shapes of their own."""
+    """A model whose attention maps have names and shapes of their own."""
 
     def attention_maps(self, batch: PackedBatch) -> list[AttentionMap]:
-        """Every attention, in the order of the computation: the last is the one that the answer is made from.
+        """All attention maps, in the order of computation; the last is nearest to the output.
 
-        Of a model that plans, a batch may hold a plan after the history (`histories`): then there is a row for each of
-        its steps, the first of which no item was fed to."""
+        For a model with a decoder, a batch may hold a plan after the history (`histories`): the maps then have a row
+        for each of its steps, the first of which has the start token as input."""
         ...
 
 
 def attention_maps(model: object, batch: PackedBatch) -> list[AttentionMap]:
-    """Every attention of a model, those without names of their own as layers; none where it has none to show."""
+    """All attention maps of a model, named "layer 1" and so on if it has no names; none without attention."""
     if isinstance(model, HasAttentionMaps):
         return model.attention_maps(batch)
     weights = model.attention(batch) if isinstance(model, HasAttention) else None

@@ -1,8 +1,8 @@
-"""One user's window, encoded once and continued with every new event.
+"""Incremental encoding: keys and values of a user's window are cached, and only new events are encoded.
 
-Tokens that look back only, at places counted from the oldest, do not change when others come after them, so what later
-ones need of them is kept. It is of use while a window begins with the very events that it was made from. Nobody has to
-say that an event came late, that one was deleted or that the window moved on: it shows.
+With causal blocks and positions counted from the oldest token, tokens do not change when others are appended. A cache
+is valid as long as the window begins with the events that it was made from, which is checked with every use: late
+events, deletions and a window that has moved on need no invalidation.
 """
 
 from __future__ import annotations
@@ -24,30 +24,28 @@ from segue.models.items.tables import IdTable
 from segue.models.sequence import SequenceModel
 from segue.models.similarity.dot import LEAST_LENGTH, Dot
 
-ROOM = 32  # tokens by which a memory grows: that of a short history stays small
-MOST_TOKENS = 8  # that are encoded one by one; about here the whole window takes no longer
-OVERHEAD = 1000  # bytes that a memory takes beside its arrays, about
+CAPACITY_STEP = 32  # tokens by which a cache grows
+MAX_NEW_TOKENS = 8  # encoded one by one; for more, encoding the whole window is about as fast
+OVERHEAD = 1000  # bytes of a cache beside its arrays, about
 
 
 class KVCache:
-    """What is kept of one user's window. For one thread at a time."""
+    """Keys and values of one user's window. Not thread-safe."""
 
-    def __init__(self, made_from: tuple[bytes, ...], kept: np.ndarray) -> None:
-        self.made_from = made_from  # the window's items, times and values
-        self.kept = kept  # [blocks, 2, H, capacity, d] float32
-        self.question: np.ndarray | None = None  # [Q]: after these events, once a token was encoded alone
+    def __init__(self, events: tuple[bytes, ...], kv: np.ndarray) -> None:
+        self.events = events  # items, times and values of the window
+        self.kv = kv  # [blocks, 2, H, capacity, d] float32
+        self.query: np.ndarray | None = None  # [Q]: after these events; set by `IncrementalEncoder.extend`
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return OVERHEAD + sum(map(len, self.made_from)) + self.kept.nbytes
+        return OVERHEAD + sum(map(len, self.events)) + self.kv.nbytes
 
 
 class IncrementalEncoder:
-    """A model that keeps what it encodes, and then encodes what is new: it asks as `SequenceModel.query` does.
-
-    For a model in evaluation mode that is not trained any more.
-    """
+    """Computes `SequenceModel.query` with cached keys and values, for a model in evaluation mode whose weights do not
+    change."""
 
     def __init__(self, model: SequenceModel) -> None:
         assert model.incremental
@@ -55,62 +53,61 @@ class IncrementalEncoder:
         self._model = model
         self._token_steps = [block.token_step() for block in blocks]
         self._norm_tokens, self._norm, self._head = numpy_map(model.norm_tokens), numpy_map(model.norm), _head(model)
-        self._places, self._scale = array(model.positions.table), np.float32(model.scale)
+        self._positions, self._scale = array(model.positions.table), np.float32(model.scale)
         self._timed = any(block.timed for block in blocks)
         self._valued = type(model.inputs) is not ItemInputs
-        # Where a token is a row of the table, it is not worth a call of torch.
+        # A token that is a row of a table needs no call of torch.
         self._table = array(model.items.into) if type(model.items) is IdTable and not self._valued else None
-        self._each = model.inputs.tokens_an_event
-        # A token that looks back from the moment of the next event is settled when that event has come.
+        self._tokens_an_event = model.inputs.tokens_an_event
+        # With target times, the newest token depends on the time of the event after it.
         self._unsettled = 1 if model.target_time else 0
 
-    def encode(self, windows: Batch, remembered: Sequence[int]) -> tuple[Tensor, list[KVCache]]:
-        """The questions after whole windows [B, Q], and memories of the users in these rows."""
+    def encode(self, windows: Batch, cached: Sequence[int]) -> tuple[Tensor, list[KVCache]]:
+        """The queries of whole windows [B, Q], and caches of the users in these rows."""
         with torch.inference_mode():
-            questions, users = self._model.query_with_kv(tensors(windows), remembered)
-        memories = [
-            KVCache(self._made_from(window_of(windows, row)), self._with_capacity(kept.permute(0, 2, 3, 1, 4).numpy()))
-            for row, kept in zip(remembered, users, strict=True)
+            queries, users = self._model.query_with_kv(tensors(windows), cached)
+        caches = [
+            KVCache(self._events(window_of(windows, row)), self._with_capacity(kv.permute(0, 2, 3, 1, 4).numpy()))
+            for row, kv in zip(cached, users, strict=True)
         ]
-        return questions, memories
+        return queries, caches
 
-    def extend(self, memory: KVCache, window: Batch) -> np.ndarray | None:
-        """The question after the window of one user [Q]; `memory` is brought up to it.
+    def extend(self, cache: KVCache, window: Batch) -> np.ndarray | None:
+        """The query after one user's window [Q]; the cache is extended to it.
 
-        None where it cannot be, as the window does not begin with the events remembered, or would take as long to
-        encode whole.
+        None if the window does not begin with the cached events, or has so many new ones that encoding all is as fast.
         """
-        made_from = self._made_from(window)
-        if not all(map(bytes.startswith, made_from, memory.made_from)):
+        events = self._events(window)
+        if not all(map(bytes.startswith, events, cache.events)):
             return None
-        same = len(made_from[0]) == len(memory.made_from[0])
-        if same and memory.question is not None and not self._unsettled:
-            return memory.question
-        known = len(memory.made_from[0]) // window.items.itemsize * self._each
+        same = len(events[0]) == len(cache.events[0])
+        if same and cache.query is not None and not self._unsettled:
+            return cache.query
+        known = len(cache.events[0]) // window.items.itemsize * self._tokens_an_event
         first = known - 1 if same else known - self._unsettled
-        tokens = len(window.items) * self._each
-        if tokens - first > MOST_TOKENS:
+        tokens = len(window.items) * self._tokens_an_event
+        if tokens - first > MAX_NEW_TOKENS:
             return None
-        if memory.kept.shape[3] < tokens:
-            memory.kept = self._with_capacity(memory.kept[:, :, :, :first], tokens)
-        memory.question = self._head(self._newest(memory.kept, window, first))
-        memory.made_from = made_from
-        return memory.question
+        if cache.kv.shape[3] < tokens:
+            cache.kv = self._with_capacity(cache.kv[:, :, :, :first], tokens)
+        cache.query = self._head(self._newest(cache.kv, window, first))
+        cache.events = events
+        return cache.query
 
-    def _newest(self, kept: np.ndarray, window: Batch, first: int) -> np.ndarray:
-        """The state at the newest token [D], all from `first` on having gone through the blocks."""
-        buckets, x = self._buckets(window, first), kept
+    def _newest(self, kv: np.ndarray, window: Batch, first: int) -> np.ndarray:
+        """Encode the tokens from `first` on; the state at the newest [D]."""
+        buckets, x = self._buckets(window, first), kv
         with np.errstate(over="ignore"):  # a closed gate is 1 / infinity
-            for place, vector in enumerate(self._vectors(window, first), first):
-                seen = None if buckets is None else buckets[place - first, : place + 1]
+            for position, vector in enumerate(self._tokens(window, first), first):
+                token_buckets = None if buckets is None else buckets[position - first, : position + 1]
                 x = self._norm_tokens(vector)
-                for token_step, rows in zip(self._token_steps, kept, strict=True):
-                    x = token_step(x, rows[:, :, : place + 1], seen)
+                for token_step, block_kv in zip(self._token_steps, kv, strict=True):
+                    x = token_step(x, block_kv[:, :, : position + 1], token_buckets)
             return self._norm(x)
 
-    def _vectors(self, window: Batch, first: int) -> np.ndarray:
-        """The tokens from `first` on, at their places [m, D]."""
-        event = first // self._each
+    def _tokens(self, window: Batch, first: int) -> np.ndarray:
+        """The tokens from `first` on, with their positions [m, D]."""
+        event = first // self._tokens_an_event
         if self._table is not None:
             vectors = self._table[window.items[event:]]
         else:
@@ -121,42 +118,42 @@ class IncrementalEncoder:
                 values=None if window.values is None else window.values[event:],
             )
             with torch.inference_mode():
-                tokens = self._model.inputs(self._model.items, self._model.inputs.expanded(tensors(new)))
-            vectors = tokens[first - event * self._each :].numpy()
-        placed: np.ndarray = vectors * self._scale
-        placed += self._places[first : first + len(placed)]
-        return placed
+                inputs = self._model.inputs(self._model.items, self._model.inputs.expanded(tensors(new)))
+            vectors = inputs[first - event * self._tokens_an_event :].numpy()
+        tokens: np.ndarray = vectors * self._scale
+        tokens += self._positions[first : first + len(tokens)]
+        return tokens
 
     def _buckets(self, window: Batch, first: int) -> np.ndarray | None:
-        """Of the time between every token and the moments that those from `first` on look back from [m, n]."""
+        """Time buckets of each token from `first` on, as a query, with every token, as a key [m, n]."""
         if not self._timed:
             return None
-        times = window.times if self._each == 1 else window.times.repeat(self._each)
-        moments = times[first:]
+        times = window.times if self._tokens_an_event == 1 else window.times.repeat(self._tokens_an_event)
+        until = times[first:]
         if self._unsettled:
             query_times = times[-1:] if window.query_times is None else window.query_times
-            moments = np.concatenate((times[first + 1 :], query_times))
-        buckets: np.ndarray = time_buckets(torch.from_numpy(moments[:, None] - times)).numpy()
+            until = np.concatenate((times[first + 1 :], query_times))
+        buckets: np.ndarray = time_buckets(torch.from_numpy(until[:, None] - times)).numpy()
         return buckets
 
-    def _made_from(self, window: Batch) -> tuple[bytes, ...]:
-        """What the tokens of a window depend on; a prefix of it is that of its first events."""
+    def _events(self, window: Batch) -> tuple[bytes, ...]:
+        """What the tokens of a window depend on; its first events have a prefix of it."""
         if not self._valued:
             return window.items.tobytes(), window.times.tobytes()
         values = np.full(len(window.items), np.nan, dtype=np.float32) if window.values is None else window.values
         return window.items.tobytes(), window.times.tobytes(), values.tobytes()
 
-    def _with_capacity(self, kept: np.ndarray, tokens: int = 0) -> np.ndarray:
-        """A copy with room for so many tokens, and some more."""
-        *before, rows, features = kept.shape
-        capacity = min(-(-max(tokens, rows) // ROOM) * ROOM, len(self._places))
+    def _with_capacity(self, kv: np.ndarray, tokens: int = 0) -> np.ndarray:
+        """A copy with capacity for at least so many tokens."""
+        *before, rows, features = kv.shape
+        capacity = min(-(-max(tokens, rows) // CAPACITY_STEP) * CAPACITY_STEP, len(self._positions))
         padded = np.empty((*before, capacity, features), dtype=np.float32)
-        padded[:, :, :, :rows] = kept
+        padded[:, :, :, :rows] = kv
         return padded
 
 
 def _head(model: SequenceModel) -> VectorMap:
-    """`SequenceModel.head` for one state [D] → [Q]; where that is an inner product's or a cosine's, without torch."""
+    """`SequenceModel.head` for one state [D] → [Q]; without torch for an inner product or a cosine."""
     width, similarity = model.width, model.similarity
     plain = isinstance(model.query_transform, nn.Identity) and isinstance(model.output, nn.Identity)
     if isinstance(similarity, Dot) and plain and model.items.bias is None:
@@ -166,14 +163,14 @@ def _head(model: SequenceModel) -> VectorMap:
 
     def head(state: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
-            question: np.ndarray = model.head(torch.from_numpy(state[None]))[0].numpy()
-        return question
+            query: np.ndarray = model.head(torch.from_numpy(state[None]))[0].numpy()
+        return query
 
     return head
 
 
 def window_of(windows: Batch, row: int) -> Batch:
-    """One user's."""
+    """The window of one user."""
     end = int(windows.lengths[: row + 1].sum())
     events = slice(end - int(windows.lengths[row]), end)
     return Batch(

@@ -1,4 +1,4 @@
-"""Models that draw what they look at, and learn from how well it went."""
+"""Models that sample their attention and learn with REINFORCE."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledAttention:
-    """What was drawn to make some states."""
+    """The samples that some states were computed with."""
 
     log_probability: Tensor  # [M]
-    entropy: Tensor  # [M]: of what it was drawn from
+    entropy: Tensor  # [M]: of the distributions sampled from
     bonus: float
-    """What a unit of entropy is worth."""
+    """Reward of a unit of entropy."""
 
 
 @runtime_checkable
 class SamplingModel(Protocol):
-    """A model whose states may depend on draws, each state on its own."""
+    """A model whose states may depend on samples, each state on its own."""
 
     def sampled_attention(self, states: Tensor) -> SampledAttention | None:
-        """Of states that `encode` gave [M, D], or of some of them; None where nothing was drawn."""
+        """The samples of states [M, D] that `encode` returned; None if nothing was sampled."""
         ...

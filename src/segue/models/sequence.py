@@ -1,4 +1,4 @@
-"""A whole model: items → tokens → blocks → a vector that is compared with items."""
+"""A whole model: items → tokens → blocks → a query that is compared with items."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from segue.models.similarity.outputs import MLPOutput
 class SequenceModel(nn.Module):
     """An encoder over packed tokens.
 
-    Where tokens look back only, the state at a token asks for the item that comes next. Where they look both ways, the
-    item table has a mask, and the state at a mask asks for the item that it hides.
+    In a causal model, the state at a token is the query for the next item. In a bidirectional one, the item table has a
+    mask token, and the state at a mask is the query for the item that it hides.
     """
 
     kinds: tuple[str, ...] = ()
-    """Names of the kinds of events that the model was built over, by number."""
+    """Names of the kinds of events in the log that the model was built for, by number."""
     has_decoder = False
-    """Whether a decoder is asked for item after item, so that a batch may hold what continues its histories."""
+    """Whether a decoder makes the queries, so that a batch may hold events that continue its histories."""
 
     def __init__(
         self,
@@ -70,34 +70,34 @@ class SequenceModel(nn.Module):
         self.norm_tokens = norm_tokens or nn.Identity()
         self.query_transform = query_transform or nn.Identity()
         self.output = output or nn.Identity()
-        # Of a state: what is compared is an item's width of it, unless a network makes that of all of it.
-        self._asked_features = output.width if isinstance(output, MLPOutput) else items.width
+        # The first features of a state, as many as an item has, unless an output network reads all of them.
+        self._query_features = output.width if isinstance(output, MLPOutput) else items.width
 
     @property
     def length(self) -> int:
-        """Newest events the model can look at; the caller cuts histories to it. A mask needs a place of its own."""
+        """The most events of a window; the caller cuts histories to it. A mask needs a position of its own."""
         return self.positions.length // self.inputs.tokens_an_event - (self.items.mask is not None)
 
     @cached_property
     def incremental(self) -> bool:
-        """Whether a new event leaves the tokens before it as they are, so that it can be encoded alone."""
-        looking_back = all(isinstance(block, Incremental) and block.causal for block in self.blocks)
-        return looking_back and self.inputs.incremental and self.positions.counted_from == "oldest"
+        """Whether a new event does not change the tokens before it, so that it can be encoded alone."""
+        causal = all(isinstance(block, Incremental) and block.causal for block in self.blocks)
+        return causal and self.inputs.incremental and self.positions.counted_from == "oldest"
 
     @cached_property
     def timed(self) -> bool:
-        """Whether it looks at the times of a history's events."""
+        """Whether it uses the times of events."""
         return self.inputs.timed or any(isinstance(block, Timed) and block.timed for block in self.blocks)
 
     @property
     def input_kinds(self) -> tuple[str, ...]:
-        """The kinds of events that it tells apart, by number; none where it looks at none."""
+        """The kinds of events that it distinguishes, by number; none if it does not use kinds."""
         return self.kinds if self.inputs.kinded else ()
 
     @property
     def window_step(self) -> int:
-        """Events by which the start of the window moves on where a history outgrows `length`: while it stays, new
-        events can be encoded alone; where they cannot be, it need not stay."""
+        """Events by which the start of the window moves when a history outgrows `length`. While it stays, new events
+        can be encoded alone; without incremental encoding, it moves with every event."""
         return max(1, self.length // 4) if self.incremental else 1
 
     @property
@@ -106,24 +106,26 @@ class SequenceModel(nn.Module):
         return self.items.width
 
     def answerable(self, counts: np.ndarray) -> np.ndarray:
-        """Which items may be answered and read [V + 1] bool, where training met each so often."""
+        """Which items may be recommended and encoded [V + 1] bool, given their counts in training."""
         return self.items.answerable(counts)
 
     def with_items(self, items: ItemTable) -> SequenceModel:
-        """This model over another item table, to which it is the same; all the rest is shared. This one stays as it
-        is."""
+        """A copy of this model over another item table; all other parts are shared."""
         other = copy.copy(self)
         other._modules = {**self._modules, "items": items}
-        if "items" in self.__dict__:  # parts are plain attributes, too
+        if "items" in self.__dict__:  # submodules may be plain attributes, too
             other.__dict__["items"] = items
             items.__dict__.update(items._modules)
             items.__dict__.update(items._parameters)
         if any(part is self.items for part in other.modules()):
-            raise InputError("This model's encoder holds its items in a place of its own, so none can be added to it.")
+            raise InputError(
+                "Items cannot be added to this model, as its encoder has a second reference to the item table; use "
+                "`self.items` only."
+            )
         return other
 
     def encode(self, batch: PackedBatch) -> Tensor:
-        """The state after each event [T, D]. Those that are questioned go through `head` next."""
+        """The state after each event [T, D]; `head` turns states into queries."""
         batch = self.inputs.expanded(batch)
         x = self._tokens(batch)
         for block in self.blocks:
@@ -131,73 +133,72 @@ class SequenceModel(nn.Module):
         return self.inputs.at_events(self.norm(x))
 
     def head(self, states: Tensor) -> Tensor:
-        """States [M, D] → what is compared with `item_vectors` [M, D']; a last feature of 1 meets the items' biases."""
-        query = self.similarity.query(self.output(self.query_transform(states)[:, : self._asked_features]))
+        """States [M, D] → queries [M, D'], compared with `item_vectors`; with item biases, the last feature is 1."""
+        query = self.similarity.query(self.output(self.query_transform(states)[:, : self._query_features]))
         return query if self.items.bias is None else torch.cat((query, query.new_ones(query.shape[0], 1)), dim=1)
 
     def query(self, batch: PackedBatch) -> Tensor:
-        """Each user's question [B, D']: `encode` and `head` at the newest token, with less work in the last block.
+        """Each user's query [B, D']: `encode` and `head` at the newest token, with less work in the last block.
 
-        The newest token is a mask, put after the history, where the model has one.
+        If the model has a mask token, it is appended to the history.
         """
-        *before, last = self.blocks  # a slice of a ModuleList would be built anew, as slow as a block
-        batch = self.inputs.expanded(self._asked(batch)).with_padding()
+        *before, last = self.blocks  # slicing a ModuleList builds a new one, as slow as a block
+        batch = self.inputs.expanded(self._with_query_token(batch)).with_padding()
         x = self._tokens(batch)
         for block in before:
             x = block(x, batch)
         return self.head(self.norm(cast(Block, last).newest(x, batch)))
 
     def query_with_kv(self, batch: PackedBatch, users: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """`query`, and for some users what tokens that come after theirs need of every block
-        [blocks, tokens, 2, H, d]."""
+        """`query`, and for some users the keys and values of their tokens [blocks, tokens, 2, H, d]."""
         assert self.incremental
         batch = self.inputs.expanded(batch).with_padding()
         lengths, ends = batch.lengths[users].tolist(), (batch.last[users] + 1).tolist()
         rows = torch.cat([torch.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)])
-        x, kept = self._tokens(batch), []
+        x, kv = self._tokens(batch), []
         *before, last = self.blocks
         for block in before:
-            kept.append(cast(Incremental, block).keys_values(x[rows]))
+            kv.append(cast(Incremental, block).keys_values(x[rows]))
             x = block(x, batch)
-        kept.append(cast(Incremental, last).keys_values(x[rows]))
-        questions = self.head(self.norm(cast(Block, last).newest(x, batch)))
-        return questions, list(torch.split(torch.stack(kept), lengths, dim=1))
+        kv.append(cast(Incremental, last).keys_values(x[rows]))
+        queries = self.head(self.norm(cast(Block, last).newest(x, batch)))
+        return queries, list(torch.split(torch.stack(kv), lengths, dim=1))
 
     def item_vectors(self, numbers: Tensor | None = None) -> Tensor:
-        """What questions are compared with, of these items or of all of them [V + 1, D']; row 0 is padding."""
+        """Vectors that queries are compared with, of these items or of all [V + 1, D']; row 0 is padding."""
         vectors = self.similarity.item(self.items.output(numbers))
         if self.items.bias is None:
             return vectors
         return torch.cat((vectors, self.items.biases(numbers)[:, None]), dim=1)
 
     def item_features(self, numbers: Tensor | None = None) -> Tensor:
-        """What items are compared with each other by, these or all [V + 1, D]: their vectors, without biases."""
+        """Vectors for comparing items with each other, of these items or of all [V + 1, D]: without biases."""
         return self.items.output(numbers)
 
     def score_all(self, queries: Tensor) -> Tensor:
-        """Scores of every item [B, V + 1]; column 0 is padding and means nothing."""
+        """Scores of all items [B, V + 1]; column 0 is padding and meaningless."""
         if isinstance(self.items, CodeTable) and isinstance(self.similarity, Dot):
             return self.items.score(queries, normal=self.similarity.normal)
         return self.similarity.score(queries, self.item_vectors())
 
     def attention(self, batch: PackedBatch) -> Tensor | None:
-        """Who looked at whom [layers, B, heads, N, N], in evaluation mode; the layers are the blocks that have
-        attention. None where no block has.
+        """Attention weights in evaluation mode [layers, B, heads, N, N]: rows are queries, columns keys; None if no
+        block has attention.
 
-        Where the model asks with a mask, that is each user's last token, after its events.
+        If the model has a mask token, that is each user's last token, after its events.
         """
-        batch = self.inputs.expanded(self._asked(batch))
+        batch = self.inputs.expanded(self._with_query_token(batch))
         x, weights = self._tokens(batch), []
         for block in self.blocks:
-            looked = cast(Block, block).attention_weights(x, batch)
-            weights += [] if looked is None else [looked]
+            own = cast(Block, block).attention_weights(x, batch)
+            weights += [] if own is None else [own]
             x = block(x, batch)
         return self.inputs.between_events(torch.stack(weights)) if weights else None
 
-    def _asked(self, batch: PackedBatch) -> PackedBatch:
+    def _with_query_token(self, batch: PackedBatch) -> PackedBatch:
         return batch if self.items.mask is None else batch.with_query_token(self.items.mask_number)
 
     def _tokens(self, batch: PackedBatch) -> Tensor:
-        placed = self.positions(self.inputs(self.items, batch) * self.scale, batch)
-        tokens: Tensor = self.drop(self.norm_tokens(placed))
+        positioned = self.positions(self.inputs(self.items, batch) * self.scale, batch)
+        tokens: Tensor = self.drop(self.norm_tokens(positioned))
         return tokens

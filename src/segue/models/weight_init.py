@@ -1,4 +1,4 @@
-"""First weights: how a builder's matrices, tables and biases begin, drawn from a generator."""
+"""Random initialisation of a model's weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from segue.layers.positions.relative import RelativeBuckets
 from segue.models.inputs import EventInputs, KindTable, ValueTable
 from segue.models.items.tables import ItemTable
 
-POSITION_SPREAD = 0.02  # about that of the item vectors of a catalogue of thousands: at Xavier's own, the places
-# drown the items in every normalised input, and the first epochs go into unlearning them
-SPREAD = 0.02  # of BERT, HSTU and the Transformer
+POSITION_SPREAD = 0.02  # about that of item vectors in a catalogue of thousands: with Xavier's, positions would
+# dominate items in every normalised input, and the first epochs would have to unlearn them
+SPREAD = 0.02  # standard deviation in BERT, HSTU and the Transformer
 
 
 def xavier_init(model: nn.Module, generator: torch.Generator) -> None:
@@ -35,8 +35,7 @@ def xavier_init(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def recurrent_init(model: nn.Module, generator: torch.Generator) -> None:
-    """Xavier-normal matrices and tables, but that each gate begins by turning the old state; biases and padding rows
-    zero."""
+    """Xavier-normal matrices and tables, orthogonal matrices from state to gates; biases and padding rows zero."""
     xavier_init(model, generator)
     for part in model.modules():
         if isinstance(part, nn.GRU):
@@ -49,14 +48,14 @@ def recurrent_init(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def truncated_normal_init(model: nn.Module, generator: torch.Generator) -> None:
-    """Matrices, tables and the mask small and never beyond two deviations; biases and padding rows zero."""
-    drawn = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    """Matrices, tables and the mask from a truncated normal distribution; biases and padding rows zero."""
+    parameters = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     for part in model.modules():
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
         if isinstance(part, ItemTable) and part.mask is not None:
-            drawn.append(part.mask)
-    for parameter in drawn:
+            parameters.append(part.mask)
+    for parameter in parameters:
         _truncated(parameter, SPREAD, generator)
     for part in model.modules():
         if isinstance(part, ItemTable):
@@ -64,9 +63,9 @@ def truncated_normal_init(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def hstu_init(model: nn.Module, generator: torch.Generator) -> None:
-    """Item and value tables small, places of the spread of a scaled item, Xavier-normal matrices elsewhere.
+    """Small item and value tables, positions with the spread of a scaled item, other matrices Xavier-normal.
 
-    The blocks of HSTU begin with small products and biases, so that each is close to doing nothing at first.
+    HSTU blocks have small products and biases, so that each is close to the identity at first.
     """
     xavier_init(model, generator)
     for part in model.modules():
@@ -86,9 +85,9 @@ def hstu_init(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def transformer_init(model: nn.Module, generator: torch.Generator) -> None:
-    """Xavier-normal matrices; item vectors and buckets of distances small.
+    """Xavier-normal matrices; small item vectors and distance biases.
 
-    Beside sinusoids items are as large as those are, once scaled: smaller ones would drown in waves that never change.
+    With sinusoidal positions, scaled item vectors are as large as the sinusoids, which would dominate smaller ones.
     """
     xavier_init(model, generator)
     parts = list(model.modules())

@@ -348,7 +348,7 @@ class Recommender:
     def _unit_index(self) -> ExactIndex | CodeIndex:
         """An index of item vectors of length one."""
         if isinstance(self.index, CodeIndex):
-            return self.index.by_direction()
+            return self.index.by_cosine()
         return ExactIndex.build(unit_vectors(self.model), candidates=self.answerable)
 
     def known_number(self, item: str | int, consequence: str) -> int:

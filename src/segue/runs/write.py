@@ -19,7 +19,7 @@ from segue.data.dataset import Data
 from segue.evaluation.evaluate import Evaluation
 from segue.evaluation.settings import SeenRule
 from segue.evaluation.split_log import SplitLog
-from segue.index.build import build_index, index_facts, sample_questions
+from segue.index.build import build_index, index_facts, sample_queries
 from segue.models.checkpoint import save_model
 from segue.models.items.code_assignment import shared_codes
 from segue.models.items.coded import CodeTable
@@ -53,8 +53,8 @@ def write_run(run: Path, partial: PartialRun, data: Data, trained: TrainedModel)
         save_model(model, settings.model, staging)
         table = data.vocabulary.table.with_columns(pl.Series("count", counts[1:].astype(np.int64)))
         table.write_parquet(staging / "items.parquet")
-        queries = bind(sample_questions, model, data.sequences, data.split.cases("valid", "last"))
-        index = build_index(model, model.answerable(counts), settings.index, questions=queries)
+        queries = bind(sample_queries, model, data.sequences, data.split.cases("valid", "last"))
+        index = build_index(model, model.answerable(counts), settings.index, queries=queries)
         index.save(staging / "index.safetensors")
         folders.write_json(staging / REPORT, trained.evaluation.report)
         np.save(staging / RANKS, trained.evaluation.ranks)

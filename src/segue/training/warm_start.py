@@ -18,7 +18,7 @@ from segue.models.checkpoint import save_weights
 from segue.models.facts import Facts
 from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
-from segue.models.warm_start import ITEM_CODES, carry_over, filled_codes
+from segue.models.warm_start import ITEM_CODES, merge_codes, transfer_weights
 from segue.training.item_codes import CODES
 from segue.training.state import read_best
 from segue.training.train import STATE, TrainingSetup
@@ -64,7 +64,7 @@ def write_warm_start(
     for model, name, then in starts:
         generator = torch.Generator().manual_seed(setup.train.seed)  # new rows are initialised as in a new model
         new = build_model(setup.model, len(now), generator=generator, facts=facts, encoder=setup.encoder)
-        carry_over(
+        transfer_weights(
             model,
             new,
             before=before,
@@ -85,7 +85,7 @@ def fill_codes(folder: Path, found: np.ndarray, *, trained: np.ndarray, told: np
     path = folder / WARM_START_ALL
     weights = load_file(path if path.exists() else folder / WARM_START)
     known = trained | _any_code(weights[ITEM_CODES])
-    weights[ITEM_CODES] = filled_codes(weights[ITEM_CODES], known, found=torch.from_numpy(found), told=told)
+    weights[ITEM_CODES] = merge_codes(weights[ITEM_CODES], known, new=torch.from_numpy(found), coded=told)
     write_whole(path, save(weights))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from segue.data.batch import Batch, newest, ragged_rows, window_begins
 from segue.layers.packed import tensors
-from segue.models.kv_cache import MOST_TOKENS, ROOM, IncrementalEncoder, KVCache, window_of
+from segue.models.kv_cache import CAPACITY_STEP, MAX_NEW_TOKENS, IncrementalEncoder, KVCache, window_of
 from segue.models.sequence import SequenceModel
 
 SMALL_MIXTURE: dict[str, Any] = {
@@ -84,7 +84,7 @@ def history_of(events: int, seed: int = 0, *, values: bool = True) -> Batch:
 
 
 def every_window(model: SequenceModel, history: Batch) -> Batch:
-    """Of the history after each of its events; the question comes a while after it."""
+    """Of the history after each of its events; the query comes a while after it."""
     lengths = np.arange(1, len(history.items) + 1)
     begins = window_begins(lengths, model.length, model.window_step)
     query_times = history.times + np.random.default_rng(1).integers(0, 10**6, len(lengths))
@@ -96,35 +96,33 @@ def full_pass(model: SequenceModel, windows: Batch) -> Tensor:
         return model.query(tensors(windows))
 
 
-def asked_on(
-    continuation: IncrementalEncoder, memory: KVCache | None, window: Batch
-) -> tuple[np.ndarray, KVCache, bool]:
-    """The question, the memory that it leaves, and whether only what is new was encoded."""
-    question = None if memory is None else continuation.extend(memory, window)
-    if question is not None and memory is not None:
-        return question, memory, True
-    questions, (memory,) = continuation.encode(window, [0])
-    return questions[0].numpy(), memory, False
+def query_of(encoder: IncrementalEncoder, kv_cache: KVCache | None, window: Batch) -> tuple[np.ndarray, KVCache, bool]:
+    """The query, the kv_cache that it leaves, and whether only what is new was encoded."""
+    query = None if kv_cache is None else encoder.extend(kv_cache, window)
+    if query is not None and kv_cache is not None:
+        return query, kv_cache, True
+    queries, (kv_cache,) = encoder.encode(window, [0])
+    return queries[0].numpy(), kv_cache, False
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_thousand_new_events_are_encoded_alone_between_the_steps_of_the_window(name: str) -> None:
-    model, continuation = case_of(name, length=48)
+    model, encoder = case_of(name, length=48)
     events = 200 if name in WITH_FEWER else 1000
     windows = every_window(model, history_of(events))
-    memory, questions, extended = None, [], []
+    kv_cache, queries, extended = None, [], []
     for row in range(events):
-        question, memory, alone = asked_on(continuation, memory, window_of(windows, row))
-        questions.append(question)
+        query, kv_cache, alone = query_of(encoder, kv_cache, window_of(windows, row))
+        queries.append(query)
         extended.append(alone)
-    assert_alike(np.stack(questions), full_pass(model, windows))
+    assert_alike(np.stack(queries), full_pass(model, windows))
     begins = window_begins(np.arange(1, events + 1), model.length, model.window_step)
     assert model.window_step == 12
     assert extended == [False, *(begins[1:] == begins[:-1]).tolist()]
 
 
 change = st.one_of(
-    st.tuples(st.just("append"), st.integers(0, MOST_TOKENS + 1)),
+    st.tuples(st.just("append"), st.integers(0, MAX_NEW_TOKENS + 1)),
     st.tuples(st.just("late"), st.integers(0, 30)),
     st.tuples(st.just("delete"), st.integers(0, 30)),
     st.tuples(st.just("value"), st.integers(0, 30)),
@@ -167,35 +165,35 @@ def changed(history: Batch, what: str, number: int, more: Batch) -> Batch:
 def test_whatever_happens_to_a_history_the_question_is_that_of_the_full_pass(
     name: str, first: int, changes: list[tuple[str, int]]
 ) -> None:
-    model, continuation = case_of(name)
+    model, encoder = case_of(name)
     more = history_of(200, seed=3)
-    history, memory = history_of(first, seed=3), None
+    history, kv_cache = history_of(first, seed=3), None
     for what, number in [("later", 0), *changes]:
         history = changed(history, what, number, more)
         window = newest(history, model.length, model.window_step)
-        question, memory, _ = asked_on(continuation, memory, window)
-        assert_alike(question[None], full_pass(model, window))
+        query, kv_cache, _ = query_of(encoder, kv_cache, window)
+        assert_alike(query[None], full_pass(model, window))
 
 
 def test_a_question_about_the_same_events_costs_nothing_unless_its_moment_counts() -> None:
     window = history_of(12)
     later = replace(window, query_times=window.times[-1:] + 10**8)
     for name, counts in (("esasrec", False), ("hstu", False), ("hstu, now", True)):
-        model, continuation = case_of(name)
-        _, (memory,) = continuation.encode(window, [0])
-        question, again = continuation.extend(memory, window), continuation.extend(memory, window)
-        assert question is not None and again is not None
-        assert (again is question) is not counts
-        moved = continuation.extend(memory, later)
+        model, encoder = case_of(name)
+        _, (kv_cache,) = encoder.encode(window, [0])
+        query, again = encoder.extend(kv_cache, window), encoder.extend(kv_cache, window)
+        assert query is not None and again is not None
+        assert (again is query) is not counts
+        moved = encoder.extend(kv_cache, later)
         assert moved is not None
         assert_alike(moved[None], full_pass(model, later))
-        assert np.allclose(moved, question) is not counts
+        assert np.allclose(moved, query) is not counts
 
 
 @pytest.mark.parametrize("name", ["sasrec", "hstu, combined, now"])
 def test_users_encoded_together_are_remembered_each_alone(name: str) -> None:
     """Those chosen, whether there is room for the longest of the batch or not."""
-    model, continuation = case_of(name)
+    model, encoder = case_of(name)
     for lengths in ([9, 10, 12], [1, 15, 2, 3]):
         users = [history_of(length + 1, seed=length) for length in lengths]
         before, after = (
@@ -208,53 +206,53 @@ def test_users_encoded_together_are_remembered_each_alone(name: str) -> None:
             )
             for less in (1, 0)
         )
-        questions, memories = continuation.encode(before, [2, 0])
-        assert_alike(questions.numpy(), full_pass(model, before))
+        queries, caches = encoder.encode(before, [2, 0])
+        assert_alike(queries.numpy(), full_pass(model, before))
         expected = full_pass(model, after)
-        for row, memory in zip((2, 0), memories, strict=True):
-            question = continuation.extend(memory, window_of(after, row))
-            assert question is not None
-            assert_alike(question, expected[row])
+        for row, kv_cache in zip((2, 0), caches, strict=True):
+            query = encoder.extend(kv_cache, window_of(after, row))
+            assert query is not None
+            assert_alike(query, expected[row])
 
 
 def test_a_memory_grows_with_its_history_up_to_the_window() -> None:
-    model, continuation = case_of("sasrec", length=ROOM + 5)
-    windows = every_window(model, history_of(ROOM + 5))
-    _, (memory,) = continuation.encode(window_of(windows, 0), [0])
-    rooms, sizes = [], []
-    for row in range(1, ROOM + 5):
-        assert continuation.extend(memory, window_of(windows, row)) is not None
-        rooms.append(memory.kept.shape[3])
-        sizes.append(memory.size)
-    assert rooms == [ROOM] * (ROOM - 1) + [ROOM + 5] * 5
-    assert sizes[-1] > memory.kept.nbytes == 2 * 2 * 8 * (ROOM + 5) * 4  # blocks, keys and values, width, places
+    model, encoder = case_of("sasrec", length=CAPACITY_STEP + 5)
+    windows = every_window(model, history_of(CAPACITY_STEP + 5))
+    _, (kv_cache,) = encoder.encode(window_of(windows, 0), [0])
+    capacities, sizes = [], []
+    for row in range(1, CAPACITY_STEP + 5):
+        assert encoder.extend(kv_cache, window_of(windows, row)) is not None
+        capacities.append(kv_cache.kv.shape[3])
+        sizes.append(kv_cache.size)
+    assert capacities == [CAPACITY_STEP] * (CAPACITY_STEP - 1) + [CAPACITY_STEP + 5] * 5
+    assert sizes[-1] > kv_cache.kv.nbytes == 2 * 2 * 8 * (CAPACITY_STEP + 5) * 4  # blocks, K and V, width
 
 
 def test_too_much_at_once_and_other_beginnings_are_not_extended() -> None:
-    _, continuation = case_of("sasrec", length=64)
+    _, encoder = case_of("sasrec", length=64)
     history = history_of(40)
 
     def part(first: int, last: int) -> Batch:
         rows = np.arange(first, last)
         return history.tokens(rows, np.array([len(rows)]), query_times=history.query_times)
 
-    _, (memory,) = continuation.encode(part(0, 10), [0])
-    assert continuation.extend(memory, part(0, 11 + MOST_TOKENS)) is None
-    assert continuation.extend(memory, part(1, 12)) is None
-    assert continuation.extend(memory, part(0, 9)) is None
-    assert continuation.extend(memory, part(0, 10 + MOST_TOKENS)) is not None, "refusals leave it as it was"
+    _, (kv_cache,) = encoder.encode(part(0, 10), [0])
+    assert encoder.extend(kv_cache, part(0, 11 + MAX_NEW_TOKENS)) is None
+    assert encoder.extend(kv_cache, part(1, 12)) is None
+    assert encoder.extend(kv_cache, part(0, 9)) is None
+    assert encoder.extend(kv_cache, part(0, 10 + MAX_NEW_TOKENS)) is not None, "refusals leave it as it was"
 
 
 def test_no_values_are_values_that_nobody_gave() -> None:
-    """Whether a batch has values at all depends on the users that a question is answered with."""
-    model, continuation = case_of("sasrec-meta, rated")
+    """Whether a batch has values at all depends on the users that a query is answered with."""
+    model, encoder = case_of("sasrec-meta, rated")
     without = history_of(10, values=False)
     given_nothing = replace(without, values=np.full(10, np.nan, dtype=np.float32))
-    _, (memory,) = continuation.encode(without.tokens(np.arange(9), np.array([9])), [0])
+    _, (kv_cache,) = encoder.encode(without.tokens(np.arange(9), np.array([9])), [0])
     for window in (given_nothing, without):
-        question = continuation.extend(memory, window)
-        assert question is not None
-        assert_alike(question[None], full_pass(model, given_nothing))
+        query = encoder.extend(kv_cache, window)
+        assert query is not None
+        assert_alike(query[None], full_pass(model, given_nothing))
 
 
 def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
@@ -265,13 +263,13 @@ def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
             for block in model.blocks:
                 for parameter in block.parameters():
                     parameter.mul_(30)
-        continuation, window = IncrementalEncoder(model), history_of(20)
-        _, (memory,) = continuation.encode(
+        encoder, window = IncrementalEncoder(model), history_of(20)
+        _, (kv_cache,) = encoder.encode(
             window.tokens(np.arange(19), np.array([19]), query_times=window.query_times), [0]
         )
-        question = continuation.extend(memory, window)
-        assert question is not None
-        torch.testing.assert_close(torch.from_numpy(question)[None], full_pass(model, window), rtol=1e-4, atol=1e-3)
+        query = encoder.extend(kv_cache, window)
+        assert query is not None
+        torch.testing.assert_close(torch.from_numpy(query)[None], full_pass(model, window), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +297,7 @@ def test_gates_that_are_shut_are_no_cause_for_warnings() -> None:
 def test_who_looks_both_ways_or_counts_from_the_newest_cannot_be_continued(
     builder: str, positions: str, incremental: bool
 ) -> None:
-    """Nor can those whose later tokens do not need a row of each earlier one, which is what a memory keeps."""
+    """Nor can those whose later tokens do not need a row of each earlier one, which is what a kv_cache keeps."""
     model = model_of(builder, positions=positions)
     assert model.incremental is incremental
     assert model.window_step == (16 if incremental else 1)

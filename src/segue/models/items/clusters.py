@@ -1,4 +1,4 @@
-"""Points → clusters, and which of them a point is nearest to: k-means (Lloyd, 1982)."""
+"""k-means clustering (Lloyd, 1982)."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TILE_PRODUCTS = 250_000  # of points and centres, in memory at a time, so that they stay in the cache
+TILE_PRODUCTS = 250_000  # of points and centres at a time, so that they stay in the cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clusters:
-    """Where the centres of clusters lie."""
+    """The centres of clusters."""
 
     centres: Tensor  # [clusters, X]
 
     @staticmethod
     def of(points: Tensor, count: int, *, rounds: int, members: int, generator: torch.Generator) -> Clusters:
-        """At most `count` clusters of points [n, X], learned in so many rounds from as many points as give each so many
-        `members`, and begun with some of them."""
+        """At most `count` clusters of points [n, X], fitted in `rounds` to a random sample with `members` for each; its
+        first points are the initial centres."""
         sample = points[torch.randperm(len(points), generator=generator)[: members * count]]
-        found = Clusters(sample[:count])
+        clusters = Clusters(sample[:count])
         for _ in range(rounds):
-            found = found.moved(sample)
-        return found
+            clusters = clusters.moved(sample)
+        return clusters
 
     def moved(self, points: Tensor, weights: Tensor | None = None) -> Clusters:
-        """Each to the mean of the points [n, X] that are nearest to it, by their `weights` [n] where these are given;
-        where there are none it stays."""
+        """Move each centre to the mean of its nearest points [n, X], weighted by `weights` [n]; without points it
+        stays."""
         owners = self.nearest(points)
         sizes = torch.bincount(owners, weights, minlength=len(self.centres)).to(points)[:, None]
         sums = torch.zeros_like(self.centres).index_add_(
@@ -42,13 +42,13 @@ class Clusters:
         return torch.cat([products.max(1).indices for products in self._closeness(points)])
 
     def second_nearest(self, points: Tensor) -> Tensor:
-        """The cluster next to a point's own [n]; its own where there is no other."""
+        """The second nearest cluster of each point [n]; the nearest if there is only one."""
         n = min(2, len(self.centres))
         return torch.cat([products.topk(n, dim=1).indices[:, -1] for products in self._closeness(points)])
 
     def _closeness(self, points: Tensor) -> Iterator[Tensor]:
-        """Of some points at a time, how close they are to each centre [some, clusters]: half of what the squares of
-        their distances differ by, less being further."""
+        """Closeness of points to each centre [some, clusters], some points at a time: minus half the squared distance,
+        up to a constant of the point."""
         lengths = self.centres.square().sum(1) / 2
         for some in torch.split(points, max(1, TILE_PRODUCTS // len(self.centres))):
             yield torch.addmm(-lengths, some, self.centres.T)

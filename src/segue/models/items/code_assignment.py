@@ -14,7 +14,7 @@ from torch.nn import functional
 from segue.data.batch import ragged_rows
 from segue.data.sequences import Sequences
 from segue.models.items.clusters import Clusters
-from segue.models.items.product_quantisation import turned_parts
+from segue.models.items.product_quantisation import rotated_parts
 from segue.models.items.svd import right_directions
 from segue.models.settings import ModelSettings
 
@@ -82,7 +82,7 @@ def learned_codes(settings: ModelSettings, vectors: Tensor, counts: np.ndarray, 
     if len(trained):
         weights = torch.from_numpy(counts[trained]).to(vectors).sqrt()
         generator = _generator(rng)
-        chosen = turned_parts(vectors[trained], weights, parts=parts, values=values, generator=generator)
+        chosen = rotated_parts(vectors[trained], weights, parts=parts, values=values, generator=generator)
         codes[trained] = _nearest(*chosen, rng)
     return codes
 

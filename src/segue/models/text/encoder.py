@@ -1,4 +1,4 @@
-"""Texts → vectors: what every encoder of words can do, whatever it makes of them."""
+"""The interface of text encoders: texts → vectors."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from torch import Tensor, nn
 
 
 class TextEncoder(nn.Module):
-    """What it found in the texts that it was fitted to are buffers, so that it is saved with the model that was trained
-    on its vectors, and reads the words of new items as it read those. A text that says nothing to it gets zeros, and a
-    text's vector does not depend on its company, but for rounding."""
+    """Encodes texts of items. Its parameters are buffers, saved with the model that was trained on its vectors, so that
+    texts of new items are encoded in the same way.
+
+    A text without any known term has the vector 0. A text's vector does not depend on the other texts, but for
+    rounding."""
 
     @classmethod
     @abstractmethod
     def fitted(cls, texts: Sequence[str], width: int) -> Self:
-        """To the texts of a catalogue; vectors will have so many features."""
+        """Fit an encoder to the texts of a catalogue; `width`: features of its vectors."""
 
     @classmethod
     @abstractmethod
     def from_buffers(cls, buffers: Mapping[str, Tensor]) -> Self:
-        """As it was, of the buffers that a run keeps, by name."""
+        """Restore an encoder from the buffers of a run, by name."""
 
     @classmethod
     def refusal(cls) -> str | None:
-        """Why it can read no words here; None where it can. What was read before does not need it."""
+        """Why texts cannot be encoded on this machine; None if they can."""
         return None
 
     @property

