@@ -10,7 +10,7 @@ import pytest
 from planted_logs import cycle_log
 
 from bench.quality import results as quality
-from bench.quality.results import Places, make_baselines, make_row, prepared
+from bench.quality.results import Paths, make_baselines, make_row, prepared
 from bench.quality.results_table import (
     BEGIN,
     END,
@@ -31,7 +31,7 @@ from segue.evaluation.report import Report
 from segue.training.loop import TrainingProgress
 
 ROOT = Path(__file__).parent.parent
-OURS = Places(
+OURS = Paths(
     rows=ROOT / "bench" / "quality" / "results.toml",
     measured=ROOT / "bench" / "quality" / "results.json",
     document=ROOT / "docs" / "results.md",
@@ -60,7 +60,7 @@ def test_every_row_can_be_trained() -> None:
 def test_every_recipe_has_a_row_and_the_default_three_seeds() -> None:
     rows = read_rows(OURS.rows)
     movielens = {row.recipe for row in rows.rows if row.name.startswith("ml-1m/")}
-    elsewhere = {"pinnerformer", "pinnerformer-paper", "sasrec-content"}  # judged by days and by content
+    elsewhere = {"pinnerformer", "pinnerformer-paper", "sasrec-content"}  # measured by days and by content
     assert movielens == set(recipe_names()) - elsewhere - {"esasrec"}, "which `default` is, as it is"
     assert {**read_recipe("default"), "about": None} == {**read_recipe("esasrec"), "about": None}
     assert [one.name for one in rows.named("ml-1m/default")] == [f"ml-1m/default-{seed}" for seed in (1, 2, 3)]
@@ -109,7 +109,7 @@ set = ["evaluate.seen=keep", "model.width={width}"]
 
 
 @pytest.fixture
-def places(tmp_path: Path, quick_recipe: Path) -> Places:
+def places(tmp_path: Path, quick_recipe: Path) -> Paths:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "events.tsv.gz").write_bytes(gzip.compress(cycle_log().replace(",", "\t").encode(), mtime=0))
     published = 'published = [{ model = "Theirs", ndcg = ".5", source = "Nobody" }]\nat_least = 0.25'
@@ -121,7 +121,7 @@ def places(tmp_path: Path, quick_recipe: Path) -> Places:
     (tmp_path / "rows.toml").write_text(LOG + "".join(rows))
     (tmp_path / "measured.json").write_text('{"rows": {}, "differences": {}}')
     (tmp_path / "results.md").write_text(f"Before.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n")
-    return Places(
+    return Paths(
         rows=tmp_path / "rows.toml",
         measured=tmp_path / "measured.json",
         document=tmp_path / "results.md",
@@ -129,23 +129,23 @@ def places(tmp_path: Path, quick_recipe: Path) -> Places:
     )
 
 
-def made(name: str, places: Places) -> tuple[Rows, Training]:
+def made(name: str, places: Paths) -> tuple[Rows, Training]:
     rows = read_rows(places.rows)
     (one,) = rows.named(name)
     return rows, one
 
 
-def make(name: str, places: Places) -> None:
+def make(name: str, places: Paths) -> None:
     rows, one = made(name, places)
     make_row(one, rows, places.rows.parent / "log", places)
 
 
-def line_of(name: str, places: Places) -> list[str]:
+def line_of(name: str, places: Paths) -> list[str]:
     (line,) = (line for line in places.document.read_text().splitlines() if line.startswith(f"| `{name}` |"))
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_a_row_from_the_log_to_the_table(places: Places) -> None:
+def test_a_row_from_the_log_to_the_table(places: Paths) -> None:
     make("cycle/narrow", places)
     (run,) = (path for path in (places.cache / "runs" / "cycle").iterdir() if path.is_dir())
     ranks = np.load(run / "ranks.npy")
@@ -165,7 +165,7 @@ def test_a_row_from_the_log_to_the_table(places: Places) -> None:
     assert text.startswith("Before.\n") and text.endswith("\n\nAfter.\n") and "old" not in text
 
 
-def test_what_needs_no_training_stands_under_the_rows_of_its_log(places: Places) -> None:
+def test_what_needs_no_training_stands_under_the_rows_of_its_log(places: Paths) -> None:
     """It is what a trained run's report has beside the model, and stays when a row is measured after it."""
     rows, one = made("cycle/narrow", places)
     make_baselines(one, rows, places.rows.parent / "log", places)
@@ -183,7 +183,7 @@ def test_what_needs_no_training_stands_under_the_rows_of_its_log(places: Places)
     assert [cells[6] for cells in shown] == [f"{score:.4f}".removeprefix("0") for score in scores]
 
 
-def test_a_run_that_is_there_is_not_trained_again(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_there_is_not_trained_again(places: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     make("cycle/narrow", places)
     before = places.measured.read_bytes()
     monkeypatch.setattr(api, "train", None)
@@ -193,7 +193,7 @@ def test_a_run_that_is_there_is_not_trained_again(places: Places, monkeypatch: p
     assert places.measured.read_bytes() == before
 
 
-def test_a_row_has_the_commit_that_its_training_began_with(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_has_the_commit_that_its_training_began_with(places: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "_commit", lambda: "first")
     make("cycle/narrow", places)
     places.measured.write_text('{"rows": {}, "differences": {}}')
@@ -202,7 +202,7 @@ def test_a_row_has_the_commit_that_its_training_began_with(places: Places, monke
     assert read_results(places.measured).rows["cycle/narrow"].commit == "first"
 
 
-def test_an_interrupted_row_goes_on(places: Places) -> None:
+def test_an_interrupted_row_goes_on(places: Paths) -> None:
     rows, one = made("cycle/narrow", places)
     seen: list[int] = []
 
@@ -220,7 +220,7 @@ def test_an_interrupted_row_goes_on(places: Places) -> None:
     assert went_on.epochs == 3
 
 
-def test_the_paired_difference_waits_for_both_and_is_forgotten_with_one(places: Places) -> None:
+def test_the_paired_difference_waits_for_both_and_is_forgotten_with_one(places: Paths) -> None:
     make("cycle/wide", places)
     assert read_results(places.measured).differences == {}
     make("cycle/narrow", places)
@@ -237,7 +237,7 @@ def test_the_paired_difference_waits_for_both_and_is_forgotten_with_one(places: 
     assert "(the recipe has changed since)" in line_of("cycle/wide", places)[6]
 
 
-def test_seeds_have_a_row_each_and_their_mean(places: Places) -> None:
+def test_seeds_have_a_row_each_and_their_mean(places: Paths) -> None:
     for seed in (1, 2):
         assert "mean" not in places.document.read_text()
         make(f"cycle/seeds-{seed}", places)
@@ -247,13 +247,13 @@ def test_seeds_have_a_row_each_and_their_mean(places: Places) -> None:
     assert f"| {sum(scores) / 2:.4f} |".replace("0.", ".") in mean
 
 
-def test_another_log_is_refused(places: Places) -> None:
+def test_another_log_is_refused(places: Paths) -> None:
     places.rows.write_text(places.rows.read_text().replace("events = 840", "events = 999611"))
     with pytest.raises(InputError, match="is not the log of cycle/narrow"):
         make("cycle/narrow", places)
 
 
-def test_shuffled_ties_move_nothing_else(places: Places) -> None:
+def test_shuffled_ties_move_nothing_else(places: Paths) -> None:
     """Times are cut to two hours, so that an event is tied with the one before or after it."""
     header, *events = cycle_log().splitlines()
     cut = [f"{user}\t{item}\t{int(time) // 7200}" for user, item, time in (event.split(",") for event in events)]

@@ -16,7 +16,7 @@ from bench.__main__ import MAY_HAVE_DATA, MODULES, NEED_DATA
 from bench.data.cut_logs import EVENTS, ITEMS, ML_1M, SHOP, prepared
 from bench.quality import cold, window
 from bench.quality.paired import averaged, difference, difference_of_falls, mean_interval, verdict
-from bench.quality.results import chosen_of
+from bench.quality.results import select_trainings
 from bench.quality.results_table import figure
 from bench.tables import markdown, plain, write_section
 from segue.config import make_settings, read_recipe, recipe_names
@@ -125,9 +125,9 @@ def test_seen_items_stay_answers_in_the_shop() -> None:
 
 def test_one_training_can_be_chosen_and_a_misspelt_one_is_refused(tmp_path: Path) -> None:
     there = window.trainings("shop", window.ARMS, [1, 2])
-    assert chosen_of(there, None) == there and chosen_of(there, "none") == []
-    assert [one.name for one in chosen_of(there, "dense")] == ["window-shop/dense-1", "window-shop/dense-2"]
-    assert [one.name for one in chosen_of(there, "dense-2")] == ["window-shop/dense-2"]
+    assert select_trainings(there, None) == there and select_trainings(there, "none") == []
+    assert [one.name for one in select_trainings(there, "dense")] == ["window-shop/dense-1", "window-shop/dense-2"]
+    assert [one.name for one in select_trainings(there, "dense-2")] == ["window-shop/dense-2"]
     for main in (window.main, cold.main):
         with pytest.raises(InputError, match=r"There is no training 'dens'; there are .*-3, and none trains nothing"):
             main(["--data", str(tmp_path), "--cache", str(tmp_path), "--only", "dens"])

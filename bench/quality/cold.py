@@ -20,7 +20,7 @@ import numpy as np
 
 from bench.data.cut_logs import BEAUTY, prepared
 from bench.quality.paired import SAMPLES, averaged, mean_interval
-from bench.quality.results import chosen_of, goes_on, run_folder, trained
+from bench.quality.results import resumable, run_folder, select_trainings, trained
 from bench.quality.results_table import Row, Training, figure
 from bench.quality.window import DOCUMENT, SEEDS
 from bench.tables import markdown, plain, write_section, written
@@ -65,7 +65,7 @@ class Ranked:
         return averaged([ndcg(ranks, WARM_DEPTH) for ranks in self.ranks])
 
 
-@goes_on()
+@resumable()
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench cold", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="folder of Amazon Beauty with titles")
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
     chosen = parser.parse_args(argv)
     both = {recipe: trainings(recipe, chosen.seeds) for recipe in (PLAIN, CONTENT)}
-    wanted = chosen_of([one for pair in zip(*both.values(), strict=True) for one in pair], chosen.only)
+    wanted = select_trainings([one for pair in zip(*both.values(), strict=True) for one in pair], chosen.only)
     data = prepared(LOG, chosen.data, chosen.cache)
     for one in wanted:
         with TrainDisplay() as display:

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
         folder = Path(name)
         cleaned = shop.clean(shop.fetch(cache=shop.cache_folder()), out=folder)
-        asked = parted(cleaned.events, folder / "before.csv")
+        asked = split_baskets(cleaned.events, folder / "before.csv")
         data = api.prepare(folder / "before.csv", out=folder / "data", user="customer", items=cleaned.items)
         epochs = f"train.epochs={chosen.epochs}"
         with TrainDisplay() as display:
@@ -76,7 +76,7 @@ def write_document(title: str, rows: Sequence[dict[str, Any]], document: Path = 
     write_section(document, "plan", [f"{title}. {' '.join(NOTES)}", "", *table, "", said])
 
 
-def parted(events: Path, before: Path) -> Baskets:
+def split_baskets(events: Path, before: Path) -> Baskets:
     """Keep each customer's last basket out of the log that is written to `before`."""
     log = pl.read_csv(events, infer_schema=False).with_columns(last=pl.col("time").max().over("customer"))
     earlier = log.filter(pl.col("time") < pl.col("last"))

@@ -65,7 +65,7 @@ NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Paths:
     """The files of the results, and where what they are made from is kept."""
 
     rows: Path
@@ -74,7 +74,7 @@ class Places:
     cache: Path
 
     @classmethod
-    def of_the_project(cls, cache: Path) -> Places:
+    def of_project(cls, cache: Path) -> Paths:
         return cls(
             rows=ROOT / "bench" / "quality" / "results.toml",
             measured=ROOT / "bench" / "quality" / "results.json",
@@ -84,7 +84,7 @@ class Places:
 
 
 @contextmanager
-def goes_on() -> Iterator[None]:
+def resumable() -> Iterator[None]:
     """Around a command whose trainings can be taken up again: Ctrl-C ends it with a sentence, not with a traceback."""
     try:
         yield
@@ -93,7 +93,7 @@ def goes_on() -> Iterator[None]:
         sys.exit(130)
 
 
-@goes_on()
+@resumable()
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="make results", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--data", type=Path, help=f"DATA=: the folder with the log of the row, {EVENTS}")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
     chosen = parser.parse_args(argv)
-    places = Places.of_the_project(chosen.cache)
+    places = Paths.of_project(chosen.cache)
     rows = read_rows(places.rows)
     if chosen.row is None:
         show_rows(rows, read_results(places.measured))
@@ -137,7 +137,7 @@ def make_row(
     one: Training,
     rows: Rows,
     folder: Path,
-    places: Places,
+    places: Paths,
     *,
     progress: Callable[[TrainingProgress], None] | None = None,
 ) -> Measured:
@@ -156,7 +156,7 @@ def make_row(
     return entered
 
 
-def make_baselines(one: Training, rows: Rows, folder: Path, places: Places) -> None:
+def make_baselines(one: Training, rows: Rows, folder: Path, places: Paths) -> None:
     """Measure and enter what methods without training reach, by the rules of this row of the log."""
     data = prepared(one, rows.logs[one.row.log], folder, places.cache)
     settings = make_settings(read_recipe(one.row.recipe), one.overrides).evaluate
@@ -214,7 +214,7 @@ def trained(one: Training, data: api.Data, cache: Path, progress: Callable[[Trai
     return run
 
 
-def chosen_of(trainings: Sequence[Training], only: str | None) -> list[Training]:
+def select_trainings(trainings: Sequence[Training], only: str | None) -> list[Training]:
     """All of them, or those of the row or of the single training with this name, which is what follows its last /."""
     if only is None:
         return list(trainings)

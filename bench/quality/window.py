@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.data.cut_logs import BEAUTY, ML_1M, SHOP, CutLog, prepared
 from bench.quality.paired import averaged, difference, difference_of_falls, mean_interval, verdict
-from bench.quality.results import chosen_of, goes_on, run_folder, trained
+from bench.quality.results import resumable, run_folder, select_trainings, trained
 from bench.quality.results_table import Row, Training, figure
 from bench.tables import markdown, plain, write_section, written
 from segue import api
@@ -131,7 +131,7 @@ class Measured:
         return float(np.mean([at.metrics[name] for one in self.aged for at in one.report.ages if at.days == age]))
 
 
-@goes_on()
+@resumable()
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench window", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, help="folder of the log, for all but the shop")
@@ -141,7 +141,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "segue-results")
     chosen = parser.parse_args(argv)
     log = LOGS[chosen.log]
-    wanted = chosen_of(trainings(log.name, ARMS, chosen.seeds), chosen.only)
+    wanted = select_trainings(trainings(log.name, ARMS, chosen.seeds), chosen.only)
     data = prepared(log, chosen.data, chosen.cache)
     for one in wanted:
         with TrainDisplay() as display:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from bench.data.prepare import measured
-from bench.quality.results import Places, make_row, prepared, run_folder
+from bench.quality.results import Paths, make_row, prepared, run_folder
 from bench.quality.results_table import Measured, Rows, Training, read_results, read_rows
 from bench.tables import publish
 from segue import api
@@ -246,7 +246,7 @@ def _measured(
 
 def _trained_run(data: api.Data, cache: Path) -> tuple[Recommender, str]:
     """The run of the first seed where quality was measured, else one that is trained shortly."""
-    first = read_rows(Places.of_the_project(cache).rows).named(CODED_ROW)[0]
+    first = read_rows(Paths.of_project(cache).rows).named(CODED_ROW)[0]
     run = run_folder(first, data, cache)
     if run.exists():
         return Recommender.open(run), f"the run {first.name}"
@@ -257,7 +257,7 @@ def _trained_run(data: api.Data, cache: Path) -> tuple[Recommender, str]:
 
 
 def _data(row: str, folder: Path | None, cache: Path) -> api.Data:
-    rows = read_rows(Places.of_the_project(cache).rows)
+    rows = read_rows(Paths.of_project(cache).rows)
     one = rows.named(row)[0]
     if folder is None:
         raise InputError(f"codes needs DATA=folder with events.tsv.gz, the log of {rows.logs[one.row.log].url}")
@@ -269,7 +269,7 @@ def _data(row: str, folder: Path | None, cache: Path) -> api.Data:
 
 def quality(folder: Path | None, cache: Path) -> None:
     """ndcg@10 with codes and without, and the bytes of both tables."""
-    data, places = _data(CODED_ROW, folder, cache), Places.of_the_project(cache)
+    data, places = _data(CODED_ROW, folder, cache), Paths.of_project(cache)
     rows = [_quality_row(name, data, places, folder) for name in (PLAIN_ROW, CODED_ROW)]
     smaller, lost = rows[0]["table bytes"] / rows[1]["table bytes"], 1 - rows[1]["ndcg@10"] / rows[0]["ndcg@10"]
     notes = (
@@ -279,7 +279,7 @@ def quality(folder: Path | None, cache: Path) -> None:
     publish("codes-quality", title="MovieLens-1M with codes and without", rows=rows, notes=notes, body=rows)
 
 
-def _quality_row(name: str, data: api.Data, places: Places, folder: Path | None) -> dict[str, Any]:
+def _quality_row(name: str, data: api.Data, places: Paths, folder: Path | None) -> dict[str, Any]:
     rows = read_rows(places.rows)
     trainings = rows.named(name)
     found = [_entered(one, rows, places, folder).ndcg for one in trainings]
@@ -300,7 +300,7 @@ def table_bytes(settings: ModelSettings, items: int) -> int:
     return sum(tensor.nbytes for tensor in model.items.state_dict().values())
 
 
-def _entered(one: Training, rows: Rows, places: Places, folder: Path | None) -> Measured:
+def _entered(one: Training, rows: Rows, places: Paths, folder: Path | None) -> Measured:
     """What docs/results.md has of a training, which is made where it has nothing."""
     entered = read_results(places.measured).rows.get(one.name)
     if entered is not None and entered.recipe_digest == one.digest:

@@ -23,7 +23,10 @@ from segue.index.build import LEAST_APPROXIMATE
 from segue.index.search import ItemIndex, recall
 
 WIDTH, ITEMS_A_CLUSTER = 64, 200
-FITTED, WARM = 400, 5  # questions that the index is fitted to and judged by itself; questions that are not counted
+FITTED, WARM = (
+    400,
+    5,
+)  # queries that the index is fitted to; first queries that are not counted
 DEPTHS = (10, 100)
 
 

@@ -1,10 +1,10 @@
-"""A job of HTTP requests → how long each kind took and how it was answered: a load generator in a process of its own.
+"""A load generator in a process of its own: a job of HTTP requests → the latencies and statuses of each kind.
 
     python -m bench.serving.load < job.json > result.json
 
 The open loop plans every request before the first is sent, at a constant rate for each kind, and measures from the
-planned moment: while a slow server keeps every connection busy the requests queue up here, and their waiting counts.
-The closed loop has each connection ask again as soon as it is answered.
+planned time: while a slow server keeps every connection busy, the requests queue here, and their waiting counts.
+In the closed loop each connection sends the next request as soon as it is answered.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import uvloop
 
 ROOT = Path(__file__).parents[2]
 CONNECT_SECONDS = 10.0
-AGAIN_SECONDS = 0.02  # between two attempts to connect
+RETRY_SECONDS = 0.02  # between two attempts to connect
 OK = 200
 LOST, UNREADABLE, UNANSWERED = 0, 1, 2  # no HTTP status is that small
 REASONS = {LOST: "connection lost", UNREADABLE: "unreadable answer", UNANSWERED: "unanswered"}
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests of one sort, sent in the order given and round again."""
+    """Requests of one kind, sent in the given order and repeated from the first."""
 
     name: str
     paths: list[str]
@@ -44,26 +44,26 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """JSON, one for each path; empty for requests without a body."""
     method: str = "GET"
     rate: float = 0.0
-    """Requests a second; in a closed loop it means nothing."""
+    """Requests a second; unused in a closed loop."""
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to send where, and for how long."""
+    """What to send, where to, and for how long."""
 
     port: int
     kinds: list[Kind]
     seconds: float
-    """What is measured; the warm-up comes before it."""
+    """Of the measurement, after the warm-up."""
     warm_up: float = 0.0
     connections: int = 128
     closed: bool = False
     host: str = "127.0.0.1"
     patience: float = 10.0
-    """How long the last answers are waited for."""
+    """Seconds to wait for the last answers."""
 
 
 class Second(msgspec.Struct, frozen=True):
-    """What was planned for one second of the measured time."""
+    """The requests planned for one second of the measurement."""
 
     ok: int
     failed: int
@@ -71,12 +71,12 @@ class Second(msgspec.Struct, frozen=True):
 
 
 class KindResult(msgspec.Struct, frozen=True):
-    """How the requests planned for the measured time were answered; latencies are of those with status 200, in ms."""
+    """The answers to the requests planned for the measurement; latencies are of those with status 200, in ms."""
 
     name: str
     asked: int
     answered_a_second: float
-    """Answers with status 200 that came within the measured time."""
+    """Answers with status 200 that came during the measurement."""
     statuses: dict[str, int]
     errors: dict[str, int]
     p50: float | None
@@ -92,11 +92,11 @@ class KindResult(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A job's outcome, and what the generator itself took."""
+    """The answers to a job, and the cost of the generator itself."""
 
     kinds: list[KindResult]
     late_p99: float | None
-    """How late after the plan the generator came to its own requests, in ms; null in a closed loop."""
+    """How late after the plan the generator sent its requests, in ms; null in a closed loop."""
     cpu_seconds: float
     cpu_share: float
     """Of one core, warm-up included."""
@@ -106,7 +106,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """Every request of one kind: when it was planned, when it ended, and how."""
+    """When each request of one kind was planned, when it ended, and with which status."""
 
     def __init__(self) -> None:
         self.planned = array("d")
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
 
 
 def content_length(head: bytes) -> int:
-    """How many bytes follow a head in small letters; -1 for an answer in pieces, which no service here gives."""
+    """The length of the body after a lower-case head; -1 for a chunked answer, which no service here sends."""
     at = head.find(b"\r\ncontent-length:")
     if at < 0:
         return -1 if b"\r\ntransfer-encoding:" in head else 0
@@ -186,7 +186,7 @@ def content_length(head: bytes) -> int:
 
 
 class Load:
-    """A job while it runs: the plan, the idle connections, and the requests that wait for one."""
+    """A running job: the plan, the idle connections, and the requests that wait for one."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -201,7 +201,7 @@ class Load:
         self._loop = asyncio.get_running_loop()
         self._settled = asyncio.Event()
         self._ending = False
-        self._open = 0  # planned for a moment that has come, and without an answer yet
+        self._open = 0  # requests that are due and have no answer yet
         self.began = math.inf
         self.tallies = [Tally() for _ in job.kinds]
         self.late = array("d")
@@ -234,7 +234,7 @@ class Load:
         await asyncio.sleep(0)
 
     def idle(self, connection: Connection) -> None:
-        """A connection has nothing to do: the request that waits longest takes it."""
+        """Give an idle connection to the request that has waited longest."""
         if self._waiting:
             connection.send(*self._waiting.popleft())
         elif self._job.closed and not self._ending and self.began < math.inf:
@@ -253,7 +253,7 @@ class Load:
             self._settled.set()
 
     def lost(self, connection: Connection) -> None:
-        """Another connection takes the place of a closed one, for as long as requests are to be sent."""
+        """Replace a closed connection while there are requests to send."""
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -270,7 +270,7 @@ class Load:
             try:
                 await self._loop.create_connection(lambda: connection, self._job.host, self._job.port)
             except OSError:
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
             else:
                 return
 
@@ -292,7 +292,7 @@ class Load:
             self._loop.remove_reader(alarm.descriptor)
 
     def _send_due(self) -> None:
-        """Send what the plan has for now and earlier, or queue it."""
+        """Send the requests that are due, or queue them."""
         plan, elapsed = self._plan, time.monotonic() - self.began
         while self._position < len(plan) and plan[self._position][0] <= elapsed:
             offset, kind, number = plan[self._position]
@@ -318,24 +318,24 @@ class Load:
 
 
 class Alarm:
-    """A descriptor that becomes readable at a moment of the monotonic clock: the loop's own timers know only ms."""
+    """A descriptor that becomes readable at a time of the monotonic clock: the loop's own timers have ms only."""
 
     def __init__(self) -> None:
         self._c = ctypes.CDLL(None, use_errno=True)
         self.descriptor: int = self._c.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self.descriptor < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
-        self._setting = (ctypes.c_long * 4)()  # interval in s and ns, which stays zero, then the moment in s and ns
+        self._setting = (ctypes.c_long * 4)()  # interval in s and ns, which stays zero, then the time in s and ns
 
-    def set(self, moment: float) -> None:
-        """Ring at `moment`, at once if it has passed."""
-        whole = int(moment)
-        self._setting[2], self._setting[3] = whole, int((moment - whole) * 1e9)
-        if self._c.timerfd_settime(self.descriptor, 1, self._setting, None):  # 1: the moment is absolute
+    def set(self, at: float) -> None:
+        """Become readable at this time, at once if it has passed."""
+        whole = int(at)
+        self._setting[2], self._setting[3] = whole, int((at - whole) * 1e9)
+        if self._c.timerfd_settime(self.descriptor, 1, self._setting, None):  # 1: the time is absolute
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
     def read(self) -> None:
-        """Silence it."""
+        """Make it unreadable again."""
         os.read(self.descriptor, 8)
 
     def __enter__(self) -> Alarm:
@@ -346,7 +346,7 @@ class Alarm:
 
 
 def built(kind: Kind, host: str) -> list[bytes]:
-    """The bytes of each request, made before anything is measured."""
+    """The bytes of each request, built before the measurement."""
     bodies = [body.encode() for body in kind.bodies] or [b""] * len(kind.paths)
     about = "Content-Type: application/json\r\nContent-Length: "
     return [
@@ -357,17 +357,17 @@ def built(kind: Kind, host: str) -> list[bytes]:
 
 
 def planned(job: Job) -> list[tuple[float, int, int]]:
-    """When each request is due, which kind it is and its number; kinds of one rate do not fall on the same moments."""
+    """When each request is due, its kind and its number; kinds of equal rate are due at different times."""
     plan: list[tuple[float, int, int]] = []
-    for place, kind in enumerate(job.kinds):
-        first = place / len(job.kinds)
+    for index, kind in enumerate(job.kinds):
+        first = index / len(job.kinds)
         count = round((job.warm_up + job.seconds) * kind.rate)
-        plan += [((first + number) / kind.rate, place, number) for number in range(count)]
+        plan += [((first + number) / kind.rate, index, number) for number in range(count)]
     return sorted(plan)
 
 
 def measure(load: Load, job: Job, *, cpu_seconds: float) -> Result:
-    """The figures of what was planned for the measured time."""
+    """The figures of the requests planned for the measurement."""
     began = load.began + job.warm_up
     kinds = [
         kind_result(kind.name, tally, began=began, seconds=job.seconds)
@@ -422,24 +422,24 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def start(job: Job) -> subprocess.Popen[bytes]:
-    """The generator in a process of its own; `finish` waits for what it found."""
-    with tempfile.TemporaryFile() as told:
-        told.write(msgspec.json.encode(job))
-        told.seek(0)
+    """Start the generator in a process of its own; `finish` waits for its result."""
+    with tempfile.TemporaryFile() as file:
+        file.write(msgspec.json.encode(job))
+        file.seek(0)
         return subprocess.Popen(
             [sys.executable, "-m", "bench.serving.load"],
-            stdin=told,
+            stdin=file,
             stdout=subprocess.PIPE,
             cwd=ROOT,
         )
 
 
 def finish(child: subprocess.Popen[bytes]) -> Result:
-    """What the generator found."""
-    said, _ = child.communicate()
+    """Wait for the generator and return its result."""
+    output, _ = child.communicate()
     if child.returncode:
         raise SystemExit(f"bench: the load generator failed with exit code {child.returncode}")
-    return msgspec.json.decode(said, type=Result)
+    return msgspec.json.decode(output, type=Result)
 
 
 async def _run(job: Job) -> Result:

@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import psycopg
 
-# The shell stops the server as soon as its input ends, which also happens when whoever started it is killed.
+# The shell stops the server when its input ends, which also happens when the process that started it is killed.
 KEEPER = 'log=$1; shift; "$@" >>"$log" 2>&1 & cat >/dev/null; kill -INT $!; wait $!'
-START_SECONDS = 90.0  # a second as a rule; a busy machine may stand still for long
+START_SECONDS = 90.0  # usually one; a busy machine may pause for long
 OPTIONS = ("listen_addresses=", "max_connections=60", "shared_buffers=16MB")
-FORGETFUL = ("fsync=off", "full_page_writes=off")  # survives a killed server, not a power failure
+NOT_DURABLE = ("fsync=off", "full_page_writes=off")  # survives a killed server, not a power failure
 
 
 class PostgresServer:
@@ -29,8 +29,8 @@ class PostgresServer:
     """
 
     def __init__(self, *, durable: bool) -> None:
-        """`durable`: sync every commit to disk, as PostgreSQL does by default; who never cuts the power need not."""
-        self._options = OPTIONS if durable else OPTIONS + FORGETFUL
+        """`durable`: sync every commit to disk, as PostgreSQL does by default; only a power failure needs it."""
+        self._options = OPTIONS if durable else OPTIONS + NOT_DURABLE
         self.folder = Path(tempfile.mkdtemp(prefix="segue-pg-"))
         self._keeper: subprocess.Popen[bytes] | None = None
         self._databases = 0

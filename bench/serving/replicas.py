@@ -1,9 +1,10 @@
-"""Three replicas over one PostgreSQL under an open loop, one killed with kill -9 → what was lost, and who noticed it.
+"""Three replicas over one PostgreSQL under an open loop, one killed with kill -9 → lost events, failed requests.
 
     python -m bench replicas --data FOLDER [--seconds 20]
 
-Every client has a plan of its own: three answers, an event, then a look at another replica for that event. It takes the
-replicas in turn; one that does not answer it leaves out from then on, and asks the next the same again.
+Every client repeats a cycle: three recommendations, an event, then the history of that event's user from another
+replica. It uses the replicas in rotation; one that does not answer is left out from then on, and the request goes to
+the next.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from bench.serving.durability import OK, Posted, as_kept, judged, stored
+from bench.serving.durability import OK, Posted, count_faults, posted_event, stored
 from bench.serving.postgres import PostgresServer
 from bench.serving.serve import fill, item_ids, trained
 from bench.serving.server import HOST, Server, ask, exchange, free_port
@@ -35,98 +36,98 @@ SECONDS = 60.0
 CLIENTS = 24
 USERS = 2000
 COMPARED = 200  # users whose answers are compared afterwards
-LIKE = 1e-5  # between the scores of two replicas
+TOLERANCE = 1e-5  # between the scores of two replicas
 KIND = "bench"  # of the events posted here
 FIRST_TIME = 1_750_000_000  # after every event that the users had before
 NOTES = (
-    "Open loop: each request is planned, and its latency counts from the planned moment to the answer, with all that "
-    "was tried before. A fifth of the requests post an event, a fifth look for it at another replica right after.",
-    "failed: whatever a replica that was not killed did not answer with a 200. at the killed one: requests that met "
-    "its death, and were then answered by another.",
-    "missing and twice: acknowledged events, counted in the database. stale: events that another replica did not know "
-    f"right after. differing: of {COMPARED} users, those whose answers are not the same on all survivors.",
+    "Open loop: each request is planned, and its latency counts from the planned time to the answer, failed attempts "
+    "included. A fifth of the requests post an event, a fifth read it from another replica right after.",
+    "failed: requests that a surviving replica did not answer with a 200. at the killed one: requests that failed "
+    "there and were then answered by another.",
+    "missing and twice: acknowledged events, counted in the database. stale: events that another replica did not "
+    f"return right after. differing: of {COMPARED} users, those with different answers of the surviving replicas.",
 )
 
-Errand = Literal["answer", "event", "look"]
-ROUND: tuple[Errand, ...] = ("answer", "answer", "answer", "event", "look")
+Request = Literal["recommend", "post", "read"]
+CYCLE: tuple[Request, ...] = ("recommend", "recommend", "recommend", "post", "read")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
+    """The counts of one run."""
 
     replicas: int
     rate: float
     seconds: float
     asked: int
     failed: list[str]
-    """What went wrong at replicas that were not killed."""
+    """Failures at replicas that were not killed."""
     at_the_killed: int
-    """Requests that had to go on to another replica."""
+    """Requests that were repeated at another replica."""
     acknowledged: int
     missing: int
     twice: int
-    strange: int
+    unknown: int
     stale: int
     differing: int
     p50: float
     p90: float
     p99: float
     slowest: float
-    """Milliseconds, as the others."""
+    """In milliseconds, like the other latencies."""
 
     @property
     def sound(self) -> bool:
-        """Nothing was lost, nobody else noticed, and all of them agree."""
-        return not (self.failed or self.missing or self.twice or self.strange or self.stale or self.differing)
+        """Whether nothing was lost, no other request failed, and all replicas agree."""
+        return not (self.failed or self.missing or self.twice or self.unknown or self.stale or self.differing)
 
 
 class Client(threading.Thread):
-    """Does its errands at their moments, and remembers what it was told."""
+    """Sends its requests at their times and collects the acknowledged events."""
 
-    def __init__(self, number: int, ports: Sequence[int], moments: Sequence[float], world: World) -> None:
-        """`moments`: seconds of the monotonic clock."""
+    def __init__(self, number: int, ports: Sequence[int], times: Sequence[float], world: World) -> None:
+        """`times`: seconds of the monotonic clock."""
         super().__init__(name=f"client {number}", daemon=True)
-        self._number, self._moments, self._world = number, moments, world
+        self._number, self._times, self._world = number, times, world
         self._chance = random.Random(number)
         self._connections = {port: http.client.HTTPConnection(HOST, port, timeout=30.0) for port in ports}
         first = number % len(ports)
-        self._turn = [*ports[first:], *ports[:first]]
-        self._made = 0
+        self._rotation = [*ports[first:], *ports[:first]]
+        self._count = 0
         self._event: dict[str, Any] = {}
         self.acknowledged: list[Posted] = []
         self.latencies: list[float] = []
-        self.broken: list[tuple[int, float, str]] = []  # port, moment, what happened
+        self.broken: list[tuple[int, float, str]] = []  # port, time, what happened
         self.stale = 0
         self.problem: str | None = None
 
     def run(self) -> None:
         try:
-            for place, moment in enumerate(self._moments):
-                time.sleep(max(0.0, moment - time.monotonic()))
-                self._go(ROUND[place % len(ROUND)])
-                self.latencies.append(1000 * (time.monotonic() - moment))
-        except Exception as error:  # noqa: BLE001  # it is told by whoever waits for this thread
+            for number, due in enumerate(self._times):
+                time.sleep(max(0.0, due - time.monotonic()))
+                self._send(CYCLE[number % len(CYCLE)])
+                self.latencies.append(1000 * (time.monotonic() - due))
+        except Exception as error:  # noqa: BLE001  # the caller of `join` raises it
             self.problem = f"{type(error).__name__}: {error}"
         finally:
             for connection in self._connections.values():
                 connection.close()
 
-    def _go(self, errand: Errand) -> None:
-        if errand == "answer":
-            self._asked("GET", f"/users/{self._chance.choice(self._world.users)}/recommendations")
-        elif errand == "event":
+    def _send(self, request: Request) -> None:
+        if request == "recommend":
+            self._answered("GET", f"/users/{self._chance.choice(self._world.users)}/recommendations")
+        elif request == "post":
             self._event = self._next_event()
-            said = self._asked("POST", "/events", self._event)
-            if said["accepted"] + said["duplicates"] != 1:
-                raise InputError(f"One event was answered with {said}.")
-            self.acknowledged.append(as_kept(self._event))
+            answer = self._answered("POST", "/events", self._event)
+            if answer["accepted"] + answer["duplicates"] != 1:
+                raise InputError(f"Expected one event accepted or known, got {answer}.")
+            self.acknowledged.append(posted_event(self._event))
         else:
-            found = self._asked("GET", f"/users/{self._event['user']}/history?limit=1000")["events"]
-            self.stale += self._event["value"] not in [event["value"] for event in found]
+            events = self._answered("GET", f"/users/{self._event['user']}/history?limit=1000")["events"]
+            self.stale += self._event["value"] not in [event["value"] for event in events]
 
     def _next_event(self) -> dict[str, Any]:
-        """An event unlike any other by its value."""
-        number, self._made = 1000 * self._made + self._number, self._made + 1
+        """An event with a value of its own."""
+        number, self._count = 1000 * self._count + self._number, self._count + 1
         return {
             "id": f"replicas-{number}",
             "user": self._chance.choice(self._world.users),
@@ -136,24 +137,24 @@ class Client(threading.Thread):
             "value": float(number),
         }
 
-    def _asked(self, method: str, path: str, body: Any = None) -> Any:
-        """The answer of the replica whose turn it is, or of the next one that gives any."""
-        while self._turn:
-            port = self._turn.pop(0)
+    def _answered(self, method: str, path: str, body: Any = None) -> Any:
+        """The answer of the next replica in the rotation, or of the first one after it that answers."""
+        while self._rotation:
+            port = self._rotation.pop(0)
             try:
-                status, said = exchange(self._connections[port], method, path, body)
+                status, answer = exchange(self._connections[port], method, path, body)
             except (OSError, http.client.HTTPException) as error:
                 self.broken.append((port, time.monotonic(), f"{method}: {type(error).__name__}"))
                 continue
-            self._turn.append(port)
+            self._rotation.append(port)
             if status == OK:
-                return said
-            self.broken.append((port, time.monotonic(), f"{method}: {status} {said}"))
+                return answer
+            self.broken.append((port, time.monotonic(), f"{method}: {status} {answer}"))
         raise InputError("No replica is left that answers.")
 
 
 class World(msgspec.Struct, frozen=True):
-    """Whom and what the requests are about."""
+    """The users and items of the requests."""
 
     users: list[str]
     items: list[str]
@@ -168,38 +169,38 @@ def endure(
     seconds: float = SECONDS,
     clients: int = CLIENTS,
 ) -> Outcome:
-    """Ask all of the replicas, which run and share `store`; kill the last of them half-way, and count."""
+    """Send requests to all replicas over `store`, kill the last one half-way, and count."""
     ports = [server.port for server in servers]
     began = time.monotonic() + 0.5
-    moments = [began + place / rate for place in range(round(rate * seconds))]
-    crowd = [Client(number, ports, moments[number::clients], world) for number in range(clients)]
-    for client in crowd:
+    times = [began + number / rate for number in range(round(rate * seconds))]
+    threads = [Client(number, ports, times[number::clients], world) for number in range(clients)]
+    for client in threads:
         client.start()
     time.sleep(max(0.0, began + seconds / 2 - time.monotonic()))
     killed_at = time.monotonic()
     servers[-1].kill()
-    for client in crowd:
+    for client in threads:
         client.join()
-    if problem := next((client.problem for client in crowd if client.problem), None):
+    if problem := next((client.problem for client in threads if client.problem), None):
         raise InputError(problem)
-    broken = [each for client in crowd for each in client.broken]
-    failed = [what for port, moment, what in broken if port != ports[-1] or moment < killed_at]
-    wanted = [event for client in crowd for event in client.acknowledged]
-    found = [event for event in stored(store, world.users) if event.row[2] == KIND]
-    missing, twice, strange = judged(wanted, found)
-    p50, p90, p99, slowest = np.percentile([each for client in crowd for each in client.latencies], [50, 90, 99, 100])
+    broken = [each for client in threads for each in client.broken]
+    failed = [what for port, at, what in broken if port != ports[-1] or at < killed_at]
+    posted = [event for client in threads for event in client.acknowledged]
+    rows = [event for event in stored(store, world.users) if event.row[2] == KIND]
+    missing, twice, unknown = count_faults(posted, rows)
+    p50, p90, p99, slowest = np.percentile([each for client in threads for each in client.latencies], [50, 90, 99, 100])
     return Outcome(
         replicas=len(servers),
         rate=rate,
         seconds=seconds,
-        asked=len(moments),
+        asked=len(times),
         failed=failed,
         at_the_killed=len(broken) - len(failed),
-        acknowledged=len(wanted),
+        acknowledged=len(posted),
         missing=missing,
         twice=twice,
-        strange=strange,
-        stale=sum(client.stale for client in crowd),
+        unknown=unknown,
+        stale=sum(client.stale for client in threads),
         differing=differing(ports[:-1], world.users[:COMPARED]),
         p50=float(p50),
         p90=float(p90),
@@ -209,21 +210,21 @@ def endure(
 
 
 def differing(ports: Sequence[int], users: Sequence[str]) -> int:
-    """Of how many users the replicas give different answers."""
+    """Count the users whose answers differ between replicas."""
     return sum(not _alike([_answer(port, user) for port in ports]) for user in users)
 
 
 def _answer(port: int, user: str) -> list[tuple[str, float]]:
-    status, said = ask(port, "GET", f"/users/{user}/recommendations?k=50")
+    status, answer = ask(port, "GET", f"/users/{user}/recommendations?k=50")
     if status != OK:
-        raise InputError(f"An answer has the status {status}: {said}")
-    return [(item["id"], item["score"]) for item in said["items"]]
+        raise InputError(f"Expected status 200, got {status}: {answer}")
+    return [(item["id"], item["score"]) for item in answer["items"]]
 
 
 def _alike(answers: Sequence[list[tuple[str, float]]]) -> bool:
     first = dict(answers[0])
     return all(
-        [name for name, _ in each] == list(first) and all(abs(score - first[name]) <= LIKE for name, score in each)
+        [name for name, _ in each] == list(first) and all(abs(score - first[name]) <= TOLERANCE for name, score in each)
         for each in answers
     )
 
@@ -241,12 +242,12 @@ def main(argv: list[str]) -> None:
     database = PostgresServer(durable=True)
     try:
         store = database.new_database()
-        _say(f"filling a store with {USERS:,} users")
+        _log(f"filling a store with {USERS:,} users")
         fill(store, world.items, users=USERS)
         with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
             servers = started(run, store, Path(folder), replicas=chosen.replicas)
             try:
-                _say(f"{chosen.rate:g} requests a second for {chosen.seconds:g} s …")
+                _log(f"{chosen.rate:g} requests a second for {chosen.seconds:g} s …")
                 outcome = endure(servers, world, store=store, rate=chosen.rate, seconds=chosen.seconds)
             finally:
                 for server in servers:
@@ -255,11 +256,11 @@ def main(argv: list[str]) -> None:
         database.close()
     publish("replicas", title=_title(outcome), rows=[_shown(outcome)], notes=NOTES, body=msgspec.to_builtins(outcome))
     if not outcome.sound:
-        raise InputError(f"The replicas did not hold: see the table above. {'; '.join(outcome.failed[:3])}")
+        raise InputError(f"Requests failed or events were lost: see the table above. {'; '.join(outcome.failed[:3])}")
 
 
 def started(run: Path, store: str, folder: Path, *options: str, replicas: int = REPLICAS) -> list[Server]:
-    """Replicas that are ready, started side by side; `folder` takes their logs."""
+    """Start replicas, wait until they are ready, and write their logs to `folder`."""
     servers = [
         Server([str(run), "--store", store, *options], port=free_port(), log=folder / f"replica-{number}.log")
         for number in range(replicas)
@@ -298,7 +299,7 @@ def _shown(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -2,8 +2,8 @@
 
     python -m bench serve --data FOLDER [--seconds 5]
 
-The real command answers from a SQLite store of 20,000 users with 50 events each; the load generator is a process of
-its own on the same machine, and what it uses of it is part of the result.
+The command serves from a SQLite store of 20,000 users with 50 events each. The load generator is a process of its own
+on the same machine; its CPU is part of the result.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ EVENTS_A_COMMIT = 20_000
 FIRST_TIME = 1_700_000_000_000_000
 RATE, EVENT_RATE = 1000, 200
 SECONDS, WARM_UP = 60.0, 10.0
-CROWD = 256  # connections of the closed loop
-SWAPS = 3  # pairs of a switch and a rollback
-BAR_P90, BAR_P99, BAR_EVENTS_P99 = 10.0, 25.0, 50.0  # ms
-BAR_GROWTH, BAR_RECOVERY = 0.2, 10
-IN_A_ROW = 3  # seconds under the bar that make a recovery
+CLOSED_CONNECTIONS = 256  # of the closed loop
+SWITCHES = 3  # pairs of a switch and a rollback
+LIMIT_P90, LIMIT_P99, LIMIT_EVENTS_P99 = 10.0, 25.0, 50.0  # ms
+LIMIT_GROWTH, LIMIT_RECOVERY = 0.2, 10
+IN_A_ROW = 3  # seconds under the limit that make a recovery
 SAMPLE_SECONDS = 0.25
 MEGABYTE = 1 << 20
 LIBRARIES = ("litestar", "uvicorn", "uvloop", "httptools", "msgspec")
 SHAPE = ("model.width=64", "model.depth=2", "train.epochs=1")  # of either recipe
 NOTES = (
-    "Open loop: requests are planned at a constant rate and latency counts from the planned moment, waiting for a free "
-    "connection included. failed: anything but a 200; in the closed loop a 503 is no failure, and is counted beside.",
-    "The run has one epoch behind it: an answer takes as long whatever the weights are. No answer is cached.",
+    "Open loop: requests are planned at a constant rate and latency counts from the planned time, waiting for a free "
+    "connection included. failed: anything but a 200; in the closed loop a 503 is no failure and is counted apart.",
+    "The run was trained for one epoch: the weights do not change the time of an answer. No answer is cached.",
     f"RSS is that of all of the server's processes. Recovered: the first of {IN_A_ROW} seconds in a row with a p90 "
-    "under the bar and nothing failed.",
+    "under the limit and nothing failed.",
 )
 
 
 @dataclass
-class Measured:
-    """One phase: its rows for the table, and everything for the file."""
+class PhaseResult:
+    """The rows of one phase for the table, and its details for the file."""
 
     rows: list[dict[str, Any]]
     detail: dict[str, Any] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--run", type=Path, help="a run folder to serve; otherwise one is trained for one epoch, once")
     parser.add_argument("--recipe", choices=["sasrec", "esasrec"], default="sasrec", help="of the run that is trained")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each measurement")
-    parser.add_argument("--warm-up", type=float, help="seconds before it; a sixth of them unless said")
+    parser.add_argument("--warm-up", type=float, help="seconds before it; default: a sixth of them")
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--connections", type=int, default=128, help="of the open loop")
     parser.add_argument("--workers", type=int, default=1, help="of the server")
@@ -87,16 +87,16 @@ def main(argv: list[str]) -> None:
         for copy in ("first", "second"):
             shutil.copytree(run, folder / "runs" / copy)
         items = item_ids(run)
-        _say(f"filling a store with {chosen.users:,} users")
+        _log(f"filling a store with {chosen.users:,} users")
         fill(str(folder / "events.db"), items, users=chosen.users)
         with served(folder, workers=chosen.workers) as server:
             phases = measure(Bench(server, items, chosen))
-            around = _around(server, chosen)
-    show(phases, around, chosen)
+            conditions = _conditions(server, chosen)
+    show(phases, conditions, chosen)
 
 
 def trained(data: Path, recipe: str) -> Path:
-    """A run of width 64 and two blocks on this log, made by the commands and kept until the recipe changes."""
+    """Train a run of width 64 and two blocks on this log; it is kept until the recipe changes."""
     log = data / "events.tsv.gz"
     with log.open("rb") as file:
         of_log = hashlib.file_digest(file, "sha256").hexdigest()[:12]
@@ -104,7 +104,7 @@ def trained(data: Path, recipe: str) -> Path:
     cache = Path(tempfile.gettempdir()) / "segue-bench-runs"
     run = cache / f"{of_log}-{recipe}-{of_recipe}-64x2"
     if run.is_dir():
-        _say(f"serving the run kept in {run}")
+        _log(f"serving the run kept in {run}")
         return run
     cache.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as folder:
@@ -115,14 +115,14 @@ def trained(data: Path, recipe: str) -> Path:
 
 
 def _segue(*arguments: object) -> None:
-    _say(f"segue {arguments[0]} …")
+    _log(f"segue {arguments[0]} …")
     done = subprocess.run([*SEGUE, *map(str, arguments)], stdout=sys.stderr, check=False)
     if done.returncode:
         raise InputError(f"segue {arguments[0]} failed, so there is no run to serve.")
 
 
 def item_ids(run: Path) -> list[str]:
-    """Every item that a run knows."""
+    """The ids of the items of a run."""
     from segue.recommend.recommender import Recommender
 
     ids: list[str] = Recommender.open(run).vocabulary.table["id"].to_list()
@@ -130,16 +130,16 @@ def item_ids(run: Path) -> list[str]:
 
 
 def fill(url: str, items: Sequence[str], *, users: int) -> None:
-    """Histories drawn at random from the whole catalogue, a minute between two events."""
+    """Write random histories over the whole catalogue, a minute between two events."""
     chance = random.Random(1)
     store = open_store(url)
     try:
-        together = max(EVENTS_A_COMMIT // EVENTS_A_USER, 1)
-        for first in range(0, users, together):
+        users_a_commit = max(EVENTS_A_COMMIT // EVENTS_A_USER, 1)
+        for first in range(0, users, users_a_commit):
             store.append(
                 [
                     Event(user=f"user-{user}", item=item, time=FIRST_TIME + 60_000_000 * step)
-                    for user in range(first, min(first + together, users))
+                    for user in range(first, min(first + users_a_commit, users))
                     for step, item in enumerate(chance.choices(items, k=EVENTS_A_USER))
                 ]
             )
@@ -149,16 +149,16 @@ def fill(url: str, items: Sequence[str], *, users: int) -> None:
 
 @contextmanager
 def served(folder: Path, *, workers: int) -> Iterator[Server]:
-    """The service over the filled store, ready."""
+    """The running service over the filled store."""
     runs = folder / "runs"
     arguments = [str(runs / "first"), "--store", str(folder / "events.db"), "--runs", str(runs)]
     server = Server([*arguments, "--workers", str(workers)], port=free_port(), log=folder / "server.log")
     try:
-        _say(f"ready after {server.wait_ready():.1f} s")
+        _log(f"ready after {server.wait_ready():.1f} s")
         yield server
     finally:
         if not server.stop():
-            _say("the server did not stop by itself and was killed")
+            _log("the server did not stop by itself and was killed")
 
 
 class Bench:
@@ -200,115 +200,117 @@ class Bench:
 
     def closed_job(self) -> load.Job:
         kinds = [self.gets()]
-        return load.Job(port=self.server.port, kinds=kinds, seconds=self.seconds, connections=CROWD, closed=True)
+        return load.Job(
+            port=self.server.port, kinds=kinds, seconds=self.seconds, connections=CLOSED_CONNECTIONS, closed=True
+        )
 
 
-def measure(bench: Bench) -> dict[str, Measured]:
+def measure(bench: Bench) -> dict[str, PhaseResult]:
     """The five phases, one after the other, on one server."""
     return {
         "gets": _watched(bench, f"{RATE:,} answers a second", gets_alone),
         "events": _watched(bench, f"with {EVENT_RATE} events a second", gets_and_events),
-        "crowd": _watched(bench, f"{CROWD} in a closed loop", crowd),
+        "crowd": _watched(bench, f"{CLOSED_CONNECTIONS} in a closed loop", crowd),
         "recovery": _watched(bench, f"right after it, {RATE:,}/s", recovery),
         "swaps": _watched(bench, "while models are switched", swaps),
     }
 
 
-def _watched(bench: Bench, title: str, phase: Phase) -> Measured:
-    """A phase, with what the server's processes took meanwhile."""
-    _say(f"{title}, {bench.seconds:g} s …")
+def _watched(bench: Bench, title: str, phase: Phase) -> PhaseResult:
+    """Run a phase and record the CPU and memory of the server's processes."""
+    _log(f"{title}, {bench.seconds:g} s …")
     with Watch(bench.server.pid) as watch:
         measured = phase(bench, title, watch)
-    measured.detail |= {"server": watch.seen(), "batch_size": _batch_sizes(bench.server.port)}
+    measured.detail |= {"server": watch.usage(), "batch_size": _batch_sizes(bench.server.port)}
     return measured
 
 
-def gets_alone(bench: Bench, title: str, _: Watch) -> Measured:
+def gets_alone(bench: Bench, title: str, _: Watch) -> PhaseResult:
     result = load.finish(load.start(bench.open_job(bench.gets())))
-    return Measured([_row(title, result.kind("GET"))], {"load": _plain(result)})
+    return PhaseResult([_row(title, result.kind("GET"))], {"load": _plain(result)})
 
 
-def gets_and_events(bench: Bench, title: str, _: Watch) -> Measured:
+def gets_and_events(bench: Bench, title: str, _: Watch) -> PhaseResult:
     result = load.finish(load.start(bench.open_job(bench.gets(), bench.events())))
-    events = _row("the events themselves", result.kind("POST"), p90=None, p99=BAR_EVENTS_P99)
-    return Measured([_row(title, result.kind("GET")), events], {"load": _plain(result)})
+    events = _row("the events themselves", result.kind("POST"), p90=None, p99=LIMIT_EVENTS_P99)
+    return PhaseResult([_row(title, result.kind("GET")), events], {"load": _plain(result)})
 
 
-def crowd(bench: Bench, title: str, watch: Watch) -> Measured:
-    """More than can be answered: what is refused is refused with 503, and memory does not grow."""
+def crowd(bench: Bench, title: str, watch: Watch) -> PhaseResult:
+    """Send more than can be answered: the rest is refused with 503, and memory does not grow."""
     result = load.finish(load.start(bench.closed_job()))
-    asked = result.kind("GET")
-    busy = asked.statuses.get("503", 0)
+    gets = result.kind("GET")
+    busy = gets.statuses.get("503", 0)
     growth = max(watch.peak, watch.rss()) / watch.before - 1
-    row = _row(title, asked, p90=None, p99=None)
+    row = _row(title, gets, p90=None, p99=None)
     row |= {
-        "failed": asked.failed - busy,
-        "bar": f"RSS ≤ +{BAR_GROWTH:.0%}",
-        "holds": _held(asked.failed == busy and growth <= BAR_GROWTH, f"{growth:+.1%}, {busy:,} × 503"),
+        "failed": gets.failed - busy,
+        "limit": f"RSS ≤ +{LIMIT_GROWTH:.0%}",
+        "holds": _held(gets.failed == busy and growth <= LIMIT_GROWTH, f"{growth:+.1%}, {busy:,} × 503"),
     }
-    return Measured([row], {"load": _plain(result)})
+    return PhaseResult([row], {"load": _plain(result)})
 
 
-def recovery(bench: Bench, title: str, _: Watch) -> Measured:
+def recovery(bench: Bench, title: str, _: Watch) -> PhaseResult:
     result = load.finish(load.start(bench.open_job(bench.gets(), warm_up=0.0)))
-    asked = result.kind("GET")
-    after = recovered(asked.per_second)
-    row = _row(title, asked, p90=None, p99=None)
+    gets = result.kind("GET")
+    after = recovered(gets.per_second)
+    row = _row(title, gets, p90=None, p99=None)
     row |= {
-        "bar": f"p90 ≤ {BAR_P90:g} in {BAR_RECOVERY} s",
-        "holds": _held(after is not None and after <= BAR_RECOVERY, "never" if after is None else f"in {after} s"),
+        "limit": f"p90 ≤ {LIMIT_P90:g} in {LIMIT_RECOVERY} s",
+        "holds": _held(after is not None and after <= LIMIT_RECOVERY, "never" if after is None else f"in {after} s"),
     }
-    return Measured([row], {"load": _plain(result)})
+    return PhaseResult([row], {"load": _plain(result)})
 
 
 def recovered(seconds: Sequence[load.Second], *, in_a_row: int = IN_A_ROW) -> int | None:
-    """How many seconds passed before the p90 was under the bar, and stayed there for a while."""
-    good = [each.p90 is not None and each.p90 <= BAR_P90 and not each.failed for each in seconds]
+    """Seconds until the p90 was under the limit and stayed there for `in_a_row` seconds; None if never."""
+    good = [each.p90 is not None and each.p90 <= LIMIT_P90 and not each.failed for each in seconds]
     for first in range(len(good)):
         if all(good[first : first + in_a_row]):
             return first
     return None
 
 
-def swaps(bench: Bench, title: str, _: Watch) -> Measured:
-    """Switch to another run and back, several times, while the load goes on: nobody may notice."""
+def swaps(bench: Bench, title: str, _: Watch) -> PhaseResult:
+    """Switch to another run and back several times under load: no request may fail."""
     child = load.start(bench.open_job(bench.gets()))
     time.sleep(bench.warm_up + 1.0)  # the generator's own start included
-    pause = (bench.seconds - 2.0) / (2 * SWAPS)
+    pause = (bench.seconds - 2.0) / (2 * SWITCHES)
     switches = []
-    for number in range(2 * SWAPS):
+    for number in range(2 * SWITCHES):
         began = time.monotonic()
         if number % 2:
-            status, said = ask(bench.server.port, "POST", "/model/rollback")
+            status, answer = ask(bench.server.port, "POST", "/model/rollback")
         else:
-            status, said = ask(bench.server.port, "PUT", "/model", {"run": "second"})
+            status, answer = ask(bench.server.port, "PUT", "/model", {"run": "second"})
         seconds = time.monotonic() - began
-        switches.append({"status": status, "active": (said or {}).get("active"), "seconds": seconds})
+        switches.append({"status": status, "active": (answer or {}).get("active"), "seconds": seconds})
         time.sleep(max(pause - seconds, 0.0))
     result = load.finish(child)
-    wanted = ["second", "first"] * SWAPS
+    wanted = ["second", "first"] * SWITCHES
     switched = [each["active"] for each in switches] == wanted
     row = _row(title, result.kind("GET"), p90=None, p99=None)
     done = sum(each["status"] == load.OK for each in switches)
     row |= {
-        "bar": "none failed",
+        "limit": "none failed",
         "holds": _held(switched and result.kind("GET").failed == 0, f"{done} of {len(switches)} done"),
     }
-    return Measured([row], {"load": _plain(result), "switches": switches})
+    return PhaseResult([row], {"load": _plain(result), "switches": switches})
 
 
 def _row(
-    title: str, kind: load.KindResult, *, p90: float | None = BAR_P90, p99: float | None = BAR_P99
+    title: str, kind: load.KindResult, *, p90: float | None = LIMIT_P90, p99: float | None = LIMIT_P99
 ) -> dict[str, Any]:
-    bars = [(name, bar) for name, bar in (("p90", p90), ("p99", p99)) if bar is not None]
-    found = _latencies(kind)
-    held = kind.failed == 0 and all((found[name] or 0.0) <= bar for name, bar in bars)
+    limits = [(name, limit) for name, limit in (("p90", p90), ("p99", p99)) if limit is not None]
+    latencies = _latencies(kind)
+    held = kind.failed == 0 and all((latencies[name] or 0.0) <= limit for name, limit in limits)
     return {
         "measurement": title,
         "/s": round(kind.answered_a_second),
         "failed": kind.failed,
-        **{name: "–" if value is None else value for name, value in _latencies(kind).items()},
-        "bar": ", ".join(f"{name} ≤ {bar:g}" for name, bar in bars),
+        **{name: "–" if value is None else value for name, value in latencies.items()},
+        "limit": ", ".join(f"{name} ≤ {limit:g}" for name, limit in limits),
         "holds": _held(held),
     }
 
@@ -317,8 +319,8 @@ def _latencies(kind: load.KindResult) -> dict[str, float | None]:
     return {"p50": kind.p50, "p90": kind.p90, "p99": kind.p99, "max": kind.max}
 
 
-def _held(held: bool, found: str = "") -> str:  # noqa: FBT001
-    return ("yes" if held else "NO") + (f": {found}" if found else "")
+def _held(held: bool, detail: str = "") -> str:  # noqa: FBT001
+    return ("yes" if held else "NO") + (f": {detail}" if detail else "")
 
 
 def _plain(result: load.Result) -> Any:
@@ -326,7 +328,7 @@ def _plain(result: load.Result) -> Any:
 
 
 class Watch(threading.Thread):
-    """Looks at the memory and the processor time of a process and its children while the block runs."""
+    """Samples the memory and the CPU time of a process and its children while the block runs."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -337,11 +339,11 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):
-            with suppress(psutil.Error):  # a worker may leave between two looks
+            with suppress(psutil.Error):  # a worker may end between two samples
                 self.peak = max(self.peak, self.rss())
 
-    def seen(self) -> dict[str, float]:
-        """From the beginning until now; processor time in cores."""
+    def usage(self) -> dict[str, float]:
+        """Memory, and CPU time in cores, since the start."""
         share = self.cpu_seconds() / (time.monotonic() - self._began)
         after = self.rss()
         return {"rss_before": self.before, "rss_peak": max(self.peak, after), "rss_after": after, "cpu_share": share}
@@ -371,25 +373,25 @@ class Watch(threading.Thread):
         self.join()
 
 
-Phase = Callable[[Bench, str, Watch], Measured]
+Phase = Callable[[Bench, str, Watch], PhaseResult]
 
 
 def _batch_sizes(port: int) -> dict[str, float]:
-    """How many requests were worked on together so far, on average, as the service's own metrics say."""
+    """The mean batch size of each queue so far, from the service's own metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    status, said = ask(port, "GET", "/metrics")
+    status, text = ask(port, "GET", "/metrics")
     sums: dict[str, dict[str, float]] = {}
     if status == load.OK:
-        for family in text_string_to_metric_families(said):
+        for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name in ("segue_batch_size_sum", "segue_batch_size_count"):
                     sums.setdefault(sample.labels["queue"], {})[sample.name[17:]] = sample.value
     return {queue: each["sum"] / each["count"] for queue, each in sums.items() if each["count"]}
 
 
-def _around(server: Server, chosen: argparse.Namespace) -> dict[str, Any]:
-    """What the figures depend on."""
+def _conditions(server: Server, chosen: argparse.Namespace) -> dict[str, Any]:
+    """The conditions of the measurement."""
     return {
         "users": chosen.users,
         "events a user": EVENTS_A_USER,
@@ -403,26 +405,26 @@ def _around(server: Server, chosen: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def show(phases: dict[str, Measured], around: dict[str, Any], chosen: argparse.Namespace) -> None:
+def show(phases: dict[str, PhaseResult], conditions: dict[str, Any], chosen: argparse.Namespace) -> None:
     rows = [row for phase in phases.values() for row in phase.rows]
-    took = {name: phase.detail["load"]["cpu_share"] for name, phase in phases.items()}
+    generator = {name: phase.detail["load"]["cpu_share"] for name, phase in phases.items()}
     server = {name: phase.detail["server"]["cpu_share"] for name, phase in phases.items()}
     memory = phases["crowd"].detail["server"]
     notes = [
         *NOTES,
         f"{chosen.workers} worker(s); CPU of the generator and of the server, in cores: "
-        + "; ".join(f"{name} {took[name]:.2f} and {server[name]:.2f}" for name in phases)
+        + "; ".join(f"{name} {generator[name]:.2f} and {server[name]:.2f}" for name in phases)
         + ".",
         "RSS around the closed loop, MB: "
         + ", ".join(f"{name[4:]} {memory[name] / MEGABYTE:,.0f}" for name in ("rss_before", "rss_peak", "rss_after"))
         + ".",
     ]
     title = f"segue serve, {chosen.users:,} users of {EVENTS_A_USER} events in SQLite, {chosen.seconds:g} s each, ms"
-    body = {"around": around, "phases": {name: phase.detail for name, phase in phases.items()}}
+    body = {"conditions": conditions, "phases": {name: phase.detail for name, phase in phases.items()}}
     publish("serve", title=title, rows=rows, notes=notes, body=body)
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -131,7 +131,7 @@ def test_one_that_is_killed_takes_nothing_along(replicas: Sequence[Server], stor
     assert outcome.failed == [], "the others never failed"
     assert outcome.at_the_killed >= 1, "it was killed in the middle of its work"
     assert outcome.acknowledged == 240 // 5
-    assert (outcome.missing, outcome.twice, outcome.strange, outcome.stale, outcome.differing) == (0, 0, 0, 0, 0)
+    assert (outcome.missing, outcome.twice, outcome.unknown, outcome.stale, outcome.differing) == (0, 0, 0, 0, 0)
 
 
 def test_a_difference_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
