@@ -98,14 +98,14 @@ def test_every_row_is_answered_as_here(
 
 
 def test_a_process_opens_the_run_once(model: segue.Recommender, data: segue.Data) -> None:
-    def told(worker: JobContext, question: Arrays) -> Arrays:
+    def facts_of(context: JobContext, chunk: Arrays) -> Arrays:
         from segue.recommend.jobs import spark
 
-        facts = (os.getpid(), spark._worker.cache_info().misses, torch.get_num_threads(), len(worker.data.users))
-        return {"facts": np.array([*question["number"], *facts])}
+        facts = (os.getpid(), spark._context.cache_info().misses, torch.get_num_threads(), len(context.data.users))
+        return {"facts": np.array([*chunk["number"], *facts])}
 
-    asked = [(number, {"number": np.array([number])}) for number in range(6)]
-    answers = list(SparkRunner(model, data).answers(told, asked))
+    chunks = [(number, {"number": np.array([number])}) for number in range(6)]
+    answers = list(SparkRunner(model, data).map(facts_of, chunks))
     facts = np.array([answer["facts"] for _, answer in answers])
     assert [number for number, _ in answers] == facts[:, 0].tolist() == list(range(6))
     opened = {(process, times) for process, times in facts[:, 1:3].tolist()}
@@ -121,16 +121,16 @@ def test_large_answers_do_not_fill_the_memory(
 ) -> None:
     monkeypatch.setattr(spark_module, "LEAST_AHEAD", 4)
     monkeypatch.setattr(spark_module, "MOST_HELD", 2500)
-    monkeypatch.setattr(spark_module, "_ask", lambda *_: {"vectors": np.zeros(1000, dtype=np.uint8)})
-    asked: list[int] = []
+    monkeypatch.setattr(spark_module, "_submit", lambda *_: {"vectors": np.zeros(1000, dtype=np.uint8)})
+    read: list[int] = []
 
-    def questions() -> Iterator[tuple[int, Arrays]]:
+    def chunks() -> Iterator[tuple[int, Arrays]]:
         for number in range(9):
-            asked.append(number)
+            read.append(number)
             yield number, {}
 
-    answers = SparkRunner(model, data).answers(lambda *_: {}, questions())
-    ahead = [len(asked) - number - 1 for number, _ in answers]
+    answers = SparkRunner(model, data).map(lambda *_: {}, chunks())
+    ahead = [len(read) - number - 1 for number, _ in answers]
     assert ahead == [4, 3, 2, 2, 2, 2, 2, 1, 0]
 
 
@@ -199,7 +199,7 @@ def test_executors_must_see_the_same_folders(
     replaced.verify = lambda: None  # type: ignore[method-assign]  # as if it were another machine's
     shutil.rmtree(tmp_path / "data")
     shutil.copytree(grown.folder, tmp_path / "data")
-    with pytest.raises(FolderError, match=r"executor on .*data has not what it has here; share the same folders"):
+    with pytest.raises(FolderError, match=r"executor on .*data differs from the one here; share the same folders"):
         recommend_users(model, users, out=tmp_path / "out", data=replaced, engine="spark")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "elsewhere", "plain.parquet"]
 
@@ -224,16 +224,16 @@ def test_executors_without_segue(model: segue.Recommender, data: segue.Data) -> 
         raise ModuleNotFoundError("No module named 'segue'")
 
     class Elsewhere:
-        """What an executor meets that cannot import segue: the task does not even arrive."""
+        """A function that an executor without segue cannot even read."""
 
-        def __call__(self, worker: JobContext, question: Arrays) -> Arrays:
+        def __call__(self, context: JobContext, chunk: Arrays) -> Arrays:
             raise NotImplementedError
 
         def __reduce__(self) -> tuple[Any, ...]:
             return nowhere, ()
 
     with pytest.raises(InputError, match=r"on the Spark executors has no segue; install segue \d"):
-        list(SparkRunner(model, data).answers(Elsewhere(), [(0, {})]))
+        list(SparkRunner(model, data).map(Elsewhere(), [(0, {})]))
 
 
 def test_what_spark_refuses_is_one_sentence(spark: SparkSession) -> None:

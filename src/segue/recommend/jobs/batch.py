@@ -1,4 +1,4 @@
-"""A file of users → a folder of Parquet files with an answer for each, from the histories in a data folder."""
+"""A file of users → a folder of Parquet files with recommendations for each, from the histories in a data folder."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from segue.errors import FolderError, InputError
 from segue.recommend.answer import Ranking
 from segue.recommend.history import Entry
 from segue.recommend.jobs.runner import Arrays, JobContext, JobRunner, LocalRunner
-from segue.recommend.jobs.users_file import Asked, read_users
+from segue.recommend.jobs.users_file import UserRows, read_users
 from segue.recommend.recommender import Recommender
 from segue.recommend.rules import Rules
 
-PART_ROWS = 1_000_000  # a file's rows
+PART_ROWS = 1_000_000  # of one Parquet file, about
 
 
 class BatchReport(msgspec.Struct, frozen=True):
-    """What was written."""
+    """What a batch job wrote."""
 
     users: int
     """Rows of the users file."""
     unknown_users: int
-    """Those whose user the data does not have; they were answered by popularity."""
+    """Rows whose user is not in the data; they are answered by popularity."""
     fallback: int
-    """All that were answered by popularity: unknown, or without a known item before the moment asked about."""
+    """All rows answered by popularity: the user is unknown, or has no known item before the time of the row."""
     rows: int
     files: int
 
@@ -52,41 +52,38 @@ def recommend_users(
     progress: Callable[[int], None] | None = None,
     runner: JobRunner | None = None,
 ) -> BatchReport:
-    """Answer every row of a users file; `out` becomes a Parquet data set, complete or not at all.
+    """Write recommendations for every row of a users file; `out` becomes a Parquet data set, complete or not at all.
 
-    A row has a user and perhaps a time: only events before it are used then, else all of them. Columns written:
-    user, time (where asked), rank (1 is the best), item, title, score, fallback. `progress` is told the rows done.
-    `runner`: who answers, with the same run and data; without them, this process.
+    A row has a user and optionally a time: then only events before it are used. Columns written: user, time (if rows
+    have one), rank (1 is the best), item, title, score, fallback.
+
+    progress: called with the number of rows done.
+    runner: computes the recommendations, with the same run and data; None is this process.
     """
     rules = recommender.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
     data.verify()  # everything is read anyway
     runner = LocalRunner(recommender, data) if runner is None else runner
-    asked, unknown, fallback = 0, 0, 0
+    rows, unknown, fallback = 0, 0, 0
     with folders.complete_folder(Path(out)) as staging:
         writer = _Parts(staging)
-        questions = ((chunk, _question(chunk)) for chunk in read_users(Path(users), data))
-        with closing(runner.answers(partial(rank_users, rules=rules), questions)) as answers:
-            for chunk, answer in answers:
-                writer.add(_answers(recommender, chunk, Ranking(**answer)))
-                fallback += int(answer["fallback"].sum())
+        chunks = ((chunk, chunk.arrays()) for chunk in read_users(Path(users), data))
+        with closing(runner.map(partial(rank_users, rules=rules), chunks)) as results:
+            for chunk, result in results:
+                writer.add(_table(recommender, chunk, Ranking(**result)))
+                fallback += int(result["fallback"].sum())
                 unknown += int((chunk.numbers < 0).sum())
-                asked += len(chunk.numbers)
+                rows += len(chunk.numbers)
                 if progress is not None:
-                    progress(asked)
+                    progress(rows)
         writer.finish()
-    return BatchReport(users=asked, unknown_users=unknown, fallback=fallback, rows=writer.rows, files=writer.files)
+    return BatchReport(users=rows, unknown_users=unknown, fallback=fallback, rows=writer.rows, files=writer.files)
 
 
-def _question(asked: Asked) -> Arrays:
-    """What of some rows of a users file decides their answers."""
-    return {"users": asked.numbers} | ({} if asked.moments is None else {"moments": asked.moments})
-
-
-def rank_users(worker: JobContext, asked: Arrays, *, rules: Rules) -> Arrays:
-    """A question → the ranking of its users [n], field by field."""
+def rank_users(context: JobContext, chunk: Arrays, *, rules: Rules) -> Arrays:
+    """The ranking of a chunk's users [n], field by field."""
     rankings = [
-        worker.recommender.rank(histories, [rules] * len(rows))
-        for rows, histories in worker.histories.of(asked["users"], asked.get("moments"))
+        context.recommender.rank(histories, [rules] * len(rows))
+        for rows, histories in context.histories.of(chunk["users"], chunk.get("before"))
     ]
     return {
         "items": np.concatenate([ranking.items for ranking in rankings]),
@@ -117,51 +114,51 @@ def user_history(data: Data, user: str) -> list[Entry]:
     ]
 
 
-def _answers(recommender: Recommender, asked: Asked, ranking: Ranking) -> pl.DataFrame:
+def _table(recommender: Recommender, users: UserRows, ranking: Ranking) -> pl.DataFrame:
     """A ranking as rows of the data set."""
-    row, place = np.nonzero(ranking.items)
-    numbers = ranking.items[row, place]
-    columns: dict[str, Any] = {"user": asked.users.gather(row)}
-    if asked.moments is not None:
-        columns["time"] = pl.Series(asked.moments[row], dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))
+    row, column = np.nonzero(ranking.items)
+    numbers = ranking.items[row, column]
+    columns: dict[str, Any] = {"user": users.ids.gather(row)}
+    if users.times is not None:
+        columns["time"] = pl.Series(users.times[row], dtype=pl.Int64).cast(pl.Datetime("us", "UTC"))
     return pl.DataFrame(
         columns
         | {
-            "rank": pl.Series(place + 1, dtype=pl.Int32),
+            "rank": pl.Series(column + 1, dtype=pl.Int32),
             "item": pl.Series(recommender.vocabulary.ids(numbers), dtype=pl.String),
             "title": pl.Series(recommender.vocabulary.titles(numbers), dtype=pl.String),
-            "score": pl.Series(ranking.scores[row, place], dtype=pl.Float32),
+            "score": pl.Series(ranking.scores[row, column], dtype=pl.Float32),
             "fallback": pl.Series(
-                ["popularity" if popular else None for popular in ranking.fallback[row]], dtype=pl.String
+                ["popularity" if fallback else None for fallback in ranking.fallback[row]], dtype=pl.String
             ),
         }
     )
 
 
 class _Parts:
-    """Collects rows and writes them to files of about `PART_ROWS` rows."""
+    """Writes rows to files of about `PART_ROWS` rows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rows = 0
         self.files = 0
-        self._waiting: list[pl.DataFrame] = []
-        self._waiting_rows = 0
+        self._pending: list[pl.DataFrame] = []
+        self._pending_rows = 0
 
     def add(self, rows: pl.DataFrame) -> None:
-        self._waiting.append(rows)
-        self._waiting_rows += rows.height
-        if self._waiting_rows >= PART_ROWS:
+        self._pending.append(rows)
+        self._pending_rows += rows.height
+        if self._pending_rows >= PART_ROWS:
             self._write()
 
     def finish(self) -> None:
-        """Write what waits; a data set without any row still has its columns."""
-        if self._waiting_rows or not self.files:
+        """Write the rest; a data set without any row still has its columns."""
+        if self._pending_rows or not self.files:
             self._write()
 
     def _write(self) -> None:
-        table = pl.concat(self._waiting)
+        table = pl.concat(self._pending)
         table.write_parquet(self.folder / f"part-{self.files:05}.parquet")
         self.rows += table.height
         self.files += 1
-        self._waiting, self._waiting_rows = [], 0
+        self._pending, self._pending_rows = [], 0

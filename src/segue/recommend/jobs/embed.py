@@ -1,15 +1,15 @@
-"""Everyone's embedding: a data folder → a Parquet data set in parts, from which a killed run goes on.
+"""The embeddings of all users of a data folder → a Parquet data set in parts; a killed job resumes part by part.
 
 The finished folder holds
 
-    users/part-00000.parquet …   user, events, time (of the newest event), embedding: those who have one, and with
-                                 `since` of them those with new events
-    items/part-00000.parquet …   item, embedding: where items were asked for
-    log/part-00000.parquet …     user, events, newest: what the log had of everyone, for the next night's `since`
-    job.json, manifest.json      the run and the data they came from, and the digest of every part
+    users/part-00000.parquet …   user, events, time (of the newest event), embedding: users with a known item; with
+                                 `since`, only those with new events
+    items/part-00000.parquet …   item, embedding: if item embeddings are written
+    log/part-00000.parquet …     user, events, newest: the state of the log for all users, for the next `since`
+    job.json, manifest.json      the run and the data that it was made from, and the digest of every part
 
-and is not there before. Until then FOLDER.partial holds the parts that are done, each whole, and what they belong to.
-A part is a fixed range of the users, who are in the order of their ids; its file in `users` comes last.
+Until it is finished, FOLDER.partial holds the complete parts and job.json. A part is a fixed range of the users, in the
+order of their ids; its file in `users` is written last.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from segue.models.checkpoint import DESCRIPTION, WEIGHTS
 from segue.recommend.jobs.runner import Arrays, JobContext, JobRunner, LocalRunner
 from segue.recommend.recommender import ITEMS, Recommender
 
-PART_USERS = 32_768  # a part's users: a kill costs at most their work
+PART_USERS = 32_768  # of a part: a kill loses at most their work
 PART_ITEMS = 262_144
 JOB = "job.json"
-USERS, CATALOGUE, LOG = "users", "items", "log"
-COUNTS = b"segue"  # where a part's file keeps its counts
+USERS, ITEM_PARTS, LOG = "users", "items", "log"
+COUNTS = b"segue"  # metadata key of a part's counts
 
 
 class EmbedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """What an embedding job wrote."""
 
     users: int
     """Users of the data."""
     rows: int
-    """Those with an embedding written."""
+    """Users whose embedding was written."""
     unknown: int
-    """Those without one, as they have no item that the run knows."""
+    """Users without an embedding, because the run knows none of their items."""
     unchanged: int
-    """Those left out, as they have no events that are new."""
+    """Users left out because they have no new events."""
     items: int
     """Item embeddings written."""
     parts: int
@@ -64,18 +64,18 @@ class EmbedReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides every byte of the data set; unfinished work only goes on with the same."""
+    """The inputs of a job; an unfinished one is resumed only with the same."""
 
     run: str
     data: str
     since: str | None
-    """Digest of the earlier data set's manifest."""
+    """Digest of the manifest of the earlier data set."""
     items: bool
     part_users: int
 
 
 class _Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """A part's users."""
+    """Users of one part."""
 
     rows: int
     unknown: int
@@ -94,12 +94,12 @@ def embed_users(
 ) -> EmbedReport:
     """Write the embedding of every user of `data` who has a known item; `out` becomes a Parquet data set.
 
-    Called again after a kill it goes on with the parts that are missing; called again after the end it does nothing.
+    After a kill, the same call resumes with the missing parts; after the end, it does nothing.
 
-    since: an earlier data set of the same run; users of whom it knew as many events and the same newest are left out.
-    items: write the items' embeddings too; the inner product of a user's and an item's is the item's score.
-    progress: told how many users are done, and of how many.
-    runner: who embeds, with the same run and data; without them, this process. Only this process writes.
+    since: an earlier data set of the same run; users with as many events and the same newest event are left out.
+    items: also write item embeddings; the inner product of a user's and an item's embedding is the item's score.
+    progress: called with the number of users done and of all users.
+    runner: computes the embeddings, with the same run and data; None is this process. Only this process writes.
     """
     out, width = Path(out).absolute(), recommender.embedding_width
     earlier = None if since is None else _Earlier(Path(since), recommender)
@@ -110,19 +110,19 @@ def embed_users(
         items=items,
         part_users=PART_USERS,
     )
-    done = _finished(out, job)
-    if done is not None:
-        return done
+    if _job_of(out) == job:
+        return msgspec.convert(folders.read_manifest(out, "embeddings")["report"], EmbedReport)
+    folders.refuse_existing(out, overwrite=None)
     data.verify()  # everything is read anyway
-    with _taken_up(out, job) as partial, folders.explained_writing(out):
+    with _resumed(out, job) as partial, folders.explained_writing(out):
         counts = _Writer(partial, data, earlier, runner or LocalRunner(recommender, data)).users(progress)
-        written = _write_items(recommender, partial / CATALOGUE) if items else 0
+        n_items = _write_items(recommender, partial / ITEM_PARTS) if items else 0
         report = EmbedReport(
             users=data.sequences.n_users,
-            rows=sum(each.rows for each in counts),
-            unknown=sum(each.unknown for each in counts),
-            unchanged=sum(each.unchanged for each in counts),
-            items=written,
+            rows=sum(part.rows for part in counts),
+            unknown=sum(part.unknown for part in counts),
+            unchanged=sum(part.unchanged for part in counts),
+            items=n_items,
             parts=len(counts),
             width=width,
         )
@@ -132,9 +132,9 @@ def embed_users(
 
 
 def run_digest(recommender: Recommender) -> str:
-    """One digest for all that embeddings depend on: the model, its weights and the ids of the items."""
+    """One digest of what embeddings depend on: the model, its weights and the ids of the items."""
     if "files" not in recommender.manifest or recommender.changed:
-        raise FolderError("This Recommender is not as it is in a run folder: save it, and open what was saved.")
+        raise FolderError("This Recommender differs from its run folder: save it, and open the folder that was saved.")
     parts = [recommender.manifest["files"][name]["sha256"] for name in (DESCRIPTION, WEIGHTS, ITEMS)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -148,58 +148,50 @@ def _origin(recommender: Recommender, data: Data, job: _Job) -> dict[str, Any]:
     }
 
 
-def _finished(out: Path, job: _Job) -> EmbedReport | None:
-    """What a finished data set says of itself, if it is what is wanted; else whatever is in the way is refused."""
-    if _belonging(out) == job:
-        return msgspec.convert(folders.read_manifest(out, "embeddings")["report"], EmbedReport)
-    folders.refuse_existing(out, overwrite=None)
-    return None
-
-
 @contextmanager
-def _taken_up(out: Path, job: _Job) -> Iterator[Path]:
-    """OUT.partial with what it belongs to, new or left by a run that was killed, for this process alone."""
-    folders.refuse_existing(out, overwrite=None)  # another process may have finished it meanwhile
+def _resumed(out: Path, job: _Job) -> Iterator[Path]:
+    """OUT.partial of this job, new or left by a killed process, locked for this process."""
+    folders.refuse_existing(out, overwrite=None)  # another process may have finished it in the meantime
     partial = folders.partial_of(out)
     with folders.explained_writing(partial):
         partial.mkdir(parents=True, exist_ok=True)
-    with _held(partial):
+    with _locked(partial):
         if all(path.name.startswith(".") for path in partial.iterdir()):
             folders.write_json(partial / JOB, job)
-        if _belonging(partial) != job:
+        if _job_of(partial) != job:
             raise FolderError(
                 f"{partial} holds unfinished embeddings of another run, other data or other options; remove it to "
-                "begin anew, or name another folder with --out."
+                "start again, or name another folder with --out."
             )
-        for left in (*partial.glob(".*"), *partial.glob("*/.*")):  # what was being written when it was killed
-            left.unlink()
+        for unfinished in (*partial.glob(".*"), *partial.glob("*/.*")):  # files that a kill interrupted
+            unfinished.unlink()
         yield partial
 
 
 @contextmanager
-def _held(partial: Path) -> Iterator[None]:
-    """Nobody else writes into the folder meanwhile. The system lets go of it when a process ends, however it ends."""
-    import fcntl  # not everywhere, and only needed here
+def _locked(partial: Path) -> Iterator[None]:
+    """Lock the folder against other processes. The system releases the lock when this process ends, however it ends."""
+    import fcntl  # not on every system
 
     with folders.explained_writing(partial):
         handle = os.open(partial, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems lock no folders: there nobody is refused
+        with suppress(OSError):  # some network file systems cannot lock folders: there, no process is refused
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise FolderError(
                     f"Another `segue embed` is writing {partial}; wait for it, or name another folder with --out."
                 ) from None
-        if not partial.exists():  # it had its name until a moment ago
+        if not partial.exists():  # it was renamed after it was opened
             raise FolderError(f"Another `segue embed` has just finished {partial}; run the command again.")
         yield
     finally:
         os.close(handle)
 
 
-def _belonging(folder: Path) -> _Job | None:
-    """What the embeddings in a folder are of, None where it has none."""
+def _job_of(folder: Path) -> _Job | None:
+    """The job that the embeddings in a folder belong to; None if it has none."""
     try:
         return msgspec.json.decode((folder / JOB).read_bytes(), type=_Job)
     except (OSError, msgspec.MsgspecError):
@@ -207,14 +199,14 @@ def _belonging(folder: Path) -> _Job | None:
 
 
 class _Earlier:
-    """What an earlier data set knew of everyone."""
+    """The state of the log in an earlier data set."""
 
     def __init__(self, folder: Path, recommender: Recommender) -> None:
         manifest = folders.read_manifest(folder, "embeddings")
         if manifest["run"]["digest"] != run_digest(recommender):
             raise FolderError(
-                f"{folder} holds embeddings of another run ({manifest['run']['folder']}), which mean nothing beside "
-                "those of this one; leave --since out, and everyone is embedded."
+                f"{folder} holds embeddings of another run ({manifest['run']['folder']}), which cannot be compared "
+                "with those of this one; leave --since out to embed all users."
             )
         files = sorted(name for name in manifest["files"] if name.startswith(f"{LOG}/"))
         folders.verify_contents(folder, manifest, "embeddings", names=files)
@@ -222,25 +214,25 @@ class _Earlier:
         self._log = pl.scan_parquet([folder / name for name in files], glob=False)
 
     def unchanged(self, now: pl.DataFrame) -> np.ndarray:
-        """Which of these users, in the order of their ids, it knew with as many events and the same newest one [n]."""
+        """Which of these users, in the order of their ids, had as many events and the same newest one [n] bool."""
         span = pl.col("user").is_between(pl.lit(now["user"][0]), pl.lit(now["user"][-1]))
         same = self._log.filter(span).collect().with_columns(same=pl.lit(value=True))
-        found = now.join(same, on=now.columns, how="left", maintain_order="left")
-        return found["same"].fill_null(value=False).to_numpy()
+        joined = now.join(same, on=now.columns, how="left", maintain_order="left")
+        return joined["same"].fill_null(value=False).to_numpy()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """Some users, one after another."""
+class _UserRange:
+    """The users of one part."""
 
     name: str
     end: int
     log: pl.DataFrame  # [n] user, events, newest
-    asked: np.ndarray  # [≤ n] int64: places in it of those who are embedded
+    changed: np.ndarray  # [≤ n] int64: rows of `log` that are embedded
 
 
 class _Writer:
-    """Writes the parts that are missing."""
+    """Writes the missing parts."""
 
     def __init__(self, folder: Path, data: Data, earlier: _Earlier | None, runner: JobRunner) -> None:
         self.folder = folder
@@ -249,65 +241,68 @@ class _Writer:
         self.runner = runner
 
     def users(self, progress: Callable[[int, int], None] | None) -> list[_Counts]:
-        """One part after another."""
+        """Write the missing user parts in order; returns the counts of all parts."""
         total = self.data.sequences.n_users
-        with closing(self.runner.answers(embed_part, self._missing(total))) as answers:
-            for part, answer in answers:
-                self._write(part, answer["known"], answer["vectors"])
+        with closing(self.runner.map(embed_range, self._missing(total))) as results:
+            for users, result in results:
+                self._write(users, result["known"], result["vectors"])
                 if progress is not None:
-                    progress(part.end, total)
-        return [_counts(self.folder / USERS / _part_name(number)) for number in range(-(-total // PART_USERS))]
+                    progress(users.end, total)
+        paths = [self.folder / USERS / _part_name(number) for number in range(-(-total // PART_USERS))]
+        return [msgspec.json.decode(parquet.read_schema(path).metadata[COUNTS], type=_Counts) for path in paths]
 
-    def _missing(self, total: int) -> Iterator[tuple[_Part, Arrays]]:
-        """The parts that are not there, and the question about each."""
+    def _missing(self, total: int) -> Iterator[tuple[_UserRange, Arrays]]:
+        """The parts without a file in `users`, each with its chunk of the job; the file in `log` is written first."""
         for number, begin in enumerate(range(0, total, PART_USERS)):
             name, end = _part_name(number), min(begin + PART_USERS, total)
-            if not (self.folder / USERS / name).exists():
-                part = self._looked_at(name, begin, end)
-                yield part, {"span": np.array([begin, end]), "asked": part.asked}
+            if (self.folder / USERS / name).exists():
+                continue
+            ids, sequences = self.data.some_users(begin, end)
+            newest = sequences.times[sequences.offsets[1:] - 1]
+            log = pl.DataFrame({"user": ids, "events": np.diff(sequences.offsets), "newest": newest})
+            if not (self.folder / LOG / name).exists():
+                _write_table(log.to_arrow(), self.folder / LOG / name)
+            unchanged = np.zeros(len(ids), dtype=bool) if self.earlier is None else self.earlier.unchanged(log)
+            changed = np.flatnonzero(~unchanged)
+            users = _UserRange(name=name, end=end, log=log, changed=changed)
+            yield users, {"range": np.array([begin, end]), "changed": changed}
 
-    def _looked_at(self, name: str, begin: int, end: int) -> _Part:
-        """A part, of which what the log has is written."""
-        ids, sequences = self.data.some_users(begin, end)
-        newest = sequences.times[sequences.offsets[1:] - 1]
-        log = pl.DataFrame({"user": ids, "events": np.diff(sequences.offsets), "newest": newest})
-        if not (self.folder / LOG / name).exists():
-            _write_table(log.to_arrow(), self.folder / LOG / name)
-        unchanged = np.zeros(len(ids), dtype=bool) if self.earlier is None else self.earlier.unchanged(log)
-        return _Part(name=name, end=end, log=log, asked=np.flatnonzero(~unchanged))
-
-    def _write(self, part: _Part, known: np.ndarray, vectors: np.ndarray) -> None:
-        """Those asked about who have a known item, and their embeddings."""
+    def _write(self, users: _UserRange, known: np.ndarray, vectors: np.ndarray) -> None:
+        """Write the rows `known` [m] of a part, with their embeddings [m, D]."""
         counts = _Counts(
-            rows=len(known), unknown=len(part.asked) - len(known), unchanged=part.log.height - len(part.asked)
+            rows=len(known),
+            unknown=len(users.changed) - len(known),
+            unchanged=users.log.height - len(users.changed),
         )
-        rows = part.log[known]
+        rows = users.log[known]
         time = rows["newest"].cast(pl.Datetime("us", "UTC")) if self.data.manifest["has_time"] else rows["newest"]
         table = rows.select("user", "events", time.alias("time")).to_arrow()
         table = table.append_column("embedding", _fixed_size(vectors))
         table = table.replace_schema_metadata({COUNTS: msgspec.json.encode(counts)})
-        _write_table(table, self.folder / USERS / part.name)
+        _write_table(table, self.folder / USERS / users.name)
 
 
 def _part_name(number: int) -> str:
     return f"part-{number:05}.parquet"
 
 
-def embed_part(worker: JobContext, part: Arrays) -> Arrays:
-    """The users span[0] … span[1] - 1 of the data, and which of them are asked about → those of these who have a known
-    item, as places in the span, and their embeddings."""
-    recommender, asked = worker.recommender, part["asked"]
+def embed_range(context: JobContext, chunk: Arrays) -> Arrays:
+    """The embeddings of the users `changed` of a range of the data's users, and which of them have a known item.
+
+    Both `changed` and `known` are counted from the first user of the range.
+    """
+    recommender, changed = context.recommender, chunk["changed"]
     known, vectors = [np.zeros(0, dtype=np.int64)], [np.zeros((0, recommender.embedding_width), np.float32)]
-    events = worker.data.some_events(*part["span"].tolist())
-    for rows, batch in worker.histories.within(events).of(asked):
+    events = context.data.some_events(*chunk["range"].tolist())
+    for rows, batch in context.histories.within(events).of(changed):
         some = batch.lengths > 0
-        known.append(asked[rows[some]])
+        known.append(changed[rows[some]])
         vectors.append(recommender.embed_batch(batch)[some])
     return {"known": np.concatenate(known), "vectors": np.concatenate(vectors)}
 
 
 def _write_items(recommender: Recommender, folder: Path) -> int:
-    """The vectors that questions are compared with, of every item that may be answered."""
+    """Write the embedding of every item that can be recommended; returns their number."""
     numbers = np.flatnonzero(recommender.answerable)
     for number, begin in enumerate(range(0, len(numbers), PART_ITEMS)):
         path, some = folder / _part_name(number), numbers[begin : begin + PART_ITEMS]
@@ -321,15 +316,11 @@ def _write_items(recommender: Recommender, folder: Path) -> int:
 
 
 def _fixed_size(vectors: np.ndarray) -> pa.Array:
-    """Rows of a matrix as one column; they are not copied."""
+    """Rows of a matrix as one column, without a copy."""
     return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
 
 
 def _write_table(table: pa.Table, path: Path) -> None:
-    """One Parquet file, whole or absent. Vectors have no repetitions that a dictionary would save."""
-    with folders.complete_file(path, option="--out") as beside:
-        parquet.write_table(table, beside, compression="zstd", use_dictionary=False)
-
-
-def _counts(path: Path) -> _Counts:
-    return msgspec.json.decode(parquet.read_schema(path).metadata[COUNTS], type=_Counts)
+    """Write one Parquet file, complete or not at all. Vectors do not repeat, so a dictionary would only cost."""
+    with folders.complete_file(path, option="--out") as staging:
+        parquet.write_table(table, staging, compression="zstd", use_dictionary=False)

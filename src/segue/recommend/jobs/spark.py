@@ -1,10 +1,10 @@
-"""Questions about the users of a log → answers by the executors of a Spark cluster.
+"""Runs a function over chunks of a log's users on the executors of a Spark cluster.
 
-Each question is a Spark job of one task, and comes back in its place; only this process writes. A question names users
-by their numbers, so the run folder and the data folder must be at paths that every executor sees, as on a shared file
-system; an executor that sees others is refused. Each of an executor's Python processes opens them once, whatever it is
-asked afterwards: Spark starts as many as the executor has tasks at a time, and a task has `spark.task.cpus` threads.
-The executors' Python needs this segue.
+Each chunk is a Spark job of one task; results come back in the order of the chunks, and only this process writes. A
+chunk names users by number, so every executor must see the run folder and the data folder at the same paths, as on a
+shared file system; an executor that sees other folders is refused. Each Python process of an executor opens them once.
+Spark starts as many processes as an executor has tasks at a time, and a task has `spark.task.cpus` threads. The
+executors' Python needs the same version of segue.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from segue.recommend.recommender import INDEX, Recommender
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-LEAST_AHEAD = 32  # questions asked before the first is answered, where a cluster is small, or only grows with them
-MOST_HELD = 1 << 30  # bytes of answers that wait here for those before them, or for whoever writes
-ANSWER = "answer binary, refusal string"
+LEAST_AHEAD = 32  # chunks submitted before the first result, even if the cluster is small: it may grow with them
+MOST_HELD = 1 << 30  # bytes of results that wait here for earlier ones, or for the writer
+RESULT = "result binary, refusal string"
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an executor finds what it answers from, and how it knows that it is the same."""
+class _Folders:
+    """The folders that an executor opens, and the digests by which it checks them."""
 
     segue: str
     run: str
@@ -53,48 +53,46 @@ class _Place:
 
 
 class SparkRunner:
-    """The executors of a session: the one that runs, that of `remote` (sc://host:port), or a local one."""
+    """Runs on the executors of a session: the active one, that of `remote` (sc://host:port), or a local one."""
 
     def __init__(self, recommender: Recommender, data: Data, *, remote: str | None = None) -> None:
-        self._place = _place(recommender, data)
+        self._folders = _folders(recommender, data)
         self._remote = remote
 
-    def answers(
-        self, task: ChunkFunction, questions: Iterable[tuple[T, Arrays]]
+    def map(
+        self, function: ChunkFunction, chunks: Iterable[tuple[T, Arrays]]
     ) -> Generator[tuple[T, Arrays], None, None]:
-        """As `JobRunner` says. Two questions for every core of the cluster are on their way at a time, or some more.
-
-        Fewer where so many answers would fill the memory: how large they are is known from the first on.
-        """
+        """See `JobRunner.map`. At least two chunks for each core of the cluster are submitted at a time; fewer if their
+        results would not fit in memory, judged by the largest result so far."""
         from pyspark.sql import functions as columns
 
-        waiting: deque[tuple[T, Future[Arrays]]] = deque()
+        pending: deque[tuple[T, Future[Arrays]]] = deque()
         with open_session(self._remote) as spark:
             most, tag = max(LEAST_AHEAD, 2 * _cores(spark)), f"segue-{uuid.uuid4().hex}"
             ahead, largest = LEAST_AHEAD, 1
-            answered = columns.udf(partial(_answered, self._place, task), ANSWER, useArrow=False)("question")
+            result = columns.udf(partial(_run_chunk, self._folders, function), RESULT, useArrow=False)("chunk")
             pool = ThreadPoolExecutor(most, initializer=spark.addTag, initargs=(tag,))
             try:
-                for beside, question in questions:
-                    waiting.append((beside, pool.submit(_ask, spark, answered, question)))
-                    while len(waiting) > ahead:
-                        beside, answer = _first(waiting)
-                        largest = max(largest, _size(answer))
+                for label, chunk in chunks:
+                    pending.append((label, pool.submit(_submit, spark, result, chunk)))
+                    while len(pending) > ahead:
+                        label, arrays = _first(pending)
+                        largest = max(largest, sum(array.nbytes for array in arrays.values()))
                         ahead = min(most, MOST_HELD // largest)
-                        yield beside, answer
-                while waiting:
-                    yield _first(waiting)
+                        yield label, arrays
+                while pending:
+                    yield _first(pending)
             finally:
-                if waiting:
+                if pending:
                     with explained("answer"):
                         spark.interruptTag(tag)
                 pool.shutdown(cancel_futures=True)
 
 
-def _place(recommender: Recommender, data: Data) -> _Place:
-    digest = run_digest(recommender)  # refuses what is not as it is in its folder
+def _folders(recommender: Recommender, data: Data) -> _Folders:
+    digest = run_digest(recommender)  # refuses a Recommender that differs from its folder
     assert recommender.folder is not None
-    return _Place(
+    return _Folders(
         segue=version("segue"),
         run=str(recommender.folder.absolute()),
         run_digest=digest,
@@ -105,7 +103,7 @@ def _place(recommender: Recommender, data: Data) -> _Place:
 
 
 def _cores(spark: SparkSession) -> int:
-    """Tasks that run at a time: into as many parts Spark cuts what nothing else cuts."""
+    """Tasks that run at a time: Spark's default number of partitions."""
     from pyspark.sql import functions as columns
 
     numbers = spark.range(1 << 16).select(columns.spark_partition_id().alias("part"))
@@ -113,26 +111,21 @@ def _cores(spark: SparkSession) -> int:
         return int(numbers.agg(columns.max("part")).collect()[0][0]) + 1
 
 
-def _first(waiting: deque[tuple[T, Future[Arrays]]]) -> tuple[T, Arrays]:
-    beside, answer = waiting[0]
-    answer.result()  # while it is awaited it still waits
-    waiting.popleft()
-    return beside, answer.result()
+def _first(pending: deque[tuple[T, Future[Arrays]]]) -> tuple[T, Arrays]:
+    label, future = pending[0]
+    future.result()  # an interrupt while it runs must find it among those to cancel
+    pending.popleft()
+    return label, future.result()
 
 
-def _size(answer: Arrays) -> int:
-    return sum(array.nbytes for array in answer.values())
-
-
-def _ask(spark: SparkSession, answered: Column, question: Arrays) -> Arrays:
-    """One question, asked and awaited."""
+def _submit(spark: SparkSession, result: Column, chunk: Arrays) -> Arrays:
+    """Run one chunk and wait for its result."""
     with explained("answer"):
-        frame = spark.createDataFrame([(_packed(question),)], "question binary").coalesce(1)
-        rows = frame.select(answered.alias("said")).collect()
-    said = rows[0].said
-    if said.refusal is not None:
-        raise FolderError(said.refusal)
-    return _unpacked(said.answer)
+        frame = spark.createDataFrame([(_packed(chunk),)], "chunk binary").coalesce(1)
+        row = frame.select(result.alias("returned")).collect()[0].returned
+    if row.refusal is not None:
+        raise FolderError(row.refusal)
+    return _unpacked(row.result)
 
 
 def _packed(arrays: Arrays) -> bytes:
@@ -149,29 +142,29 @@ def _unpacked(packed: bytes) -> Arrays:
 # --- on an executor ---------------------------------------------------------------------------------------------------
 
 
-def _answered(place: _Place, task: ChunkFunction, question: bytes) -> tuple[bytes | None, str | None]:
-    """The answer, or the sentence why there is none: as an error, Spark would try again, and bury it in a trace."""
+def _run_chunk(there: _Folders, function: ChunkFunction, chunk: bytes) -> tuple[bytes | None, str | None]:
+    """The result, or the message of the error: Spark would retry after an exception, and bury it in a trace."""
     try:
-        return _packed(task(_worker(place), _unpacked(question))), None
+        return _packed(function(_context(there), _unpacked(chunk))), None
     except SegueError as error:
         return None, str(error)
 
 
 @lru_cache(maxsize=1)
-def _worker(place: _Place) -> JobContext:
-    """Opened once in a process; the one before it, of another place, is given up."""
+def _context(there: _Folders) -> JobContext:
+    """Open the folders, once in a process; those of an earlier job are closed. `there`: as the command sees them."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
     torch.set_num_threads(context.cpus())
     here = f"the Spark executor on {socket.gethostname()}"
-    if version("segue") != place.segue:
-        raise InputError(f"Python on {here} has segue {version('segue')}, this is {place.segue}; install the same.")
+    if version("segue") != there.segue:
+        raise InputError(f"Python on {here} has segue {version('segue')}, this is {there.segue}; install the same.")
     try:
-        recommender, data = Recommender.open(place.run), Data.open(place.data)
+        recommender, data = Recommender.open(there.run), Data.open(there.data)
     except SegueError as error:
         raise FolderError(f"On {here}: {error} Every executor must see the run and the data at these paths.") from error
-    if _place(recommender, data) != place:
-        raise FolderError(f"On {here}, {place.run} or {place.data} has not what it has here; share the same folders.")
+    if _folders(recommender, data) != there:
+        raise FolderError(f"On {here}, {there.run} or {there.data} differs from the one here; share the same folders.")
     return JobContext(recommender, data)

@@ -1,4 +1,4 @@
-"""A file of users and perhaps moments → chunks of user numbers and moments, read as a log is read."""
+"""A file of users and optionally times → chunks of user numbers and times, read as a log is read."""
 
 from __future__ import annotations
 
@@ -19,64 +19,62 @@ from segue.data.read.times import UNITS, TimeRule, read_times
 from segue.data.settings import PrepareSettings, Role
 from segue.errors import InputError
 
-CHUNK_ROWS = 8192  # answered at a time, by one worker
+CHUNK_ROWS = 8192  # of one chunk of a job
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class UserRows:
     """Some rows of a users file."""
 
-    users: pl.Series  # [n] ids as they are written
-    numbers: np.ndarray  # [n] int64: the data's number of each user, -1 for one it does not have
-    moments: np.ndarray | None  # [n] int64 microseconds, as the data's times
+    ids: pl.Series  # [n] as they are written
+    numbers: np.ndarray  # [n] int64: the data's number of each user, -1 for one that it does not have
+    times: np.ndarray | None  # [n] int64 microseconds, as the data's times
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The chunk of a job: users, and the times that their events must precede."""
+        return {"users": self.numbers} | ({} if self.times is None else {"before": self.times})
 
 
-def read_users(path: Path, data: Data) -> Iterator[Asked]:
-    """The rows of a file, in its order, some at a time. A row that cannot be used stops everything with a sentence."""
+def read_users(path: Path, data: Data) -> Iterator[UserRows]:
+    """Yield the rows of a file in order, some at a time. A row that cannot be used raises an InputError."""
     opened = open_file(path, named=set())
-    log = Log([opened], Columns(names=_found(opened, data), found=()))
+    log = Log([opened], Columns(names=_columns(opened, data), found=()))
     rule = _time_rule(log, data)
     known = pl.Series(data.users.ids(np.arange(len(data.users))), dtype=pl.String)
     for block in read_blocks(log.inputs, log.columns, roles=list(log.columns.names)):
         frame = _checked(block, rule)
         for rows in frame.iter_slices(CHUNK_ROWS):
-            moments = None if rule is None else rows["microseconds"].to_numpy()
-            yield Asked(users=rows["user"], numbers=_numbers(known, rows["user"]), moments=moments)
+            times = None if rule is None else rows["microseconds"].to_numpy()
+            yield UserRows(ids=rows["user"], numbers=_numbers(known, rows["user"]), times=times)
 
 
-def _found(log: LogInput, data: Data) -> dict[Role, str]:
-    """The columns of the user and of the time: called as in the log, or by a usual name."""
-    called: dict[str, str] = data.manifest["settings"]["columns"]
-    places: dict[Role, int] = {}
-    ranks: dict[Role, tuple[tuple[str, ...], ...]] = {"user": USER_NAMES, "time": TIME_NAMES}
-    for role, names in ranks.items():
-        free = [place for place in range(len(log.names)) if place not in places.values()]
-        found = [place for place in free if log.names[place] == called.get(role)] or by_rank(log, names, free=free)
-        if len(found) > 1:
-            could_be = listed(log.names[place] for place in found)
+def _columns(log: LogInput, data: Data) -> dict[Role, str]:
+    """The columns of the user and of the time: named as in the log, or by a usual name."""
+    named: dict[str, str] = data.manifest["settings"]["columns"]
+    columns: dict[Role, int] = {}
+    usual: dict[Role, tuple[tuple[str, ...], ...]] = {"user": USER_NAMES, "time": TIME_NAMES}
+    for role, names in usual.items():
+        free = [column for column in range(len(log.names)) if column not in columns.values()]
+        matches = [column for column in free if log.names[column] == named.get(role)] or by_rank(log, names, free=free)
+        if len(matches) > 1:
+            could_be = listed(log.names[column] for column in matches)
             raise InputError(f"{log.label}: {could_be} could all be the {role}; take all but one out.")
-        if found:
-            places[role] = found[0]
-    if "user" not in places:
-        places["user"] = _only_column(log)
-    return {role: log.names[place] for role, place in places.items()}
-
-
-def _only_column(log: LogInput) -> int:
-    """A bare list of numbers needs no header; of words, the first would be taken for one and its user forgotten."""
-    if len(log.names) == 1 and isinstance(log, DelimitedFile) and log.headerless:
-        return 0
-    raise InputError(
-        f"{log.label} has no column that looks like the user; call it 'user' in the header line. "
-        f"Its columns are {listed(log.names)}.{log.note}"
-    )
+        if matches:
+            columns[role] = matches[0]
+    if "user" not in columns:
+        # A list of numbers needs no header. In a list of words, the first user would be mistaken for a header.
+        if not (len(log.names) == 1 and isinstance(log, DelimitedFile) and log.headerless):
+            raise InputError(
+                f"{log.label} has no column that looks like the user; call it 'user' in the header line. "
+                f"Its columns are {listed(log.names)}.{log.note}"
+            )
+        columns["user"] = 0
+    return {role: log.names[column] for role, column in columns.items()}
 
 
 def _time_rule(log: Log, data: Data) -> TimeRule | None:
-    """How the moments are read, None where there are none: by what they look like, else as the log wrote its times.
-
-    Times without an offset are in the zone of the log.
-    """
+    """How times are read: by their form, or by the format of the log; None if there are none. Times without an offset
+    are in the time zone of the log."""
     if "time" not in log.columns.names:
         return None
     label, column, facts = log.inputs[0].label, log.columns.names["time"], data.manifest["settings"]["time"]
@@ -93,7 +91,7 @@ def _time_rule(log: Log, data: Data) -> TimeRule | None:
 
 
 def _checked(block: LogBlock, rule: TimeRule | None) -> pl.DataFrame:
-    """The block with `microseconds` where there are moments; the first row that cannot be used is an error."""
+    """The block with `microseconds` if there are times; the first row that cannot be used raises an InputError."""
     if block.malformed:
         first = block.malformed[0]
         raise InputError(f"{block.input.label}, row {first.row}: {first.reason}; correct the row or take it out.")
@@ -109,8 +107,7 @@ def _checked(block: LogBlock, rule: TimeRule | None) -> pl.DataFrame:
 
 
 def _numbers(known: pl.Series, users: pl.Series) -> np.ndarray:
-    """Places in the sorted ids, -1 for those that are not there."""
-    places = known.search_sorted(users).to_numpy().astype(np.int64)
-    inside = np.minimum(places, len(known) - 1)
-    same = (known.gather(inside) == users).to_numpy()
-    return np.where(same, places, -1)
+    """Indices in the sorted ids `known`, -1 for those that are not there."""
+    indices = known.search_sorted(users).to_numpy().astype(np.int64)
+    same = (known.gather(np.minimum(indices, len(known) - 1)) == users).to_numpy()
+    return np.where(same, indices, -1)
