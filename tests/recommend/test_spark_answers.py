@@ -254,7 +254,7 @@ def test_the_commands(line: CommandLine, cycle_run: Path, cycle_data: Path) -> N
     assert said == {**line.answers(*night, "--out", "other"), "folder": "night"}
     assert said["rows"] == 60
     single = ("recommend", cycle_run, "--history", "i01", "--engine", "spark")
-    line.refuses(*single, says=("Spark is for --users",), code=2)
+    line.refuses(*single, says=("Spark is only for --users",), code=2)
     line.refuses(*night, "--out", "more", "--spark-remote", "sc://x", says=("--spark-remote is for --engine spark",))
     line.refuses(*night, "--out", "more", "--engine", "flink", says=("'flink'",), code=2)
 
