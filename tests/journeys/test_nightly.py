@@ -86,7 +86,7 @@ def test_every_user_has_a_row(line: CommandLine, cycle_run: Path, cycle_data: Pa
 
 
 def test_a_finished_folder_says_where_it_came_from(line: CommandLine, cycle_run: Path, cycle_data: Path) -> None:
-    assert "60 embeddings of 16 features" in line.does("embed", cycle_run, "--data", cycle_data, "--out", "night")
+    assert "60 embeddings of width 16" in line.does("embed", cycle_run, "--data", cycle_data, "--out", "night")
     night = line.folder / "night"
     manifest = read_manifest(night, "embeddings")
     assert manifest["run"]["folder"] == str(cycle_run)
@@ -147,7 +147,7 @@ def test_a_kill_anywhere_loses_and_doubles_nothing(
         left = more
         said = line(*command, "night")
         assert said.code == 130
-        assert "The same command goes on with them." in said.err
+        assert "The same command resumes." in said.err
         assert not (line.folder / "night").exists()
     left = 99
     line.does(*command, "night")
