@@ -112,7 +112,12 @@ def content_run(quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) ->
     (folder / "log.csv").write_text(cycle_log())
     (folder / "items.csv").write_text(titled_items())
     data = prepare(folder / "log.csv", items=folder / "items.csv", out=folder / "data")
-    content = ["model.items=vectors", 'model.texts=["title"]', "model.text_width=12", "train.epochs=2"]
+    content = [
+        "model.items=vectors",
+        'model.items.texts=["title"]',
+        "model.items.text_encoder.width=12",
+        "train.epochs=2",
+    ]
     train(data, out=folder / "run", recipe=quick_recipe, overrides=content)
     return folder / "run"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from settings_tables import index_settings
 
 from segue.data.vocabulary import Vocabulary
 from segue.export import export_onnx
 from segue.index.build import build_index
-from segue.index.settings import IndexSettings
 from segue.models.sequence import SequenceModel
 from segue.recommend.answer import Recommendation
 from segue.recommend.recommender import Recommender
@@ -35,7 +35,7 @@ def recommender_of(
     table = Vocabulary(pl.DataFrame(columns if titles is None else columns | {"title": titles}))
     known = model.answerable(np.array([0, *table.table["count"].to_list()]))
     model.eval().requires_grad_(requires_grad=False)
-    return Recommender(model, build_index(model, known, IndexSettings()), table)
+    return Recommender(model, build_index(model, known, index_settings()), table)
 
 
 def exported(recommender: Recommender, folder: Path) -> SlimRecommender:

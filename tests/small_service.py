@@ -15,11 +15,11 @@ import torch
 import uvicorn
 from litestar import Litestar
 from litestar.testing import TestClient
+from settings_tables import model_settings
 
 from segue.data.vocabulary import Vocabulary
 from segue.index.exact import ExactIndex
 from segue.models.build import build_model
-from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender, Seen
 from segue.serving.engine.channel import LocalEngine
 from segue.serving.engine.engine import ServingEngine
@@ -47,7 +47,7 @@ def tiny_recommender(
     **columns: Sequence[Any],
 ) -> Recommender:
     """A model that nobody trained; the first ids are the most frequent ones, the last `untrained` have no events."""
-    settings = ModelSettings(builder="seq2seq" if plans else "esasrec", width=8, depth=1, length=5)
+    settings = model_settings(kind="seq2seq" if plans else "esasrec", width=8, depth=1, length=5)
     model = build_model(settings, len(ids), generator=torch.Generator().manual_seed(seed))
     counts = [max(0, len(ids) - untrained - place) for place in range(len(ids))]
     table = pl.DataFrame({"id": ids, "count": counts, **columns})

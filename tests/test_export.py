@@ -6,11 +6,11 @@ import errno
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from command_line import CommandLine
+from settings_tables import model_settings
 from small_exports import assert_same_answers, recommender_of
 from torch import Tensor, nn
 
@@ -19,13 +19,12 @@ from segue.errors import FolderError, InputError, SettingsError
 from segue.layers.packed import PackedBatch, pack, pad
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.slim import SlimRecommender
 
 
 def small_model(**changed: Any) -> SequenceModel:
-    numbers = {"builder": "sasrec", "width": 8, "depth": 1, "length": 12, "dropout": 0.0, "feed_forward": 2}
-    settings = msgspec.convert({**numbers, **changed}, ModelSettings)
+    numbers = {"kind": "sasrec", "width": 8, "depth": 1, "length": 12, "dropout": 0.0, "feed_forward": 2}
+    settings = model_settings(**{**numbers, **changed})
     return build_model(settings, 300, generator=torch.Generator().manual_seed(3))
 
 
@@ -158,7 +157,7 @@ def test_a_tied_table_is_in_the_file_once(tmp_path: Path) -> None:
     sizes = []
     for tied in (True, False):
         path = tmp_path / f"{tied}.onnx"
-        sizes.append(export.export_onnx(recommender_of(small_model(tied=tied)), path).bytes)
+        sizes.append(export.export_onnx(recommender_of(small_model(items__tied=tied)), path).bytes)
     assert sizes[1] - sizes[0] == pytest.approx(301 * 8 * 4, abs=500)
 
 

@@ -22,6 +22,7 @@ PACKAGE = ROOT / "src" / "segue"
 # A room imports only from the lines above its own; rooms on one line never import each other.
 DIRECTION = [
     {"errors"},
+    {"kinds"},
     {"folders"},
     {"data"},
     {"layers"},

@@ -23,7 +23,8 @@ from bench.quality.results_table import (
 )
 from bench.recommend import codes
 from segue import api
-from segue.config import make_settings, read_recipe, recipe_names
+from segue.config.recipes import read_recipe, recipe_names
+from segue.config.settings import make_settings
 from segue.data.sequences import Sequences
 from segue.errors import InputError
 from segue.evaluation.metrics import ndcg

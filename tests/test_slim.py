@@ -15,13 +15,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from settings_tables import model_settings
 from small_exports import assert_same_answers, exported, recommender_of
 
 from segue.errors import FolderError, InputError, SettingsError
 from segue.models.build import build_model
-from segue.models.facts import Facts as ContentFacts
+from segue.models.facts import DataFacts as ContentFacts
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender
 from segue.slim import METADATA, SlimRecommender
 
@@ -31,8 +31,8 @@ COUNTS = [(number * 7) % 5 for number in range(30)]  # every fifth item was neve
 
 
 def small_model(*, categories: np.ndarray | None = None) -> SequenceModel:
-    numbers = ModelSettings(
-        builder="sasrec",
+    numbers = model_settings(
+        kind="sasrec",
         width=8,
         depth=1,
         heads=2,
@@ -119,7 +119,7 @@ def test_what_is_known_by_content_alone_is_answered_and_read(tmp_path: Path, ite
     """Of thirty items the last ten were never trained on; of i30 nothing is known."""
     content = np.random.default_rng(0).normal(size=(31, 5)).astype(np.float32)
     content[[0, 30]] = 0
-    settings = ModelSettings(builder="sasrec", width=8, depth=1, length=8, items=items, vectors="v")  # type: ignore[arg-type]
+    settings = model_settings(kind="sasrec", width=8, depth=1, length=8, items=items, items__vectors="v")
     facts = ContentFacts(content=content)
     model = build_model(settings, 30, generator=torch.Generator().manual_seed(3), facts=facts)
     run = recommender_of(model, counts=[2] * 20 + [0] * 10)

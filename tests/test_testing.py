@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings
 from torch import Tensor, nn
 
 from segue import testing
@@ -15,15 +16,13 @@ from segue.layers.incremental import TokenStep
 from segue.layers.packed import PackedBatch, pack, pad
 from segue.layers.positions.embeddings import LearnedPositions
 from segue.models.build import Builder
-from segue.models.encoders.bert4rec import bert4rec
-from segue.models.encoders.sasrec import sasrec
-from segue.models.inputs import make_inputs
-from segue.models.items.tables import ItemTable
-from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
-from segue.models.similarity.dot import Dot
+from segue.models.encoders import ModelSettings
+from segue.models.encoders.sasrec import SASRecSettings
+from segue.models.sequence import Parts, SequenceModel
 from segue.models.weight_init import xavier_init
 from segue.testing import Case
+
+SASREC = SASRecSettings(width=32, length=64, dropout=0.0)
 
 
 class Sums(nn.Module):
@@ -51,16 +50,14 @@ class Sums(nn.Module):
 
 
 def builder_of(block: type[Sums], start: Callable[..., None] = xavier_init, **options: Any) -> Builder:
-    def build(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
+    def build(settings: ModelSettings, parts: Parts, generator: torch.Generator) -> SequenceModel:
         model = SequenceModel(
-            items,
-            make_inputs(settings, items),
-            LearnedPositions(settings.length, settings.width, settings.counted_from),
+            parts,
+            LearnedPositions(settings.length, settings.width, "newest"),
             [block(settings.width, settings.dropout) for _ in range(settings.depth)],
             norm=nn.LayerNorm(settings.width),
             scale=1.0,
             dropout=settings.dropout,
-            similarity=Dot(),
             **options,
         )
         start(model, generator)
@@ -205,17 +202,17 @@ def test_every_law_can_be_broken() -> None:
 
 
 def test_laws_depend_on_what_a_model_claims() -> None:
-    laws = testing.laws_of(Case(sasrec))
+    laws = testing.laws_of(Case(settings=SASREC))
     causal = {testing.later_events_change_nothing_earlier, testing.later_times_change_nothing_earlier}
-    continued = set(testing.laws_of(Case(sasrec).changed(positions="oldest"))) - set(laws)
+    continued = set(testing.laws_of(Case(settings=SASREC).changed(positions="oldest"))) - set(laws)
     assert continued == {testing.prefixes_are_encoded_as_inside_the_whole, testing.cached_encoding_changes_nothing}
-    masked = testing.laws_of(Case(bert4rec, ModelSettings(builder="bert4rec", width=32, length=64)))
+    masked = testing.laws_of(Case(settings=model_settings(kind="bert4rec", width=32, length=64)))
     assert set(laws) - set(masked) == causal and set(masked) < set(laws)
 
 
 def test_a_checked_model_leaves_the_global_random_state_alone() -> None:
     before, numbers = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
-    testing.evaluation_is_repeatable(Case(sasrec))
-    testing.memorises_eight_users(Case(sasrec))
+    testing.evaluation_is_repeatable(Case(settings=SASREC))
+    testing.memorises_eight_users(Case(settings=SASREC))
     assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(np.random.get_state()[1], numbers)  # type: ignore[index]

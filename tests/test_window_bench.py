@@ -19,7 +19,8 @@ from bench.quality.paired import averaged, difference, difference_of_falls, mean
 from bench.quality.results import select_trainings
 from bench.quality.results_table import figure
 from bench.tables import markdown, plain, write_section
-from segue.config import make_settings, read_recipe, recipe_names
+from segue.config.recipes import read_recipe, recipe_names
+from segue.config.settings import make_settings
 from segue.data.batch import Batch
 from segue.data.sequences import Sequences
 from segue.data.split import split_time
@@ -30,6 +31,7 @@ from segue.evaluation.settings import EvaluateSettings
 from segue.evaluation.split_log import SplitLog
 from segue.evaluation.window.evaluate import TargetWindow, WindowEvaluation, evaluate_window
 from segue.folders import read_manifest
+from segue.kinds import kind_of
 
 USERS = np.arange(40)
 
@@ -101,16 +103,19 @@ def test_every_training_can_be_made_and_has_a_name_of_its_own() -> None:
 def test_arms_differ_in_what_they_are_about_alone() -> None:
     arms = {one.row.name: make_settings(read_recipe(one.row.recipe), one.overrides) for one in _shop()}
     dense = arms["window-shop/dense"]
-    assert (dense.objective.task, dense.objective.sampler) == ("dense-all-action", "answers+uniform")
+    assert tuple(map(kind_of, (dense.objective.task, dense.objective.sampler))) == (
+        "dense-all-action",
+        "targets+uniform",
+    )
     for name, task, sampler in (
-        ("all", "all-action", "answers+uniform"),
-        ("next", "next-action", "answers+uniform"),
-        ("answers", "dense-all-action", "answers"),
+        ("all", "all-action", "targets+uniform"),
+        ("next", "next-action", "targets+uniform"),
+        ("answers", "dense-all-action", "targets"),
         ("uniform", "dense-all-action", "uniform"),
     ):
         arm = arms[f"window-shop/{name}"]
-        assert (arm.objective.task, arm.objective.sampler) == (task, sampler)
-        assert arm.objective.log_q and arm.objective.negatives == dense.objective.negatives
+        assert tuple(map(kind_of, (arm.objective.task, arm.objective.sampler))) == (task, sampler)
+        assert arm.objective.loss == dense.objective.loss and arm.objective.negatives == dense.objective.negatives
         assert (arm.model, arm.train, arm.evaluate) == (dense.model, dense.train, dense.evaluate)
 
 

@@ -20,7 +20,7 @@ from segue.data.vocabulary import Vocabulary
 from segue.demo import shop
 from segue.index.exact import ExactIndex
 from segue.models.build import build_model
-from segue.models.settings import ModelSettings
+from segue.models.encoders.sasrec import SASRecSettings
 from segue.recommend.recommender import Recommender
 from segue.runs.read import read_report
 
@@ -34,12 +34,10 @@ ITEMS = (
 # A customer's purchases of these. The last one was held out: it took no part in training.
 HISTORY = ("22697", "22699", "22383", "20728", "22382")
 BOUGHT_NEXT = "22698"
-SHAPE = ModelSettings(
-    builder="sasrec", width=4, depth=1, heads=1, length=6, dropout=0.0, feed_forward=1, positions="newest"
-)
+SHAPE = SASRecSettings(width=4, depth=1, heads=1, length=6, dropout=0.0, feed_forward=1)
 RECIPE = """
 [model]
-builder = "sasrec"
+kind = "sasrec"
 width = 4
 depth = 1
 heads = 1

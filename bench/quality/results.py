@@ -43,7 +43,8 @@ from bench.quality.results_table import (
 )
 from bench.tables import machine
 from segue import api
-from segue.config import make_settings, read_recipe
+from segue.config.recipes import read_recipe
+from segue.config.settings import make_settings
 from segue.errors import InputError, SegueError
 from segue.evaluation.baselines.popularity import Popularity
 from segue.evaluation.evaluate import evaluate

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from segue.config import Settings, make_settings, read_recipe
+from segue.config.recipes import read_recipe
+from segue.config.settings import Settings, make_settings
 from segue.errors import InputError
 from segue.evaluation.metrics import Difference
 from segue.folders import write_json

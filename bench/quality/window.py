@@ -73,9 +73,9 @@ ARMS = (
     Arm(
         "answers",
         "dense; answers of the batch alone, log q",
-        set=("objective.sampler=answers", "objective.in_batch=0.5"),
+        set=("objective.sampler=targets", "objective.sampler.negatives=1024"),
     ),
-    Arm("uniform", "dense; uniform alone", set=("objective.sampler=uniform", "objective.in_batch=0.5")),
+    Arm("uniform", "dense; uniform alone", set=("objective.sampler=uniform", "objective.sampler.negatives=1024")),
     # With the others' step size, as the recipe's own needs many more epochs.
     Arm("sasrec", "SASRec, full softmax", recipe="sasrec", set=("train.learning_rate=2e-3", "train.decay=1.0")),
 )

@@ -30,7 +30,8 @@ from bench.quality.results import Paths, make_row, prepared, run_folder
 from bench.quality.results_table import Measured, Rows, Training, read_results, read_rows
 from bench.tables import publish
 from segue import api
-from segue.config import Settings, make_settings, read_recipe
+from segue.config.recipes import read_recipe
+from segue.config.settings import Settings, make_settings
 from segue.data.batch import Batch
 from segue.data.sequences import Sequences
 from segue.data.vocabulary import Vocabulary
@@ -40,10 +41,10 @@ from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex, best_columns
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.facts import Facts
+from segue.models.encoders import ModelSettings
+from segue.models.facts import DataFacts
 from segue.models.items.code_assignment import assigned_codes
-from segue.models.items.coded import CodeTable
-from segue.models.settings import ModelSettings
+from segue.models.items.coded import CodeSettings, CodeTable
 from segue.objective.objective import Objective
 from segue.recommend.recommender import Recommender
 from segue.terminal import TrainDisplay
@@ -54,7 +55,7 @@ PARTS = ("memory", "assign", "speed", "quality")
 MEGABYTE = 1_000_000
 RECIPE, CODED = "sasrec-sampled", ("model.items=codes",)
 MANY, WIDTH, EVENTS_A_USER, USERS = 10_000_000, 64, 20, 2_000_000
-SHORT = ("train.epochs=2", "train.stride=0", "model.depth=1", "model.length=50", "objective.negatives=500")
+SHORT = ("train.epochs=2", "train.stride=0", "model.depth=1", "model.length=50", "objective.sampler.negatives=500")
 PLAIN_ROW, CODED_ROW = "ml-1m/default", "ml-1m/default-codes"
 MILLION, WARM, CHANGED = 1_000_000, 5, 0.5
 
@@ -103,7 +104,7 @@ def train_and_answer(items: int) -> dict[str, Any]:
     reached["catalogue"] = _peak()
     settings = make_settings(read_recipe(RECIPE), [*CODED, f"model.width={WIDTH}"])
     first = torch.Generator().manual_seed(1)
-    model = build_model(settings.model, items, generator=first, facts=Facts(codes=codes))
+    model = build_model(settings.model, items, generator=first, facts=DataFacts(codes=codes))
     objective = Objective(settings.objective, counts, length=model.length, only_trained=True)
     step = _step(TrainingState(model, optimiser(model, settings.train), seed=1), objective, settings, items)
     reached["a step"] = _peak()
@@ -156,9 +157,10 @@ def assign(items: int) -> dict[str, Any]:
         times=np.zeros(1, dtype=np.int64),
     )
     del near
-    settings = make_settings(read_recipe(RECIPE), [*CODED, f"model.width={WIDTH}"]).model
+    codes = make_settings(read_recipe(RECIPE), [*CODED, f"model.width={WIDTH}"]).model.items
+    assert isinstance(codes, CodeSettings)
     began = time.perf_counter()
-    assigned_codes(settings, sequences, sequences.offsets[1:], items, seed=1)
+    assigned_codes(sequences, sequences.offsets[1:], items, parts=codes.parts, values=codes.values, seed=1)
     row = {"events": USERS * EVENTS_A_USER, "assigning s": time.perf_counter() - began}
     notes = (f"{USERS:,} users with {EVENTS_A_USER} events each, one thread.",)
     return {"title": "Codes by clusters", "row": row, "notes": notes}
@@ -295,8 +297,9 @@ def _quality_row(name: str, data: api.Data, places: Paths, folder: Path | None) 
 
 def table_bytes(settings: ModelSettings, items: int) -> int:
     """Of the table of so many items, codes included; whatever these are, they are as large."""
-    codes = np.zeros((items + 1, settings.code_parts), dtype=np.uint8) if settings.items == "codes" else None
-    model = build_model(settings, items, generator=torch.Generator(), facts=Facts(codes=codes))
+    parts = settings.items.parts if isinstance(settings.items, CodeSettings) else None
+    codes = None if parts is None else np.zeros((items + 1, parts), dtype=np.uint8)
+    model = build_model(settings, items, generator=torch.Generator(), facts=DataFacts(codes=codes))
     return sum(tensor.nbytes for tensor in model.items.state_dict().values())
 
 

@@ -32,7 +32,7 @@ ITEMS = 10_000
 TAUGHT = 2_000  # users that the model is trained on
 CHUNK = 10_000  # users generated at a time
 FIRST_TIME = 1_700_000_000_000_000
-MODEL = ("model.width=64", "model.depth=2", f"model.length={EVENTS}", "train.epochs=1", "index.kind=exact")
+MODEL = ("model.width=64", "model.depth=2", f"model.length={EVENTS}", "train.epochs=1", "index=exact")
 NOTES = (
     f"{EVENTS} events each, {ITEMS:,} items; sasrec of width 64 with 2 blocks, trained for one epoch on {TAUGHT:,} "
     "users: an embedding takes as long whatever the weights are. Starting Python and checking the log's digests are "

@@ -27,8 +27,8 @@ from segue.evaluation.settings import EvaluateSettings, seen_rule
 from segue.evaluation.split_log import SplitLog
 from segue.models.build import build_model
 from segue.models.checkpoint import load_model
+from segue.models.encoders.esasrec import ESASRecSettings
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ def measure(model: SequenceModel, sequences: Sequences, split: Split, *, n_items
 
 def _model(run: Path | None, n_items: int) -> SequenceModel:
     if run is None:
-        return build_model(ModelSettings(), n_items, generator=torch.Generator().manual_seed(1))
+        return build_model(ESASRecSettings(), n_items, generator=torch.Generator().manual_seed(1))
     model = load_model(run)
     if model.items.n_items != n_items:
         raise InputError(

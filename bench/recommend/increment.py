@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 from bench.tables import publish
-from segue.config import make_settings, read_recipe
+from segue.config.recipes import read_recipe
+from segue.config.settings import make_settings
 from segue.data.batch import Batch
 from segue.errors import InputError
 from segue.layers.packed import tensors

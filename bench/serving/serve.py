@@ -32,7 +32,7 @@ import psutil
 from bench.serving import load
 from bench.serving.server import SEGUE, Server, ask, free_port
 from bench.tables import publish
-from segue.config import read_recipe
+from segue.config.recipes import read_recipe
 from segue.errors import InputError
 from segue.serving.store.store import Event, open_store
 

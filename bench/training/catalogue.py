@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from settings_tables import objective_settings
 
 from bench.tables import publish
 from segue.data.sequences import Sequences
 from segue.errors import InputError
 from segue.models.build import build_model
-from segue.models.settings import ModelSettings
+from segue.models.encoders.esasrec import ESASRecSettings
 from segue.objective.objective import Objective
-from segue.objective.settings import ObjectiveSettings
 from segue.training.loop import TrainingProgress, fit
 from segue.training.settings import TrainSettings
 from segue.training.sparse_rows import LEAST_ROWS
@@ -37,8 +37,8 @@ ROOT = Path(__file__).parents[2]
 LENGTH, USERS = 50, 80  # 4,000 tokens a step
 SAMPLED, SCE = "sampled softmax, 3,000 shared", "SCE, 256 a bucket"
 LOSSES = {
-    SAMPLED: ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=3000),
-    SCE: ObjectiveSettings(loss="sce", negatives=256),
+    SAMPLED: objective_settings(loss="sampled-softmax", sampler="uniform", sampler__negatives=3000),
+    SCE: objective_settings(loss="sce", sampler__negatives=256),
 }
 ROWS, WHOLE = "rows", "whole table"
 WARM = 3  # steps that are not counted
@@ -98,7 +98,7 @@ def step_seconds(loss: str, n_items: int, *, by_rows: bool, steps: int) -> list[
     """Seconds of each step of segue's own loop, after the warm ones."""
     log = made_up(n_items, USERS * (WARM + steps + 1))
     objective = Objective(LOSSES[loss], np.bincount(log.items, minlength=n_items + 1))
-    shape = ModelSettings(width=64, depth=2, length=LENGTH)
+    shape = ESASRecSettings(width=64, depth=2, length=LENGTH)
     model = build_model(shape, n_items, generator=torch.Generator().manual_seed(1))
     model.items.sparse_gradients = by_rows
     moments: list[float] = []

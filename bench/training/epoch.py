@@ -26,6 +26,7 @@ import numpy as np
 from bench.tables import publish
 from segue import api
 from segue.errors import InputError
+from segue.kinds import kind_of
 from segue.objective.settings import ObjectiveSettings
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ HSTU_SHAPE = {"width": 50, "depth": 2, "heads": 1, "dropout": 0.2}
 HSTU_LOSS = (
     "objective.loss=sampled-softmax",
     "objective.sampler=uniform",
-    "objective.negatives=1024",
+    "objective.sampler.negatives=1024",
     "objective.temperature=0.05",
     "model.similarity=cosine",
 )
@@ -162,7 +163,8 @@ def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
     """Train with segue's own loop, unjudged, and say what the other side says."""
     import torch
 
-    from segue.config import make_settings, read_recipe
+    from segue.config.recipes import read_recipe
+    from segue.config.settings import make_settings
     from segue.data.dataset import Data
     from segue.evaluation.split_log import SplitLog
     from segue.models.build import build_model
@@ -206,7 +208,7 @@ def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def _loss_text(objective: ObjectiveSettings) -> str:
-    return f"sampled, {objective.negatives:,} shared" if objective.samples else objective.loss
+    return f"sampled, {objective.negatives:,} shared" if objective.negatives else kind_of(objective.loss)
 
 
 def show(results: dict[str, list[dict[str, Any]]]) -> None:

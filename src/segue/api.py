@@ -17,7 +17,7 @@ from segue.data.settings import EngineName, on_spark
 from segue.errors import InputError, SettingsError
 
 if TYPE_CHECKING:
-    from segue.config import About
+    from segue.config.settings import About
     from segue.evaluation.compare import Comparison
     from segue.evaluation.report import Report
     from segue.evaluation.window.report import WindowReport
@@ -282,7 +282,8 @@ def add_items(
 
 def recipes() -> dict[str, About]:
     """The shipped recipes and the description of each."""
-    from segue.config import make_settings, read_recipe, recipe_names
+    from segue.config.recipes import read_recipe, recipe_names
+    from segue.config.settings import make_settings
 
     return {name: make_settings(read_recipe(name)).about for name in recipe_names()}
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
+from settings_tables import index_settings, model_settings
 
 from segue.data.batch import Batch
 from segue.evaluation.evaluator import ModelScorer
@@ -22,17 +22,16 @@ from segue.index.settings import IndexSettings
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 
 SHARED = {"similarity": "mol", "output": "layer-norm", "target_time": False}
 CASES: dict[str, tuple[dict[str, Any], IndexSettings]] = {
-    "exact": ({"builder": "sasrec"}, IndexSettings(kind="exact")),
-    "exact, in chunks": ({"builder": "esasrec"}, IndexSettings(kind="exact", chunk=32)),
-    "exact, with biases": ({"builder": "bert4rec"}, IndexSettings(kind="exact")),
-    "exact, cosine": ({"builder": "hstu", "similarity": "cosine", "target_time": False}, IndexSettings(kind="exact")),
-    "approximate, all probed": ({"builder": "sasrec"}, IndexSettings(kind="approximate", recall=1.0)),
-    "mol": ({"builder": "hstu", **SHARED}, IndexSettings(kind="exact")),
-    "mol, two-stage with all kept": ({"builder": "hstu", **SHARED}, IndexSettings(kind="two-stage")),
+    "exact": ({"kind": "sasrec"}, index_settings(kind="exact")),
+    "exact, in chunks": ({"kind": "esasrec"}, index_settings(kind="exact", chunk=32)),
+    "exact, with biases": ({"kind": "bert4rec"}, index_settings(kind="exact")),
+    "exact, cosine": ({"kind": "hstu", "similarity": "cosine", "target_time": False}, index_settings(kind="exact")),
+    "approximate, all probed": ({"kind": "sasrec"}, index_settings(kind="approximate", recall=1.0)),
+    "mol": ({"kind": "hstu", **SHARED}, index_settings(kind="exact")),
+    "mol, two-stage with all kept": ({"kind": "hstu", **SHARED}, index_settings(kind="two-stage")),
 }
 
 
@@ -47,7 +46,7 @@ def everything_is_kept() -> Iterator[None]:
 def doubled_model(n_items: int, **changed: Any) -> SequenceModel:
     """Each item of the second half has the vector (and the bias) of one of the first."""
     half = n_items // 2
-    settings = msgspec.convert({"width": 50, "depth": 1, "heads": 1, "length": 9, **changed}, ModelSettings)
+    settings = model_settings(**{"width": 50, "depth": 1, "heads": 1, "length": 9, **changed})
     model = build_model(settings, n_items, generator=torch.Generator().manual_seed(1)).eval()
     with torch.no_grad():
         for name, table in model.items.named_parameters():

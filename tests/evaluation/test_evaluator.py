@@ -5,6 +5,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings
 from tiny_logs import HistoryFirst, Table, histories_of, sequences_of
 
 from segue.data.sequences import Sequences
@@ -18,7 +19,6 @@ from segue.evaluation.settings import EvaluateSettings, repeat_share, seen_rule
 from segue.evaluation.split_log import SplitLog
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.settings import ModelSettings
 
 N_ITEMS = 9
 REPEATS = ([1, 2, 3, 2, 3], [4, 5, 4, 5, 4], [1, 6, 7, 6, 1])  # every held-out item is in its history
@@ -110,7 +110,7 @@ def test_the_seen_filter_on_a_log_of_repeats() -> None:
 
 def test_the_filter_covers_more_than_the_model_looks_at() -> None:
     sequences = sequences_of([1, 2, 3, 4, 5, 2, 1], [1, 2, 3, 4, 5, 6, 7])
-    model = build_model(ModelSettings(width=8, depth=1, length=2), 7, generator=torch.Generator().manual_seed(0))
+    model = build_model(model_settings(width=8, depth=1, length=2), 7, generator=torch.Generator().manual_seed(0))
     counts = SplitLog(sequences, split_last(sequences), 7).training_counts
     found = Evaluator(sequences=sequences, counts=counts, seen="excluded").ranks(
         ModelScorer(model), split_last(sequences).cases("test")
@@ -122,7 +122,7 @@ def test_the_filter_covers_more_than_the_model_looks_at() -> None:
 @pytest.mark.parametrize(("positions", "begin"), [("oldest", 2), ("newest", 1)])
 def test_a_model_is_measured_on_the_window_that_it_answers_from(positions: str, begin: int) -> None:
     """Nine events, room for eight: where a new one can be encoded alone, the window has moved on by a quarter."""
-    settings = ModelSettings(width=8, depth=1, length=8, positions=positions)  # type: ignore[arg-type]
+    settings = model_settings(width=8, depth=1, length=8, positions=positions)
     model = build_model(settings, 9, generator=torch.Generator().manual_seed(0)).eval()
     history = histories_of([1, 2, 3, 4, 5, 6, 7, 8, 9])
     window = history.tokens(np.arange(begin, 9), np.array([9 - begin]))
@@ -196,7 +196,7 @@ def test_validation_is_ranked_by_the_same_rules() -> None:
 
 
 def test_a_model_is_measured_without_dropout_and_left_as_it_was() -> None:
-    model = build_model(ModelSettings(width=8, depth=1, length=4, dropout=0.5), 9, generator=torch.Generator())
+    model = build_model(model_settings(width=8, depth=1, length=4, dropout=0.5), 9, generator=torch.Generator())
     model.train()
     batch = histories_of([1, 2, 3], [4])
     scores = ModelScorer(model).scores(batch)

@@ -14,7 +14,6 @@ from segue.index import approximate
 from segue.index.approximate import ApproximateIndex, Lists
 from segue.index.exact import ExactIndex
 from segue.index.search import Ragged, Recall, recall, recall_of_scores
-from segue.index.settings import IndexSettings
 
 ITEMS, WIDTH = 20_000, 16
 
@@ -59,8 +58,7 @@ def test_it_finds_what_it_says_and_looks_at_few(index: ApproximateIndex, monkeyp
 def test_the_recall_asked_for_says_how_many_lists_are_looked_into(index: ApproximateIndex) -> None:
     found = []
     for goal in (0.5, 0.9, 1.0):
-        settings = IndexSettings(recall=goal)
-        made = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), settings=settings, queries=clustered(100, seed=2))
+        made = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), least_recall=goal, queries=clustered(100, seed=2))
         assert made.recall.share >= goal - 0.02
         found.append(made.probes)
     assert found[0] < found[1] < index.probes < found[2]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from settings_tables import index_settings, model_settings
 from torch import Tensor
 
 from segue.api import train
@@ -21,23 +22,22 @@ from segue.index.build import build_index, index_facts, load_index, sample_queri
 from segue.index.exact import ExactIndex
 from segue.index.mol import MolIndex
 from segue.index.search import ItemIndex
-from segue.index.settings import IndexSettings, Kind, refuse_misfit
+from segue.index.settings import refuse_misfit
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender
 
 N_ITEMS = 60
 
 
 def model(similarity: Any = "dot", *, n_items: int = N_ITEMS) -> SequenceModel:
-    shape = ModelSettings(width=8, depth=1, length=10, similarity=similarity)
+    shape = model_settings(width=8, depth=1, length=10, similarity=similarity)
     return build_model(shape, n_items, generator=torch.Generator().manual_seed(1))
 
 
-def built(kind: Kind, similarity: str = "dot", **knobs: Any) -> ItemIndex:
-    return build_index(model(similarity), np.arange(N_ITEMS + 1) > 0, IndexSettings(kind=kind, **knobs))
+def built(kind: str, similarity: str = "dot", **knobs: Any) -> ItemIndex:
+    return build_index(model(similarity), np.arange(N_ITEMS + 1) > 0, index_settings(kind=kind, **knobs))
 
 
 def no_queries() -> Tensor | None:
@@ -59,11 +59,11 @@ def test_auto_is_exact_until_the_catalogue_is_large(
     assert isinstance(built("auto", similarity), large)
     assert isinstance(built("exact", similarity), ExactIndex)
     candidates = np.arange(N_ITEMS + 1) > 1  # one fewer may be answered
-    assert isinstance(build_index(model(similarity), candidates, IndexSettings()), ExactIndex)
+    assert isinstance(build_index(model(similarity), candidates, index_settings()), ExactIndex)
 
 
 def test_a_mixture_of_logits_has_an_index_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_of(kind: Kind) -> bool:
+    def cut_of(kind: str) -> bool:
         index = built(kind, "mol")
         assert isinstance(index, MolIndex)
         return index.cut is not None
@@ -77,30 +77,30 @@ def test_a_mixture_of_logits_has_an_index_of_its_own(monkeypatch: pytest.MonkeyP
 def test_without_faiss_auto_stays_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "LEAST_APPROXIMATE", 1)
     assert isinstance(built("auto"), ExactIndex)
-    with pytest.raises(SettingsError, match=r"needs faiss, which is not installed; run `pip install 'segue\[ann\]'`"):
-        IndexSettings(kind="approximate")
+    with pytest.raises(SettingsError, match=r"needs faiss, which is not installed: run `pip install 'segue\[ann\]'`"):
+        index_settings(kind="approximate")
 
 
 @pytest.mark.parametrize(
     ("kind", "similarity"), [("two-stage", "dot"), ("two-stage", "cosine"), ("approximate", "mol")]
 )
-def test_a_kind_that_does_not_fit_is_refused(kind: Kind, similarity: str) -> None:
-    with pytest.raises(SettingsError, match=rf"index\.kind = '{kind}' .* model\.similarity = '{similarity}'"):
-        refuse_misfit(kind, similarity=similarity, items="ids")
-    with pytest.raises(SettingsError, match=rf"index\.kind = '{kind}'"):
+def test_a_kind_that_does_not_fit_is_refused(kind: str, similarity: str) -> None:
+    with pytest.raises(SettingsError, match=rf"index = '{kind}' needs model\.similarity = "):
+        refuse_misfit(index_settings(kind=kind), mixture=similarity == "mol", codes=False)
+    with pytest.raises(SettingsError, match=rf"index = '{kind}'"):
         built(kind, similarity)
 
 
 @pytest.mark.parametrize("recall", [0.0, -1.0, 1.5])
 def test_a_recall_that_is_no_share_is_refused(recall: float) -> None:
-    with pytest.raises(SettingsError, match=r"index\.recall must be a share"):
-        IndexSettings(recall=recall)
+    with pytest.raises(SettingsError, match=r"index\.recall: expected float"):
+        index_settings(recall=recall)
 
 
 def test_building_leaves_the_model_as_it_was() -> None:
     for training in (True, False):
         one = model("mol").train(training)
-        build_index(one, np.arange(N_ITEMS + 1) > 0, IndexSettings(), queries=no_queries)
+        build_index(one, np.arange(N_ITEMS + 1) > 0, index_settings(), queries=no_queries)
         assert one.training is training
 
 
@@ -110,9 +110,11 @@ def test_building_leaves_the_model_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("kind", "similarity"), [("exact", "dot"), ("approximate", "dot"), ("exact", "mol"), ("two-stage", "mol")]
 )
-def test_save_and_load(kind: Kind, similarity: str, tmp_path: Path) -> None:
+def test_save_and_load(kind: str, similarity: str, tmp_path: Path) -> None:
     one_model, candidates = model(similarity), np.arange(N_ITEMS + 1) % 3 > 0
-    index = build_index(one_model, candidates, IndexSettings(kind=kind, chunk=7))
+    index = build_index(
+        one_model, candidates, index_settings(kind=kind, **({} if kind == "two-stage" else {"chunk": 7}))
+    )
     index.save(tmp_path / "index.safetensors")
     loaded = load_index(tmp_path / "index.safetensors")
     assert type(loaded) is type(index)
@@ -191,7 +193,7 @@ def test_a_run_with_an_approximate_index(
     cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(approximate, "LEAST_ITEMS", 0)  # however few items there are
-    overrides = ["index.kind=approximate", "index.recall=0.9", "train.epochs=1"]
+    overrides = ["index=approximate", "index.recall=0.9", "train.epochs=1"]
     run = train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=overrides)
     said = run.manifest["index"]
     assert said["kind"] == "approximate" and said["recall"]["k"] == 100 and 0.8 < said["recall"]["share"] <= 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from settings_tables import index_settings, model_settings
 from torch import Tensor
 
 from segue.errors import SettingsError
@@ -17,11 +18,10 @@ from segue.index.build import build_index, index_facts, load_index
 from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex
 from segue.index.search import Ragged
-from segue.index.settings import IndexSettings, Kind, refuse_misfit
+from segue.index.settings import refuse_misfit
 from segue.models.build import build_model
-from segue.models.facts import Facts
+from segue.models.facts import DataFacts
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 
 
 def scores_of(centroids: Tensor, codes: np.ndarray, query: Tensor, *, normal: bool) -> list[float]:
@@ -129,18 +129,18 @@ N_ITEMS = 60
 
 
 def model_of(similarity: str = "dot") -> SequenceModel:
-    shape = ModelSettings(width=12, depth=1, length=10, similarity=similarity, items="codes", code_parts=3)  # type: ignore[arg-type]
+    shape = model_settings(width=12, depth=1, length=10, similarity=similarity, items="codes", items__parts=3)
     codes = np.random.default_rng(0).integers(0, N_ITEMS, (N_ITEMS + 1, 3)).astype(np.uint8)
-    return build_model(shape, N_ITEMS, generator=torch.Generator().manual_seed(1), facts=Facts(codes=codes))
+    return build_model(shape, N_ITEMS, generator=torch.Generator().manual_seed(1), facts=DataFacts(codes=codes))
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 def test_a_model_with_codes_gets_it_and_it_answers_as_every_vector_does(similarity: str, tmp_path: Path) -> None:
     model, candidates = model_of(similarity), np.arange(N_ITEMS + 1) % 5 > 0
-    index = build_index(model, candidates, IndexSettings())
+    index = build_index(model, candidates, index_settings())
     assert isinstance(index, CodeIndex) and index_facts(index, lambda: None) == {"kind": "codes"}
-    assert isinstance(build_index(model, candidates, IndexSettings(kind="codes")), CodeIndex)
-    exact = build_index(model, candidates, IndexSettings(kind="exact"))
+    assert isinstance(build_index(model, candidates, index_settings(kind="codes")), CodeIndex)
+    exact = build_index(model, candidates, index_settings(kind="exact"))
     assert isinstance(exact, ExactIndex)
     with torch.no_grad():
         queries = model.head(torch.randn(6, 12, generator=torch.Generator().manual_seed(2)))
@@ -159,16 +159,18 @@ def test_a_model_with_codes_gets_it_and_it_answers_as_every_vector_does(similari
 
 @pytest.mark.parametrize(("items", "similarity"), [("ids", "dot"), ("codes", "mol"), ("vectors", "cosine")])
 def test_what_has_no_sums_over_codes_is_refused(items: str, similarity: str) -> None:
-    with pytest.raises(SettingsError, match=r"index\.kind = 'codes' looks up sums over items' codes"):
-        refuse_misfit("codes", similarity=similarity, items=items)
+    with pytest.raises(SettingsError, match=r"index = 'codes' needs model\.items = 'codes' and model\.similarity = "):
+        refuse_misfit(index_settings(kind="codes"), mixture=similarity == "mol", codes=items == "codes")
 
 
 @pytest.mark.parametrize("kind", ["auto", "exact"])
-def test_mixtures_of_logits_over_codes_are_looked_up_as_mixtures(kind: Kind) -> None:
-    assert not isinstance(build_index(model_of("mol"), np.arange(N_ITEMS + 1) > 0, IndexSettings(kind=kind)), CodeIndex)
+def test_mixtures_of_logits_over_codes_are_looked_up_as_mixtures(kind: str) -> None:
+    assert not isinstance(
+        build_index(model_of("mol"), np.arange(N_ITEMS + 1) > 0, index_settings(kind=kind)), CodeIndex
+    )
 
 
 def test_no_item_can_be_added() -> None:
-    index = build_index(model_of(), np.arange(N_ITEMS + 1) > 0, IndexSettings())
+    index = build_index(model_of(), np.arange(N_ITEMS + 1) > 0, index_settings())
     with pytest.raises(SettingsError, match="Items cannot be added to an index of codes"):
         index.with_items(torch.zeros(1, 12), np.array([N_ITEMS + 1]), n_items=N_ITEMS + 1)

@@ -21,7 +21,6 @@ from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex
 from segue.index.mol import Cut, MolIndex
 from segue.index.search import ItemIndex, Ragged, recall
-from segue.index.settings import IndexSettings
 from segue.models.similarity.mol import Mixture
 
 
@@ -35,8 +34,7 @@ class Kind:
 
 def approximate_index(recall: float) -> Callable[[np.ndarray, np.ndarray | None], ItemIndex]:
     def build(vectors: np.ndarray, candidates: np.ndarray | None) -> ItemIndex:
-        chosen = IndexSettings(recall=recall)
-        return ApproximateIndex.build(torch.from_numpy(vectors), candidates=candidates, settings=chosen)
+        return ApproximateIndex.build(torch.from_numpy(vectors), candidates=candidates, least_recall=recall)
 
     return build
 
@@ -67,9 +65,7 @@ def code_index(vectors: np.ndarray, candidates: np.ndarray | None) -> ItemIndex:
 
 KINDS = {
     "exact": Kind(
-        lambda vectors, candidates: ExactIndex.build(
-            torch.from_numpy(vectors), candidates=candidates, settings=IndexSettings(chunk=64)
-        )
+        lambda vectors, candidates: ExactIndex.build(torch.from_numpy(vectors), candidates=candidates, chunk=64)
     ),
     "approximate": Kind(approximate_index(1.0)),
     "approximate, one list": Kind(approximate_index(0.001)),

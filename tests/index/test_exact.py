@@ -7,19 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_laws import Case, assert_sorted_answers, cases
+from settings_tables import index_settings
 
 from segue.errors import SettingsError
 from segue.index import exact
 from segue.index.exact import ExactIndex, best_columns
-from segue.index.settings import IndexSettings
 
 
 @settings(max_examples=150, deadline=None)
 @given(cases(), st.integers(1, 45), st.integers(1, 100))
 def test_equals_a_full_sort(case: Case, chunk: int, most_scores: int) -> None:
-    index = ExactIndex.build(
-        torch.from_numpy(case.vectors), candidates=case.candidates, settings=IndexSettings(chunk=chunk)
-    )
+    index = ExactIndex.build(torch.from_numpy(case.vectors), candidates=case.candidates, chunk=chunk)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "MAX_SCORES", most_scores)
         assert_sorted_answers(index, torch.from_numpy(case.queries), case)
@@ -31,7 +29,7 @@ def test_random_floats_equal_a_full_sort_of_the_same_scores() -> None:
     queries = torch.randn(9, 16, generator=generator)
     expected = (queries.double() @ vectors[1:].double().T).argsort(dim=1, descending=True)[:, :20] + 1
     for chunk in (53, 97, 1000, 65536):
-        items, scores = ExactIndex.build(vectors, settings=IndexSettings(chunk=chunk)).search(queries, 20)
+        items, scores = ExactIndex.build(vectors, chunk=chunk).search(queries, 20)
         assert torch.equal(items, expected)
         torch.testing.assert_close(scores, (queries @ vectors.T).gather(1, items), rtol=1e-5, atol=1e-5)
 
@@ -53,11 +51,11 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(exact, "best_columns", counted)
     monkeypatch.setattr(exact, "MAX_SCORES", 1000)
-    ExactIndex.build(torch.ones(501, 2), settings=IndexSettings(chunk=96)).search(torch.ones(73, 2), 3)
+    ExactIndex.build(torch.ones(501, 2), chunk=96).search(torch.ones(73, 2), 3)
     assert len(seen) == 8 * 6
     assert max(seen) == 960
 
 
 def test_chunk_of_zero_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"index\.chunk must be at least 1"):
-        IndexSettings(chunk=0)
+        index_settings(chunk=0)

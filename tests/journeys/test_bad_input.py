@@ -670,7 +670,7 @@ def test_one_kind_of_folder_for_the_other(line: CommandLine, cycle_data: Path, c
         ),
         (("--set", "model.widht=8"), ("no key of [model] 'widht'", "did you mean 'width'", "depth, heads, length")),
         (("--set", "train.device=tpu"), ("train.device", "'tpu'", "auto, cpu, cuda")),
-        (("--set", "model.builder=rnn"), ("model.builder", "'rnn'", "sasrec, esasrec")),
+        (("--set", "model=rnn"), ("model.kind", "'rnn'", "sasrec, esasrec")),
         (("--set", "model.width=wide"), ("model.width", "expected `int`", "'wide'")),
         (("--set", "model.width=-1"), ("model.width", "-1")),
         (("--set", "model.width=15", "--set", "model.heads=2"), ("width", "heads")),
@@ -697,12 +697,20 @@ def test_unknown_name_or_value(
         (
             "bert4rec",
             "objective.task=next-item",
-            ("model.builder = 'bert4rec'", "choose objective.task = 'masked-item'"),
+            ("model.kind = 'bert4rec'", "choose objective.task = 'masked-item'"),
         ),
-        ("sasrec", "objective.task=masked-item", ("looks back only", "choose model.builder = 'bert4rec'")),
-        ("sasrec", "objective.loss=gbce", ("objective.loss = 'gbce' needs objective.sampler", "objective.negatives")),
+        ("sasrec", "objective.task=masked-item", ("looks back only", "choose model.kind = 'bert4rec'")),
+        (
+            "sasrec",
+            "objective.loss=gbce",
+            ("objective.loss = 'gbce' needs objective.sampler", "objective.sampler.negatives"),
+        ),
         ("sasrec-sampled", "objective.loss=softmax", ("objective.loss = 'softmax'", "leave objective.sampler out")),
-        ("gsasrec", "objective.cuts=3", ("objective.cuts belongs to objective.task = 'recency'", "leave it out")),
+        (
+            "gsasrec",
+            "objective.task.cuts=3",
+            ("objective.task.cuts belongs to objective.task = 'recency'", "leave it out"),
+        ),
     ],
 )
 def test_settings_that_do_not_go_together(
@@ -720,7 +728,7 @@ def test_settings_that_do_not_go_together(
         ("[model]\nwidth = 'x'", ("model.width", "'x'")),
         (
             "[objective]\nloss = 'bce'\nsampler = 'uniform'",
-            ("objective.negatives of at least 1", "got 'uniform' and 0"),
+            ("objective.sampler.negatives of at least 1", "got 'uniform' and 0"),
         ),
     ],
 )

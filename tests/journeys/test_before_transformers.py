@@ -16,14 +16,14 @@ HISTORY = ["i03", "i04", "i05"]
 
 # A recipe, what is asked of it instead, and how many attentions it has to show.
 JOURNEYS = {
-    "gru4rec, recency": ("gru4rec", ("model.state_width=0", "objective.task=recency", "objective.cuts=8"), 0),
+    "gru4rec, recency": ("gru4rec", ("model.state_width=0", "objective.task=recency", "objective.task.cuts=8"), 0),
     "gru4rec-bprmax": (
         "gru4rec-bprmax",
-        ("model.state_width=24", "objective.negatives=8", "index.kind=approximate"),
+        ("model.state_width=24", "objective.sampler.negatives=8", "index=approximate"),
         0,
     ),
-    "narm, REINFORCE": ("narm", ("model.choice=reinforce", "model.entropy_bonus=0.01"), 1),
-    "caser, gBCE": ("caser", ("objective.loss=gbce", "objective.sampler=uniform", "objective.negatives=6"), 0),
+    "narm, REINFORCE": ("narm", ("model.choice=reinforce", "model.choice.entropy_bonus=0.01"), 1),
+    "caser, gBCE": ("caser", ("objective.loss=gbce", "objective.sampler=uniform", "objective.sampler.negatives=6"), 0),
     "nextitnet, cosine": ("nextitnet", ("model.depth=1", "model.similarity=cosine", "objective.temperature=0.1"), 0),
 }
 

@@ -17,7 +17,7 @@ from segue.models.items.coded import CodeTable
 from segue.slim import SlimRecommender
 from segue.training import item_codes as codes
 
-CODED = ("model.items=codes", "model.code_parts=4", "model.code_values=8", "train.epochs=12", "train.patience=12")
+CODED = ("model.items=codes", "model.items.parts=4", "model.items.values=8", "train.epochs=12", "train.patience=12")
 
 
 @pytest.fixture(name="run", scope="module")
@@ -69,7 +69,7 @@ def test_resumed_training_keeps_its_codes(
 ) -> None:
     """Another machine may round a decomposition differently, so codes are not computed again."""
     monkeypatch.setattr(codes, "LEAST_STEPS", 20)
-    few = [*CODED[:3], f"model.codes={way}", "train.epochs=1"]
+    few = [*CODED[:3], f"model.items.assignment={way}", "train.epochs=1"]
     segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=few, all_events=True)
     first = codes_of(tmp_path / "run")
     kept = [np.load(tmp_path / "run" / name) for name in ("codes.npy", "codes-all.npy")]
@@ -84,7 +84,7 @@ def test_continuing_an_all_events_run_starts_from_the_codes_of_the_training_part
 ) -> None:
     """Its served model has other codes, of every event, which the weights that chose the epochs do not fit."""
     monkeypatch.setattr(codes, "LEAST_STEPS", 300)
-    learned = [*CODED, "model.codes=learned", "evaluate.seen=keep"]
+    learned = [*CODED, "model.items.assignment=learned", "evaluate.seen=keep"]
     run = segue.train(cycle_data, out=tmp_path / "run", recipe=quick_recipe, overrides=learned, all_events=True)
     chosen, every = (np.load(tmp_path / "run" / name) for name in ("codes.npy", "codes-all.npy"))
     assert not np.array_equal(chosen, every) and np.array_equal(codes_of(tmp_path / "run"), every)

@@ -112,7 +112,12 @@ def test_a_continued_run_keeps_its_text_encoder(
         pl.DataFrame({"id": ids, "title": titles}).write_csv(tmp_path / f"{day}.csv")
         source = log.parent / ("log.csv" if day == "old" else "grown.csv")
         segue.prepare(source, out=tmp_path / day, items=tmp_path / f"{day}.csv")
-    changes = ["model.items=ids+vectors", 'model.texts=["title"]', "model.text_width=6", "train.epochs=2"]
+    changes = [
+        "model.items=ids+vectors",
+        'model.items.texts=["title"]',
+        "model.items.text_encoder.width=6",
+        "train.epochs=2",
+    ]
     old = segue.train(tmp_path / "old", out=tmp_path / "first", recipe=quick_recipe, overrides=changes)
 
     def stop(_: TrainingProgress) -> None:

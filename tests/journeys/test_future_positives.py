@@ -12,12 +12,12 @@ from segue.errors import SettingsError
 
 AHEAD = [
     "objective.task=dense-all-action",
-    "objective.days=0.5",
-    "objective.labels=4",
-    'objective.positive=[{kind = "buy", min_value = 0.5}]',
+    "objective.task.days=0.5",
+    "objective.task.labels=4",
+    'objective.task.positive=[{kind = "buy", min_value = 0.5}]',
     "objective.loss=sampled-softmax",
-    "objective.sampler=answers+uniform",
-    "objective.negatives=20",
+    "objective.sampler=targets+uniform",
+    "objective.sampler.negatives=20",
     "objective.equal_users=true",
 ]
 EPOCHS = ["train.patience=9", "train.averaging=0.9"]
@@ -55,7 +55,7 @@ def test_kinds_and_values_that_the_log_does_not_have_leave_nothing_behind(
     task = "objective.task=next-action"
     with pytest.raises(SettingsError, match="'sell', which the log does not have; it has buy@away, buy@home, look"):
         segue.train(
-            shop, out=tmp_path / "run", recipe=quick_recipe, overrides=[task, 'objective.positive=[{kind="sell"}]']
+            shop, out=tmp_path / "run", recipe=quick_recipe, overrides=[task, 'objective.task.positive=[{kind="sell"}]']
         )
     for entry, missing in (('{kind="buy"}', "no kinds"), ("{min_value=1}", "no values")):
         with pytest.raises(SettingsError, match=missing):
@@ -63,6 +63,6 @@ def test_kinds_and_values_that_the_log_does_not_have_leave_nothing_behind(
                 cycle_data,
                 out=tmp_path / "run",
                 recipe=quick_recipe,
-                overrides=[task, f"objective.positive=[{entry}]"],
+                overrides=[task, f"objective.task.positive=[{entry}]"],
             )
     assert not list(tmp_path.iterdir())

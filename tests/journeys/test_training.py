@@ -17,7 +17,7 @@ import pytest
 from planted_logs import cycle_log
 
 import segue
-from segue.config import recipe_names
+from segue.config.recipes import recipe_names
 from segue.demo.planted import write_planted_shop
 from segue.demo.shop import cache_folder, clean, fetch
 from segue.errors import FolderError, InputError, SettingsError, TrainingError
@@ -231,9 +231,9 @@ TINY = (
     "train.warmup=0",
     "train.threads=1",
 )
-FEW_NEGATIVES = ("objective.negatives=5",)
+FEW_NEGATIVES = ("objective.sampler.negatives=5",)
 UNTOLD = ("model.feed_forward=4", "model.target_time=false")
-SMALL_MIXTURE = ("model.mol_part_width=4", "model.mol_query_hidden=8", "model.mol_gate_hidden=8")
+SMALL_MIXTURE = ("model.similarity.part_width=4", "model.similarity.query_hidden=8", "model.similarity.gate_hidden=8")
 NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "bert4rec": ("bert4rec", ()),
     "caser": ("caser", ("model.image_events=3",)),
@@ -248,10 +248,10 @@ NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "narm": ("narm", ()),
     "nextitnet": ("nextitnet", ()),
     "pinnerformer": ("pinnerformer", FEW_NEGATIVES),
-    "pinnerformer-paper": ("pinnerformer-paper", (*FEW_NEGATIVES, "model.item_width=4")),
+    "pinnerformer-paper": ("pinnerformer-paper", (*FEW_NEGATIVES, "model.output.item_width=4")),
     "sasrec": ("sasrec", ()),
     "sasrec-bce": ("sasrec-bce", ()),
-    "sasrec-content": ("sasrec-content", ("model.text_width=4",)),
+    "sasrec-content": ("sasrec-content", ("model.items.text_encoder.width=4",)),
     "sasrec-meta": ("sasrec-meta", FEW_NEGATIVES),
     "sasrec-rss": ("sasrec-rss", ()),
     "sasrec-sampled": ("sasrec-sampled", FEW_NEGATIVES),
@@ -261,7 +261,7 @@ NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "in-batch": ("sasrec-sampled", (*FEW_NEGATIVES, "objective.sampler=in-batch")),
     "mixed": ("bert4rec", (*FEW_NEGATIVES, "objective.loss=gbce", "objective.sampler=mixed")),
     "lambdarank": ("sasrec-rss", ("objective.loss=lambdarank",)),
-    "codes": ("sasrec-sampled", (*FEW_NEGATIVES, "model.items=codes", "model.code_parts=4")),
+    "codes": ("sasrec-sampled", (*FEW_NEGATIVES, "model.items=codes", "model.items.parts=4")),
 }
 """Every recipe, every sampler, and codes, which are computed from the log."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
@@ -16,15 +16,10 @@ from segue.models.items import code_assignment as assign
 from segue.models.items import svd as decomposition
 from segue.models.items.code_assignment import assigned_codes, even_bins, learned_codes, shared_codes
 from segue.models.items.svd import right_directions
-from segue.models.settings import ModelSettings
 
 N_ITEMS = 40
-WAYS = ("clusters", "svd", "random")
-
-
-def settings_of(**changed: Any) -> ModelSettings:
-    numbers: dict[str, Any] = {"width": 8, "items": "codes", "code_parts": 4, "code_values": 8}
-    return ModelSettings(**(numbers | changed))
+Way = Literal["clusters", "svd", "random"]
+WAYS: tuple[Way, ...] = get_args(Way)
 
 
 def log_of(items: list[list[int]]) -> Sequences:
@@ -45,8 +40,9 @@ def random_log(users: int = 90, *, n_items: int = N_ITEMS, seed: int = 0) -> Seq
     return log_of((places * 2 + halves + 1).tolist())
 
 
-def found(log: Sequences, **changed: Any) -> np.ndarray:
-    codes = assigned_codes(settings_of(**changed), log, split_last(log).train_end, N_ITEMS, seed=1)
+def found(log: Sequences, *, way: Way = "clusters", values: int = 8, seed: int = 1) -> np.ndarray:
+    ends = split_last(log).train_end
+    codes = assigned_codes(log, ends, N_ITEMS, parts=4, values=values, seed=seed, method=way)
     assert codes.shape == (N_ITEMS + 1, 4) and codes.dtype == np.uint8
     return codes
 
@@ -62,7 +58,7 @@ def test_items_stand_in_the_order_of_numpys_own_decomposition(events: int, monke
     directions = np.linalg.svd(had)[2][:4].T[trained]
     expected = np.stack([even_bins(direction, 8) for direction in directions.T], 1)
     turned = np.stack([even_bins(-direction, 8) for direction in directions.T], 1)
-    codes = found(log, codes="svd")[trained].astype(int)
+    codes = found(log, way="svd")[trained].astype(int)
     for part in range(4):  # a direction may point either way, and what is nearly equal may be changed by the noise
         apart = [np.abs(codes[:, part] - way[:, part]) for way in (expected, turned)]
         least = min(apart, key=lambda differences: int(differences.sum()))
@@ -79,7 +75,7 @@ def test_bins_have_as_many_items_each_up_to_one(n: int, values: int, seed: int) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_held_out_changes_no_code(way: str) -> None:
+def test_what_is_held_out_changes_no_code(way: Way) -> None:
     """Whatever the last two items of a user are, in any order among the users."""
     log, rng = random_log(), np.random.default_rng(5)
     other = log.items.copy()
@@ -88,14 +84,14 @@ def test_what_is_held_out_changes_no_code(way: str) -> None:
         other[places] = rng.permutation(other[places])
     assert (other != log.items).any()
     changed = Sequences(offsets=log.offsets, items=other, times=log.times)
-    assert np.array_equal(found(log, codes=way), found(changed, codes=way))
+    assert np.array_equal(found(log, way=way), found(changed, way=way))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_only_items_that_were_met_take_values(way: str) -> None:
+def test_only_items_that_were_met_take_values(way: Way) -> None:
     """So that those of the others are not wasted on what is never answered."""
     log = log_of([[1, 2, 3, 4, 39, 40], [4, 3, 2, 1, 39, 40]])
-    codes = found(log, code_values=4, codes=way)
+    codes = found(log, values=4, way=way)
     assert all(sorted(codes[1:5, part].tolist()) == [0, 1, 2, 3] for part in range(4))
     assert not codes[5:].any()
 
@@ -103,14 +99,14 @@ def test_only_items_that_were_met_take_values(way: str) -> None:
 def test_the_same_seed_gives_the_same_codes_and_another_others() -> None:
     log = random_log()
     for way in WAYS:
-        assert np.array_equal(found(log, codes=way), found(log, codes=way))
-    other = assigned_codes(settings_of(codes="random"), log, split_last(log).train_end, N_ITEMS, seed=2)
-    assert not np.array_equal(found(log, codes="random"), other)
+        assert np.array_equal(found(log, way=way), found(log, way=way))
+    other = found(log, way="random", seed=2)
+    assert not np.array_equal(found(log, way="random"), other)
 
 
 def test_fewer_items_than_values() -> None:
     log = log_of([[1, 2, 3, 1, 2], [3, 2, 1, 3, 1]])
-    codes = assigned_codes(settings_of(code_values=256), log, split_last(log).train_end, 3, seed=1)
+    codes = assigned_codes(log, split_last(log).train_end, 3, parts=4, values=256, seed=1)
     assert codes.max() == 2
 
 
@@ -122,9 +118,9 @@ def test_clusters_are_of_items_that_come_close_together() -> None:
         [[*np.concatenate([rng.permutation(kind) for kind in rng.permutation(kinds)]), 1, 2] for _ in range(60)]
     )
 
-    def common(way: str) -> tuple[float, float]:
+    def common(way: Way) -> tuple[float, float]:
         """Codes that two items of a kind have in common, and two of different kinds."""
-        codes, same = found(log, code_values=6, codes=way)[1:], np.kron(np.eye(4), np.ones((10, 10))) > 0
+        codes, same = found(log, values=6, way=way)[1:], np.kron(np.eye(4), np.ones((10, 10))) > 0
         alike = (codes[:, None] == codes[None]).mean(2)
         return float(alike[same].mean()), float(alike[~same].mean())
 
@@ -139,7 +135,7 @@ def test_every_stretch_of_a_history_counts() -> None:
     rng = np.random.default_rng(6)
     first, kinds = np.arange(1, 21), np.arange(21, 41).reshape(2, 10)
     rows = [[*rng.permutation(first)[:10], *rng.permutation(kinds[user % 2]), 1, 2] for user in range(60)]
-    codes = found(log_of(rows), code_values=6)[21:].reshape(2, 10, 4)
+    codes = found(log_of(rows), values=6)[21:].reshape(2, 10, 4)
     within = np.mean([(kind[:, None] == kind[None]).mean() for kind in codes])
     assert within > 1.25 * (codes[0][:, None] == codes[1][None]).mean()
 
@@ -156,10 +152,10 @@ def test_items_that_always_come_together_are_told_apart(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_one_event_is_enough_and_none_gives_no_codes(way: str) -> None:
-    assert (found(log_of([[7, 8, 9], [1, 2]]), codes=way)[7] < 8).all()
+def test_one_event_is_enough_and_none_gives_no_codes(way: Way) -> None:
+    assert (found(log_of([[7, 8, 9], [1, 2]]), way=way)[7] < 8).all()
     log = log_of([[7, 8, 9], [1, 2]])
-    none = assigned_codes(settings_of(codes=way), log, log.offsets[:-1], N_ITEMS, seed=1)
+    none = assigned_codes(log, log.offsets[:-1], N_ITEMS, parts=4, values=8, seed=1, method=way)
     assert not none.any()
 
 
@@ -191,8 +187,8 @@ def test_a_tall_matrix_has_the_same_directions(monkeypatch: pytest.MonkeyPatch) 
 def test_learned_vectors_of_few_items_and_of_none() -> None:
     """One item of three was met; and none."""
     vectors = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
-    codes = learned_codes(settings_of(), vectors, np.array([0, 0, 5, 0]), seed=1)
+    codes = learned_codes(vectors, np.array([0, 0, 5, 0]), parts=4, values=8, seed=1)
     assert codes.shape == (4, 4) and codes.dtype == np.uint8 and not codes.any(), "the one value that there is"
-    assert not learned_codes(settings_of(), vectors, np.zeros(4, dtype=np.int64), seed=1).any()
-    every = learned_codes(settings_of(), vectors, np.array([0, 9, 1, 1]), seed=1)
+    assert not learned_codes(vectors, np.zeros(4, dtype=np.int64), parts=4, values=8, seed=1).any()
+    every = learned_codes(vectors, np.array([0, 9, 1, 1]), parts=4, values=8, seed=1)
     assert all(sorted(every[1:, part].tolist()) == [0, 1, 2] for part in range(4)), "a value for each"

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings, objective_settings
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,13 +19,12 @@ from segue.index.search import Ragged
 from segue.layers.blocks.transformer import PostNormBlock
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import build_model
+from segue.models.encoders import ModelSettings
 from segue.models.encoders.bert4rec import MaskedHead
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.objective.losses.softmax import full_softmax
 from segue.objective.objective import Objective
-from segue.objective.settings import ObjectiveSettings
-from segue.objective.tasks.examples import MaskedItem
+from segue.objective.tasks.masked_item import MaskedItem
 
 N_ITEMS = 5
 MASK = 6
@@ -40,7 +40,7 @@ def packed(*users: list[int]) -> PackedBatch:
 
 
 def first_model(**changed: Any) -> SequenceModel:
-    numbers = {"builder": "bert4rec", "width": 4, "length": 7, "heads": 2, "dropout": 0.0, **changed}
+    numbers = {"kind": "bert4rec", "width": 4, "length": 7, "heads": 2, "dropout": 0.0, **changed}
     settings = msgspec.convert(numbers, ModelSettings)
     return build_model(settings, N_ITEMS, generator=torch.Generator().manual_seed(0))
 
@@ -90,7 +90,7 @@ def test_the_question_is_a_mask_after_the_history() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_biases_are_added_to_scores_and_learned_with_either_loss(tied: bool) -> None:
-    model = model_of(tied=tied)
+    model = model_of(items__tied=tied)
     query = model.query(packed([1, 2], [3]))
     assert query.shape == (2, 5) and (query[:, -1] == 1).all() and model.width == 4
     before = model.score_all(query)
@@ -104,8 +104,8 @@ def test_biases_are_added_to_scores_and_learned_with_either_loss(tied: bool) -> 
     assert_close(model.item_vectors(some), model.item_vectors()[some])
     assert torch.equal(model.item_features(), model.items.output()), "biases do not make items alike"
     examples = MaskedItem(mask=MASK, share=0.3, most=9, last=1.0)(batch_of([1, 2, 3], [4, 5]), np.random.default_rng(0))
-    sampled = ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=40)
-    for loss in (ObjectiveSettings(), sampled):
+    sampled = objective_settings(loss="sampled-softmax", sampler="uniform", sampler__negatives=40)
+    for loss in (objective_settings(), sampled):
         model.zero_grad()
         objective = Objective(loss, np.r_[0, np.ones(N_ITEMS, dtype=np.int64)])
         hidden = model.float().encode(tensors(examples.inputs))
@@ -185,4 +185,4 @@ def test_cosine_leaves_the_bias_out() -> None:
 def test_a_length_without_room_for_the_question_is_refused() -> None:
     assert first_model(length=2).length == 1
     with pytest.raises(SettingsError, match=r"model\.length must be at least 2 for bert4rec"):
-        ModelSettings(builder="bert4rec", length=1)
+        model_settings(kind="bert4rec", length=1)

@@ -7,16 +7,18 @@ import math
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings
 from torch import Tensor
 from torch.nn import functional
 
 from segue.data.batch import Batch
 from segue.errors import SettingsError
+from segue.kinds import kind_of
 from segue.layers.blocks.transformer import GatedBlock, SASRecBlock
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import build_model
+from segue.models.encoders import ModelSettings
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 
 BATCH: PackedBatch = tensors(Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array([3])))
 
@@ -33,7 +35,7 @@ def through_blocks(model: SequenceModel, tokens: Tensor) -> Tensor:
 
 def test_sasrec_scales_its_items_and_ends_with_a_norm() -> None:
     """x0 = E √D + P, oldest first; after the blocks a layer norm with 1e-8."""
-    model = model_of(ModelSettings(builder="sasrec", width=4, length=7, feed_forward=1, positions="oldest"))
+    model = model_of(model_settings(kind="sasrec", width=4, length=7, feed_forward=1, positions="oldest"))
     assert [type(block) for block in model.blocks] == [SASRecBlock, SASRecBlock]
     tokens = model.items.into[[3, 1, 2]] * math.sqrt(4) + model.positions.table[[0, 1, 2]]
     expected = functional.layer_norm(through_blocks(model, tokens), (4,), eps=1e-8)
@@ -42,15 +44,15 @@ def test_sasrec_scales_its_items_and_ends_with_a_norm() -> None:
 
 def test_esasrec_takes_its_items_as_they_are_and_ends_without_a_norm() -> None:
     """Places counted from the newest, which is 0."""
-    model = model_of(ModelSettings(builder="esasrec", width=4, length=7, depth=3, positions="newest"))
+    model = model_of(model_settings(kind="esasrec", width=4, length=7, depth=3, positions="newest"))
     assert [type(block) for block in model.blocks] == [GatedBlock] * 3
     tokens = model.items.into[[3, 1, 2]] + model.positions.table[[2, 1, 0]]
     torch.testing.assert_close(model.encode(BATCH), through_blocks(model, tokens), rtol=0, atol=1e-12)
 
 
 def test_gated_blocks_with_four_times_the_width_unless_said_otherwise() -> None:
-    assert ModelSettings().builder == "esasrec" and ModelSettings().feed_forward == 4
-    (block,) = model_of(ModelSettings(width=6, depth=1)).blocks
+    assert kind_of(model_settings()) == "esasrec" and model_settings().feed_forward == 4
+    (block,) = model_of(model_settings(width=6, depth=1)).blocks
     assert isinstance(block, GatedBlock)
     assert block.feed_forward.outer.weight.shape == (6, 24) and block.feed_forward.inner.weight.shape == (48, 6)
 
@@ -58,7 +60,7 @@ def test_gated_blocks_with_four_times_the_width_unless_said_otherwise() -> None:
 @pytest.mark.parametrize("builder", ["sasrec", "esasrec", "bert4rec"])
 def test_dropout_is_on_the_tokens_too(builder: str) -> None:
     """Half of the numbers of a token are gone, the rest doubled; nothing else is before the blocks."""
-    settings = ModelSettings(builder=builder, width=64, depth=1, dropout=0.5)  # type: ignore[arg-type]
+    settings = model_settings(kind=builder, width=64, depth=1, dropout=0.5)
     model, met = model_of(settings), []
     model.blocks[0].register_forward_pre_hook(lambda _, inputs: met.append(inputs[0]))
     with torch.random.fork_rng(devices=[]):
@@ -87,5 +89,5 @@ def test_dropout_is_on_the_tokens_too(builder: str) -> None:
 )
 def test_shapes_that_cannot_be_are_refused_by_name(changed: dict[str, float], named: list[str]) -> None:
     with pytest.raises(SettingsError) as caught:
-        ModelSettings(**changed)  # type: ignore[arg-type]
+        model_settings(**changed)
     assert all(word in str(caught.value) for word in named)

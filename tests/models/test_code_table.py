@@ -9,19 +9,18 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from settings_tables import model_settings, objective_settings
 
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError, SettingsError
 from segue.layers.packed import tensors
-from segue.models.build import BUILDERS, build_model
+from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
-from segue.models.facts import NO_FACTS, Facts
+from segue.models.facts import NO_FACTS, DataFacts
 from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.models.warm_start import transfer_weights
 from segue.objective.objective import Objective
-from segue.objective.settings import ObjectiveSettings
 from segue.testing.cases import Case, batch_of, packed_of, random_users
 from segue.testing.check import laws_of
 from segue.testing.laws import building_is_repeatable
@@ -37,16 +36,16 @@ def codes_of(n_items: int = N_ITEMS, seed: int = 0) -> np.ndarray:
     return codes
 
 
-def settings_of(**changed: Any) -> ModelSettings:
-    numbers: dict[str, Any] = {"builder": "sasrec", "width": 8, "depth": 1, "length": 64, "dropout": 0.0}
-    return ModelSettings(**(numbers | {"items": "codes", "code_parts": PARTS, "code_values": VALUES} | changed))
+def settings_of(**changed: Any) -> Any:
+    numbers: dict[str, Any] = {"kind": "sasrec", "width": 8, "depth": 1, "length": 64, "dropout": 0.0}
+    return model_settings(**(numbers | {"items": "codes", "items__parts": PARTS, "items__values": VALUES} | changed))
 
 
 def model_of(*, codes: np.ndarray | None = None, seed: int = 0, **changed: Any) -> SequenceModel:
     """With vectors of about the length one."""
     codes = codes_of() if codes is None else codes
     first = torch.Generator().manual_seed(seed)
-    model = build_model(settings_of(**changed), len(codes) - 1, generator=first, facts=Facts(codes=codes))
+    model = build_model(settings_of(**changed), len(codes) - 1, generator=first, facts=DataFacts(codes=codes))
     with torch.no_grad():
         for table in model.items.learned:
             table.normal_(generator=first)
@@ -75,7 +74,7 @@ def test_the_example_on_paper() -> None:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_scores_are_those_of_vectors_written_out(similarity: str, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("segue.models.items.coded.AT_A_TIME", 7)
-    model = model_of(similarity=similarity, tied=tied)
+    model = model_of(similarity=similarity, items__tied=tied)
     table, codes = table_of(model), codes_of()
     vectors = torch.zeros(N_ITEMS + 1, 8)
     for number in range(1, N_ITEMS + 1):
@@ -100,8 +99,8 @@ def test_one_part_with_a_value_for_each_item_is_a_table_of_ids() -> None:
     """As many values as items, in any order."""
     order = np.random.default_rng(1).permutation(N_ITEMS)
     codes = np.r_[0, order].astype(np.uint8)[:, None]
-    coded = model_of(codes=codes, code_parts=1, code_values=256)
-    settings = settings_of(items="ids", code_parts=8, code_values=256)
+    coded = model_of(codes=codes, items__parts=1, items__values=256)
+    settings = settings_of(items="ids", items__parts=8, items__values=256)
     plain = build_model(settings, N_ITEMS, generator=torch.Generator().manual_seed(0)).eval()
     with torch.no_grad():
         plain.items.into[1:] = coded.items.into[1:][order]
@@ -114,9 +113,9 @@ def test_one_part_with_a_value_for_each_item_is_a_table_of_ids() -> None:
 
 LOSSES: tuple[dict[str, Any], ...] = (
     {"loss": "softmax"},
-    {"loss": "sce", "negatives": 9},
-    {"loss": "sampled-softmax", "sampler": "uniform", "negatives": 12},
-    {"loss": "bce", "sampler": "uniform", "negatives": 3, "shared": False},
+    {"loss": "sce", "sampler__negatives": 9},
+    {"loss": "sampled-softmax", "sampler": "uniform", "sampler__negatives": 12},
+    {"loss": "bce", "sampler": "uniform", "sampler__negatives": 3, "sampler__shared": False},
 )
 
 
@@ -125,7 +124,7 @@ def test_every_loss_reaches_the_parts_that_are_used_and_no_others(loss: dict[str
     codes = codes_of()
     codes[:, 2] = np.minimum(codes[:, 2], 3)  # nobody's third part has the last value
     model = model_of(codes=codes)
-    objective = Objective(ObjectiveSettings(**loss), np.r_[0, np.ones(N_ITEMS, int)])
+    objective = Objective(objective_settings(**loss), np.r_[0, np.ones(N_ITEMS, int)])
     examples = objective.examples(batch_of(list(range(1, 31))), np.random.default_rng(0))
     hidden = model.encode(tensors(examples.inputs))
     torch.autograd.backward(objective.loss(model, hidden, examples, torch.Generator().manual_seed(1)))
@@ -158,12 +157,12 @@ def test_gradients_are_those_of_finite_differences() -> None:
     ("builder", "changed"),
     [
         ("sasrec", {}),
-        ("bert4rec", {"tied": False}),
-        ("hstu", {"target_time": False, "similarity": "cosine", "temperature": "learned"}),
+        ("bert4rec", {"items__tied": False}),
+        ("hstu", {"target_time": False, "similarity": "cosine", "similarity__temperature": "learned"}),
     ],
 )
 def test_the_laws_of_every_model_hold(builder: str, changed: dict[str, Any]) -> None:
-    case = Case(BUILDERS[builder], settings_of(builder=builder, **changed), facts=Facts(codes=codes_of()))
+    case = Case(settings=settings_of(kind=builder, **changed), facts=DataFacts(codes=codes_of()))
     assert case.new().items.bias is None
     for law in laws_of(case):
         # Codes are no weights: they are the same whatever the seed. By heart one of them learns, which takes long.
@@ -172,13 +171,13 @@ def test_the_laws_of_every_model_hold(builder: str, changed: dict[str, Any]) -> 
 
 
 def test_a_mixture_of_logits_takes_codes_too() -> None:
-    model = model_of(similarity="mol", mol_query_parts=2, mol_item_parts=2, mol_part_width=4)
+    model = model_of(similarity="mol", similarity__query_parts=2, similarity__item_parts=2, similarity__part_width=4)
     scores = model.score_all(model.query(packed_of([1, 2, 3])))
     assert scores.shape == (1, N_ITEMS + 1) and torch.isfinite(scores).all()
 
 
 def test_codes_are_saved_with_the_model(tmp_path: Path) -> None:
-    model, settings = model_of(tied=False), settings_of(tied=False)
+    model, settings = model_of(items__tied=False), settings_of(items__tied=False)
     save_model(model, settings, tmp_path)
     again, batch = load_model(tmp_path), packed_of([1, 2, 30])
     assert np.array_equal(table_of(again).codes.numpy(), codes_of())
@@ -217,12 +216,6 @@ def test_items_that_nobody_had_then_are_new_and_tell_nothing() -> None:
     assert table_of(new).codes[1:].T.tolist() == [[1, 1, 1, 2, 2, 0]] * 4
 
 
-def test_a_run_of_ids_that_names_the_codes_of_before_still_opens(tmp_path: Path) -> None:
-    settings = ModelSettings(width=8, codes="svd")
-    save_model(build_model(settings, 5, generator=torch.Generator().manual_seed(1)), settings, tmp_path)
-    assert load_model(tmp_path).items.n_items == 5
-
-
 def test_no_item_can_be_added() -> None:
     with pytest.raises(SettingsError, match="can say nothing of new ones"):
         model_of().items.extended(NO_FACTS)
@@ -231,19 +224,13 @@ def test_no_item_can_be_added() -> None:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"code_parts": 3}, r"model\.code_parts must share an item's features evenly, got 3 parts of 8"),
-        ({"code_parts": 0}, r"model\.code_parts must be at least 1"),
-        ({"code_values": 257}, r"model\.code_values must be at least 2 and at most 256, got 257"),
-        ({"code_values": 1}, r"model\.code_values must be at least 2"),
-        ({"category": "genre"}, r"model\.category needs model\.items = 'ids', got 'codes'"),
-        ({"vectors": "v"}, r"model\.vectors would have no effect: items = 'codes' has no content"),
-        ({"texts": ("title",)}, r"model\.texts would have no effect"),
-        (
-            {"items": "ids", "code_values": 256},
-            r"model\.code_parts would have no effect: it belongs to items = 'codes'",
-        ),
-        ({"items": "ids", "code_parts": 8}, r"model\.code_values would have no effect"),
-        ({"items": "ids", "code_parts": 8, "code_values": 256, "codes": "random"}, r"model\.codes would have no eff"),
+        ({"items__parts": 3}, r"model\.items\.parts must divide the features of an item, got 3 parts of 8"),
+        ({"items__parts": 0}, r"model\.items\.parts: expected int >= 1, got 0"),
+        ({"items__values": 257}, r"model\.items\.values: expected int <= 256, got 257"),
+        ({"items__values": 1}, r"model\.items\.values: expected int >= 2, got 1"),
+        ({"items__column": "genre"}, r"There is no key 'column' in model\.items = 'codes'. Allowed: parts, values, "),
+        ({"items__vectors": "v"}, r"There is no key 'vectors' in model\.items = 'codes'"),
+        ({"items__assignment": "random"}, r"model\.items\.assignment: .*'random'"),
     ],
 )
 def test_settings_without_sense_are_refused(changed: dict[str, Any], sentence: str) -> None:
@@ -254,7 +241,8 @@ def test_settings_without_sense_are_refused(changed: dict[str, Any], sentence: s
 def test_a_catalogue_with_fewer_items_than_values_may_grow_and_not_shrink() -> None:
     """Fewer items than values have fewer values."""
     small, large = (
-        model_of(codes=codes_of(items, seed=items), code_values=256, seed=items, tied=False) for items in (7, 8)
+        model_of(codes=codes_of(items, seed=items), items__values=256, seed=items, items__tied=False)
+        for items in (7, 8)
     )
     transfer_weights(small, large, before=named("abcdefg"), now=named("hgfedcba"))
     assert torch.equal(large.items.output()[2:], small.items.output()[1:].flip(0))

@@ -10,20 +10,19 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from settings_tables import BIDIRECTIONAL, BUILDERS, UNPLACED, model_settings, objective_settings
 from torch import Tensor, nn
 
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError, SettingsError
 from segue.layers.packed import tensors
-from segue.models.build import BUILDERS, build_model
+from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
-from segue.models.facts import Facts, facts_of, refuse_silence
+from segue.models.facts import DataFacts
 from segue.models.items.content import ContentTable
 from segue.models.items.tables import CategoryTable, IdTable
 from segue.models.sequence import SequenceModel
-from segue.models.settings import BIDIRECTIONAL, UNPLACED, ModelSettings
 from segue.objective.objective import Objective
-from segue.objective.settings import ObjectiveSettings
 from segue.testing.cases import Case, batch_of, packed_of, random_users
 from segue.testing.check import laws_of
 from segue.testing.learning import Learner, memorises_eight_users
@@ -41,20 +40,20 @@ def content_of(n_items: int = N_ITEMS, seed: int = 0) -> np.ndarray:
     return content
 
 
-def settings_of(**changed: Any) -> ModelSettings:
+def settings_of(**changed: Any) -> Any:
     numbers: dict[str, Any] = {
-        "builder": "sasrec",
+        "kind": "sasrec",
         "width": 8,
         "depth": 1,
         "length": 64,
         "dropout": 0.0,
         "items": "ids+vectors",
     }
-    return ModelSettings(**(numbers | {"vectors": "v", "content_hidden": 7} | changed))
+    return model_settings(**(numbers | {"items__vectors": "v", "items__hidden": 7} | changed))
 
 
 def model_of(**changed: Any) -> SequenceModel:
-    facts = Facts(content=content_of())
+    facts = DataFacts(content=content_of())
     return build_model(settings_of(**changed), N_ITEMS, generator=torch.Generator().manual_seed(0), facts=facts)
 
 
@@ -85,7 +84,7 @@ def by_hand(table: ContentTable, content: np.ndarray) -> Tensor:
 @pytest.mark.parametrize("items", ["vectors", "ids+vectors"])
 @pytest.mark.parametrize("hidden", [0, 7])
 def test_vectors_are_content_through_a_small_network(items: str, hidden: int) -> None:
-    model = model_of(items=items, content_hidden=hidden)
+    model = model_of(items=items, items__hidden=hidden)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
@@ -103,7 +102,7 @@ def test_learned_vectors_begin_at_zero_and_the_sum_as_large_as_ids_alone() -> No
     model = model_of()
     assert (table_of(model).into == 0).all()
     vectors = model.item_vectors()[1:][np.arange(1, N_ITEMS + 1) != BARE]
-    by_id = build_model(ModelSettings(builder="sasrec", width=8), N_ITEMS, generator=torch.Generator().manual_seed(0))
+    by_id = build_model(model_settings(kind="sasrec", width=8), N_ITEMS, generator=torch.Generator().manual_seed(0))
     assert 0.3 < vectors.std() / by_id.item_vectors()[1:].std() < 1.5
 
 
@@ -112,12 +111,12 @@ def test_who_may_be_answered() -> None:
     assert np.flatnonzero(~model_of().answerable(counts)).tolist() == [0, BARE]
     counts[BARE] = 2
     assert np.flatnonzero(~model_of().answerable(counts)).tolist() == [0]
-    by_id = build_model(ModelSettings(width=8), N_ITEMS, generator=torch.Generator())
+    by_id = build_model(model_settings(width=8), N_ITEMS, generator=torch.Generator())
     assert np.flatnonzero(by_id.answerable(counts)).tolist() == [BARE]
 
 
 def test_ids_are_left_out_of_as_many_items_as_was_asked() -> None:
-    model = model_of(id_dropout=0.25).train()
+    model = model_of(items__id_dropout=0.25).train()
     table = table_of(model)
     nn.init.ones_(table.into)
     table.generator = torch.Generator().manual_seed(0)
@@ -142,11 +141,11 @@ def test_new_items_are_added_at_the_end(items: str) -> None:
             weight.add_(1)
     model.items.clear_padding()
     table, more = table_of(model), content_of(4, seed=9)
-    longer, before = table.extended(Facts(content=more)), table.output()
+    longer, before = table.extended(DataFacts(content=more)), table.output()
     assert longer.n_items == N_ITEMS + 4 and table.n_items == N_ITEMS
     torch.testing.assert_close(longer.output()[: N_ITEMS + 1], before, rtol=0, atol=1e-6)
     # The new ones by what the features mean to the model, and without an id.
-    same = table.extended(Facts(content=content_of()[:4]))
+    same = table.extended(DataFacts(content=content_of()[:4]))
     own = table.into[1:4] if table.ids else 0
     torch.testing.assert_close(same.output()[N_ITEMS + 1 :] + own, before[1:4], rtol=0, atol=1e-5)
     assert not any(weight.requires_grad for weight in longer.parameters())
@@ -156,10 +155,10 @@ def test_new_items_are_added_at_the_end(items: str) -> None:
 def test_categories_can_be_added_to_and_ids_alone_cannot() -> None:
     table = CategoryTable(np.array([0, 1, 2, 1]), 4, tied=False)
     nn.init.normal_(table.into)
-    longer = table.extended(Facts(categories=np.array([0, 2])))
+    longer = table.extended(DataFacts(categories=np.array([0, 2])))
     assert torch.equal(longer.input(torch.tensor([4])), table.input(torch.tensor([2])))
     with pytest.raises(SettingsError, match=r"by their ids alone.*model\.items = 'ids\+vectors' or 'vectors'"):
-        IdTable(3, 4, tied=True).extended(Facts())
+        IdTable(3, 4, tied=True).extended(DataFacts())
 
 
 # --- the laws of every model --------------------------------------------------------------------------------------
@@ -168,11 +167,14 @@ def test_categories_can_be_added_to_and_ids_alone_cannot() -> None:
 def case_of(builder: str, **changed: Any) -> Case:
     shape = {"heads": 2, "feed_forward": 2} if builder not in UNPLACED else {}
     shape = {name: value for name, value in shape.items() if builder != "hstu" or name != "feed_forward"}
+    if builder == "seq2seq":
+        shape = {f"body__{name}": value for name, value in shape.items()}
     told = {"target_time": False} if builder == "hstu" else {}
-    settings = settings_of(**({"builder": builder, "id_dropout": 0.0, "content_hidden": 16} | shape | told | changed))
+    ids = {} if changed.get("items") == "vectors" else {"items__id_dropout": 0.0}
+    settings = settings_of(**({"kind": builder, "items__hidden": 16} | shape | told | ids | changed))
     content = content_of()
     content[BARE] = 1  # what a law says of every item
-    return Case(BUILDERS[builder], settings, N_ITEMS, Facts(content=content))
+    return Case(settings=settings, n_items=N_ITEMS, facts=DataFacts(content=content))
 
 
 @pytest.mark.parametrize("builder", sorted(BUILDERS))
@@ -185,7 +187,7 @@ def test_content_keeps_the_laws_of_every_builder(builder: str) -> None:
 
 @pytest.mark.parametrize("builder", ["esasrec", "bert4rec"])
 def test_content_alone_keeps_them_too(builder: str) -> None:
-    case = case_of(builder, items="vectors", id_dropout=0.1)
+    case = case_of(builder, items="vectors")
     for law in laws_of(case):
         if law is not memorises_eight_users:
             law(case)
@@ -199,11 +201,11 @@ def test_content_is_learned_by_heart() -> None:
 
 LOSSES: dict[str, dict[str, Any]] = {
     "softmax": {},
-    "sce": {"negatives": 8},
-    "sampled-softmax": {"negatives": 8, "sampler": "uniform"},
-    "bce": {"negatives": 2, "sampler": "mixed", "shared": False},
-    "gbce": {"negatives": 8, "sampler": "uniform"},
-    "bpr-max": {"negatives": 8, "sampler": "popularity"},
+    "sce": {"loss__bucket_items": 8},
+    "sampled-softmax": {"sampler__negatives": 8, "sampler": "uniform"},
+    "bce": {"sampler__negatives": 2, "sampler": "mixed", "sampler__shared": False},
+    "gbce": {"sampler__negatives": 8, "sampler": "uniform"},
+    "bpr-max": {"sampler__negatives": 8, "sampler": "popularity"},
 }
 
 
@@ -212,14 +214,14 @@ LOSSES: dict[str, dict[str, Any]] = {
 def test_what_training_never_meets_has_no_id_and_is_no_negative(loss: Any, sparse: bool) -> None:
     """Items above 20 occur nowhere: their learned vectors stay zero, and their content teaches nothing."""
     objective = Objective(
-        ObjectiveSettings(loss=loss, **LOSSES[loss]), np.r_[0, np.ones(20, int), np.zeros(10, int)], only_trained=True
+        objective_settings(loss=loss, **LOSSES[loss]), np.r_[0, np.ones(20, int), np.zeros(10, int)], only_trained=True
     )
     batch = batch_of(*random_users([6, 9, 4], n_items=20))
     slopes = []
     for seed in (0, 1):
         content = content_of()
         content[21:] = content_of(seed=seed)[21:]
-        facts = Facts(content=content)
+        facts = DataFacts(content=content)
         model = build_model(settings_of(), N_ITEMS, generator=torch.Generator().manual_seed(0), facts=facts).train()
         table = table_of(model)
         table.generator = torch.Generator().manual_seed(5)
@@ -240,8 +242,8 @@ def test_what_training_never_meets_has_no_id_and_is_no_negative(loss: Any, spars
 
 
 def test_full_softmax_over_what_was_met_by_hand() -> None:
-    model, counts = model_of(id_dropout=0.0).double(), np.r_[0, np.ones(20, int), np.zeros(10, int)]
-    objective = Objective(ObjectiveSettings(), counts, only_trained=True)
+    model, counts = model_of(items__id_dropout=0.0).double(), np.r_[0, np.ones(20, int), np.zeros(10, int)]
+    objective = Objective(objective_settings(), counts, only_trained=True)
     batch = batch_of([3, 5, 7], [20, 1])
     examples = objective.examples(batch, np.random.default_rng(0))
     hidden = model.encode(tensors(examples.inputs))
@@ -254,7 +256,7 @@ def test_full_softmax_over_what_was_met_by_hand() -> None:
 def test_untrained_ids_stay_zero_through_training() -> None:
     learner = Learner(model_of(), batch_of(*random_users([6, 9, 4], n_items=20)))
     learner._objective = Objective(
-        ObjectiveSettings(), np.r_[0, np.ones(20, int), np.zeros(10, int)], only_trained=True
+        objective_settings(), np.r_[0, np.ones(20, int), np.zeros(10, int)], only_trained=True
     )
     learner.steps(5)
     table = table_of(learner.model)
@@ -274,29 +276,33 @@ CATALOGUE = pl.DataFrame(
 
 
 def test_content_is_vectors_and_words_side_by_side() -> None:
-    settings = settings_of(vectors="v", texts=("title",), text_width=3)
-    facts = facts_of(settings, Vocabulary(CATALOGUE), ["click"])
+    settings = settings_of(items__vectors="v", items__texts=("title",), items__text_encoder__width=3)
+    facts = settings.items.facts(Vocabulary(CATALOGUE), ("click",))
     assert facts.content is not None and facts.texts is not None and facts.kinds == ("click",)
     assert facts.content.shape == (4, 5) and facts.content.dtype == np.float32
     assert facts.content[:, :2].tolist() == [[0, 0], [1, 2], [0, 0], [0, 0]]
     assert facts.content[1:3, 2:].any() and not facts.content[[0, 3], 2:].any()
     # New items through what was fitted to the first ones.
-    more = facts_of(settings, Vocabulary(CATALOGUE[[1]]), texts=facts.texts).content
+    more = settings.items.facts(Vocabulary(CATALOGUE[[1]]), texts=facts.texts).content
     assert more is not None
     np.testing.assert_allclose(more[1], facts.content[2], atol=1e-6)
 
 
+def content_settings(**changed: Any) -> Any:
+    return settings_of(**changed).items
+
+
 def test_a_catalogue_that_says_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="says nothing of any item in title: give what model"):
-        refuse_silence(settings_of(vectors="", texts=("title",)), Vocabulary(CATALOGUE[[2]]))
+        content_settings(items__vectors="", items__texts=("title",)).refuse_silent_catalogue(Vocabulary(CATALOGUE[[2]]))
     with pytest.raises(InputError, match="no column 'brand' to take texts from"):
-        refuse_silence(settings_of(texts=("brand",)), Vocabulary(CATALOGUE))
-    refuse_silence(settings_of(texts=("title",)), Vocabulary(CATALOGUE))
+        content_settings(items__texts=("brand",)).refuse_silent_catalogue(Vocabulary(CATALOGUE))
+    content_settings(items__texts=("title",)).refuse_silent_catalogue(Vocabulary(CATALOGUE))
 
 
 def test_content_and_what_reads_words_are_saved_with_the_model(tmp_path: Path) -> None:
-    settings = settings_of(vectors="v", texts=("title",), text_width=3)
-    facts = facts_of(settings, Vocabulary(CATALOGUE), ["click", "buy"])
+    settings = settings_of(items__vectors="v", items__texts=("title",), items__text_encoder__width=3)
+    facts = settings.items.facts(Vocabulary(CATALOGUE), ("click", "buy"))
     model = build_model(settings, 3, generator=torch.Generator().manual_seed(0), facts=facts).eval()
     save_model(model, settings, tmp_path)
     again = load_model(tmp_path)
@@ -312,17 +318,13 @@ def test_content_and_what_reads_words_are_saved_with_the_model(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"vectors": ""}, r"model\.items = 'ids\+vectors' needs content: name a column"),
-        ({"tied": False}, r"model\.tied must be true where model\.items = 'ids\+vectors'"),
-        ({"category": "genre"}, r"model\.category needs model\.items = 'ids'"),
-        ({"content_hidden": -1}, r"model\.content_hidden must be at least 0, got -1"),
-        ({"id_dropout": 1.0}, r"model\.id_dropout must be in \[0, 1\), got 1\.0"),
-        ({"text_width": 0, "texts": ("title",)}, r"model\.text_width must be at least 1, got 0"),
-        ({"text_width": 7}, r"model\.text_width would have no effect"),
-        ({"items": "ids"}, r"model\.vectors would have no effect"),
-        ({"items": "vectors", "id_dropout": 0.3}, r"model\.id_dropout would have no effect"),
-        ({"items": "ids", "vectors": "", "content_hidden": 3}, r"model\.content_hidden would have no effect"),
-        ({"items": "ids", "vectors": "", "content_hidden": 128, "texts": ("t",)}, r"model\.texts would have no effect"),
+        ({"items__vectors": ""}, r"model\.items = 'ids\+vectors' needs content: name a column"),
+        ({"items__tied": False}, r"There is no key 'tied' in model\.items = 'ids\+vectors'"),
+        ({"items__hidden": -1}, r"model\.items\.hidden: expected int >= 0, got -1"),
+        ({"items__id_dropout": 1.0}, r"model\.items\.id_dropout: expected float < 1\.0, got 1\.0"),
+        ({"items__text_encoder__width": 0}, r"model\.items\.text_encoder\.width: expected int >= 1, got 0"),
+        ({"items": "ids"}, r"There is no key 'hidden' in model\.items = 'ids'. Allowed: tied"),
+        ({"items": "vectors", "items__id_dropout": 0.3}, r"There is no key 'id_dropout' in model\.items = 'vectors'"),
     ],
 )
 def test_settings_without_sense_are_refused(changed: dict[str, Any], sentence: str) -> None:
@@ -331,4 +333,4 @@ def test_settings_without_sense_are_refused(changed: dict[str, Any], sentence: s
 
 
 def test_no_builder_with_content_has_a_bias() -> None:
-    assert all(model_of(builder=builder).items.bias is None for builder in BIDIRECTIONAL)
+    assert all(model_of(kind=builder).items.bias is None for builder in BIDIRECTIONAL)

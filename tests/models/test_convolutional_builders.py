@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,14 +15,13 @@ from segue.layers.blocks.convolution import CaserBlock, DilatedBlock
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.testing.cases import batch_of, random_users
 
 N_ITEMS = 50
 
 
 def model_of(**changed: Any) -> SequenceModel:
-    settings = msgspec.convert({"width": 8, "depth": 1, "dropout": 0.0, **changed}, ModelSettings)
+    settings = model_settings(**{"width": 8, "depth": 1, "dropout": 0.0, **changed})
     return build_model(settings, N_ITEMS, generator=torch.Generator().manual_seed(0)).double().eval()
 
 
@@ -45,7 +44,7 @@ def reached(model: SequenceModel, length: int) -> list[int]:
 @pytest.mark.parametrize("shape", [{"dilations": [1, 2], "depth": 3}, {"dilations": [1, 2, 1, 2, 1, 2]}], ids=str)
 def test_nextitnet_sees_fifty_five_events_and_not_one_more(shape: dict[str, Any]) -> None:
     """Dilations 1, 2, 1, 2, 1, 2, in a block's second convolution twice as much: 1 + Σ 2 (d + 2 d) = 55."""
-    model = model_of(builder="nextitnet", kernel=3, **shape)
+    model = model_of(kind="nextitnet", kernel=3, **shape)
     assert [block.near.dilation for block in model.blocks if isinstance(block, DilatedBlock)] == [1, 2, 1, 2, 1, 2]
     assert reached(model, 70) == list(range(55))
 
@@ -55,12 +54,12 @@ def test_nextitnet_sees_fifty_five_events_and_not_one_more(shape: dict[str, Any]
 )
 def test_nextitnet_sees_as_far_as_kernel_and_dilations_say(kernel: int, dilations: list[int], sees: int) -> None:
     """All it reaches lie on the dilations' steps, the furthest at the end."""
-    found = reached(model_of(builder="nextitnet", kernel=kernel, dilations=dilations), 40)
+    found = reached(model_of(kind="nextitnet", kernel=kernel, dilations=dilations), 40)
     assert found[0] == 0 and found[-1] == sees - 1
 
 
 def test_nextitnet_takes_items_as_they_are_and_ends_with_a_linear_map() -> None:
-    model, batch = model_of(builder="nextitnet", depth=2), tensors(batch_of([3, 1, 2], [5]))
+    model, batch = model_of(kind="nextitnet", depth=2), tensors(batch_of([3, 1, 2], [5]))
     x = model.items.into[[3, 1, 2, 5]]
     for block in model.blocks:
         x = block(x, batch)
@@ -72,21 +71,21 @@ def test_nextitnet_takes_items_as_they_are_and_ends_with_a_linear_map() -> None:
 
 @pytest.mark.parametrize(("events", "depth", "sees"), [(5, 1, 5), (1, 1, 1), (3, 2, 5)])
 def test_caser_sees_its_last_events_and_not_one_more(events: int, depth: int, sees: int) -> None:
-    assert reached(model_of(builder="caser", image_events=events, depth=depth), 12) == list(range(sees))
+    assert reached(model_of(kind="caser", image_events=events, depth=depth), 12) == list(range(sees))
 
 
 def test_caser_has_as_many_filters_as_it_is_told_and_no_vectors_of_users() -> None:
-    model = model_of(builder="caser", image_events=4, horizontal=3, vertical=2)
+    model = model_of(kind="caser", image_events=4, horizontal=3, vertical=2)
     (block,) = model.blocks
     assert isinstance(block, CaserBlock)
-    assert [tuple(filters.weight.shape) for filters in block.horizontal] == [(3, 8), (3, 16), (3, 24), (3, 32)]  # type: ignore[arg-type]
-    assert tuple(block.vertical.weight.shape) == (2, 4) and tuple(block.joined.weight.shape) == (8, 3 * 4 + 2 * 8)
+    assert [tuple(filters.weight.shape) for filters in block.horizontal] == [(3, 8), (3, 16), (3, 24), (3, 32)]
+    assert tuple(block.vertical.weight.shape) == (2, 4) and block.joined.weight.shape == (8, 3 * 4 + 2 * 8)
     names = {name for name, _ in model.named_parameters() if not name.startswith("blocks.")}
     assert names == {"items.into"}
 
 
 def test_casers_dropout_is_on_what_its_filters_found() -> None:
-    model, met = model_of(builder="caser", dropout=0.5), []
+    model, met = model_of(kind="caser", dropout=0.5), []
     (block,) = model.blocks
     assert isinstance(block, CaserBlock)
     block.register_forward_pre_hook(lambda _, inputs: met.append(inputs[0]))

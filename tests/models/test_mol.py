@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from settings_tables import model_settings
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,10 +19,9 @@ from segue.errors import SettingsError
 from segue.layers.dropout import set_generator
 from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
-from segue.models.settings import ModelSettings
 from segue.models.similarity import mol
 from segue.models.similarity.dot import Dot
-from segue.models.similarity.mol import Mixture, MixtureOfLogits, gates, imbalance, make_similarity, mixed
+from segue.models.similarity.mol import Mixture, MixtureOfLogits, gates, imbalance, mixed
 from segue.models.weight_init import xavier_init
 
 WIDTH = 6
@@ -334,25 +333,28 @@ def test_a_step_against_the_imbalance_lowers_it() -> None:
 # --- in a model ---------------------------------------------------------------------------------------------------
 
 
-def shape_of(**changed: Any) -> ModelSettings:
+def shape_of(**changed: Any) -> Any:
     small = {
-        "mol_query_parts": 3,
-        "mol_item_parts": 2,
-        "mol_part_width": 4,
-        "mol_query_hidden": 6,
-        "mol_gate_hidden": 5,
+        "similarity__query_parts": 3,
+        "similarity__item_parts": 2,
+        "similarity__part_width": 4,
+        "similarity__query_hidden": 6,
+        "similarity__gate_hidden": 5,
     }
-    plain = {"builder": "sasrec", "width": 8, "depth": 1, "length": 12, "similarity": "mol"}
-    return msgspec.convert({**plain, **small, **changed}, ModelSettings)
+    plain = {"kind": "sasrec", "width": 8, "depth": 1, "length": 12, "similarity": "mol"}
+    return model_settings(**{**plain, **small, **changed})
 
 
 def test_settings_say_which_similarity() -> None:
-    assert isinstance(make_similarity(ModelSettings()), Dot)
-    cosine = make_similarity(ModelSettings(similarity="cosine"))
+    assert isinstance(model_settings().similarity.build(64), Dot)
+    cosine = model_settings(similarity="cosine").similarity.build(64)
     assert isinstance(cosine, Dot) and cosine.normal
-    made = make_similarity(
-        shape_of(mol_temperature=0.3, mol_item_dropout=0.25, mol_gate_dropout=0.5, mol_balance=0.7, width=10)
-    )
+    made = shape_of(
+        similarity__temperature=0.3,
+        similarity__item_dropout=0.25,
+        similarity__gate_dropout=0.5,
+        similarity__balance=0.7,
+    ).similarity.build(10)
     assert isinstance(made, MixtureOfLogits)
     assert (made.temperature, made.balance) == (0.3, 0.7)
     assert (made.drop_item.dropped, made.mixture.drop.dropped) == (64, 128)
@@ -380,21 +382,21 @@ def test_settings_say_which_similarity() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"mol_query_parts": 0},
-        {"mol_item_parts": 0},
-        {"mol_part_width": 0},
-        {"mol_query_hidden": -1},
-        {"mol_gate_hidden": -1},
-        {"mol_temperature": 0.0},
-        {"mol_item_dropout": 1.0},
-        {"mol_gate_dropout": -0.1},
-        {"mol_balance": -1.0},
-        {"similarity": "dot", "mol_balance": 0.5, "mol_query_parts": 8},
+        {"similarity__query_parts": 0},
+        {"similarity__item_parts": 0},
+        {"similarity__part_width": 0},
+        {"similarity__query_hidden": -1},
+        {"similarity__gate_hidden": -1},
+        {"similarity__temperature": 0.0},
+        {"similarity__item_dropout": 1.0},
+        {"similarity__gate_dropout": -0.1},
+        {"similarity__balance": -1.0},
+        {"similarity": "dot", "similarity__balance": 0.5, "similarity__query_parts": 8},
     ],
     ids=str,
 )
 def test_settings_that_cannot_be_are_refused_by_name(changed: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=r"model\.mol_\w+ (must be|belongs to)"):
+    with pytest.raises(SettingsError, match=r"model\.similarity\.\w+: expected|There is no key"):
         shape_of(**changed)
 
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings
 from torch import nn
 
 from segue.data.batch import Batch
@@ -18,10 +19,10 @@ from segue.layers.attention.weights import Choice
 from segue.layers.blocks.narm import NarmBlock
 from segue.layers.blocks.recurrent import GRUBlock
 from segue.layers.packed import tensors
-from segue.models.build import BUILDERS, build_model
+from segue.models.build import build_model
+from segue.models.encoders import ModelSettings
 from segue.models.sampled_attention import SamplingModel
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.testing import Case, laws
 from segue.testing.cases import batch_of
 from segue.testing.learning import Learner
@@ -36,8 +37,8 @@ TWO_USERS = tensors(
 )
 
 
-def settings_of(**changed: Any) -> ModelSettings:
-    return msgspec.convert({"builder": "gru4rec", "width": 4, "depth": 2, "dropout": 0.0, **changed}, ModelSettings)
+def settings_of(**changed: Any) -> Any:
+    return model_settings(**{"kind": "gru4rec", "width": 4, "depth": 2, "dropout": 0.0, **changed})
 
 
 def model_of(**changed: Any) -> SequenceModel:
@@ -45,8 +46,8 @@ def model_of(**changed: Any) -> SequenceModel:
 
 
 def narm_case(**changed: Any) -> Case:
-    shape = {"builder": "narm", "width": 8, "depth": 1, "length": 64, **changed}
-    return Case(BUILDERS["narm"], settings_of(**shape))
+    shape = {"kind": "narm", "width": 8, "depth": 1, "length": 64, **changed}
+    return Case(settings=settings_of(**shape))
 
 
 def torchs(model: SequenceModel, layers: int) -> nn.GRU:
@@ -75,7 +76,7 @@ def test_gru4rec_is_torchs_gru_over_scaled_items_and_a_linear_map() -> None:
 
 def test_narm_asks_with_the_last_state_and_a_mixture_of_all() -> None:
     """B [Σ w h ; h_n], w ∝ exp(v · hard-sigmoid(A2 h_j + A1 h_n)), through one layer of torch's units."""
-    model = model_of(builder="narm", depth=1, scores="additive")
+    model = model_of(kind="narm", depth=1, scores="additive")
     looking = model.blocks[1]
     assert isinstance(looking, NarmBlock) and isinstance(looking.score, Additive)
     a1, a2, v = looking.score.query.weight, looking.score.key.weight, looking.score.vector.weight[0]
@@ -91,11 +92,11 @@ def test_narm_asks_with_the_last_state_and_a_mixture_of_all() -> None:
 @pytest.mark.parametrize("builder", ["gru4rec", "narm"])
 def test_states_may_be_wider_than_tokens(builder: str) -> None:
     """In every layer; what is compared with items is as wide as they are, and what was drawn is still known of."""
-    model = model_of(builder=builder, state_width=7)
+    model = model_of(kind=builder, state_width=7)
     cells = [block.cell for block in model.blocks if isinstance(block, GRUBlock)]
     assert [(cell.input_size, cell.hidden_size) for cell in cells] == [(4, 7), (7, 7)]
     assert model.query(TWO_USERS).shape == (2, 4)
-    case = Case(BUILDERS[builder], settings_of(builder=builder, state_width=7, length=64))
+    case = Case(settings=settings_of(kind=builder, state_width=7, length=64))
     laws.later_events_change_nothing_earlier(case)
     laws.batches_change_nothing(case)
     laws.parameters_learn(case)
@@ -138,7 +139,7 @@ def test_hard_attention_learns_a_cycle_and_so_do_its_scores(choice: Choice) -> N
 @pytest.mark.parametrize("inputs", ["rated", "combined"])
 def test_values_of_events_are_no_less_for_these(builder: str, inputs: str) -> None:
     """Beside an item or after it: what comes later changes nothing earlier, and a question is the newest state's."""
-    model = model_of(builder=builder, inputs=inputs, depth=1, length=8)
+    model = model_of(kind=builder, inputs=inputs, depth=1, length=8)
     assert model.length == 8
     states, query = model.encode(TWO_USERS), model.query(TWO_USERS)
     assert states.shape[0] == 5 and query.shape == (2, 4)
@@ -166,25 +167,31 @@ def with_values(values: torch.Tensor) -> Any:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"builder": "gru4rec", "heads": 2}, ("model.heads", "gru4rec has no heads")),
-        ({"builder": "gru4rec", "feed_forward": 2}, ("model.feed_forward", "gru4rec")),
-        ({"builder": "narm", "positions": "oldest"}, ("model.positions", "knows the order without")),
-        ({"builder": "gru4rec", "scores": "dot"}, ("model.scores", "gru4rec has none to choose")),
-        ({"builder": "gru4rec", "choice": "gumbel"}, ("model.choice", "narm")),
-        ({"builder": "narm", "choice_temperature": 0.5}, ("model.choice_temperature", "'soft'")),
-        ({"builder": "narm", "choice": "gumbel", "choice_temperature": 0.0}, ("model.choice_temperature", "above 0")),
-        ({"builder": "narm", "choice": "gumbel", "entropy_bonus": 0.1}, ("model.entropy_bonus", "'reinforce'")),
-        ({"builder": "narm", "choice": "reinforce", "entropy_bonus": -1.0}, ("model.entropy_bonus", "at least 0")),
-        ({"builder": "caser", "state_width": 5}, ("model.state_width", "gru4rec and narm")),
-        ({"builder": "narm", "state_width": -1}, ("model.state_width", "at least 0")),
-        ({"builder": "gru4rec", "kernel": 5}, ("model.kernel", "nextitnet")),
-        ({"builder": "gru4rec", "dilations": [1]}, ("model.dilations", "nextitnet")),
-        ({"builder": "nextitnet", "dilations": []}, ("model.dilations", "at least 1")),
-        ({"builder": "nextitnet", "dilations": [1, 0]}, ("model.dilations", "[1, 0]")),
-        ({"builder": "nextitnet", "kernel": 0}, ("model.kernel", "at least 1")),
-        ({"builder": "nextitnet", "image_events": 3}, ("model.image_events", "caser")),
-        ({"builder": "nextitnet", "horizontal": 3}, ("model.horizontal", "caser")),
-        ({"builder": "nextitnet", "vertical": 3}, ("model.vertical", "caser")),
+        ({"kind": "gru4rec", "heads": 2}, ("model.heads", "gru4rec has no heads")),
+        ({"kind": "gru4rec", "feed_forward": 2}, ("model.feed_forward", "gru4rec")),
+        ({"kind": "narm", "positions": "oldest"}, ("model.positions", "knows the order without")),
+        ({"kind": "gru4rec", "scores": "dot"}, ("model.scores", "gru4rec has none to choose")),
+        ({"kind": "gru4rec", "choice": "gumbel"}, ("model.choice", "narm")),
+        ({"kind": "narm", "choice__temperature": 0.5}, ("model.choice.temperature", "'soft'")),
+        ({"kind": "narm", "choice": "gumbel", "choice__temperature": 0.0}, ("model.choice.temperature", "above 0")),
+        (
+            {"kind": "narm", "choice": "gumbel", "choice__entropy_bonus": 0.1},
+            ("model.choice.entropy_bonus", "'reinforce'"),
+        ),
+        (
+            {"kind": "narm", "choice": "reinforce", "choice__entropy_bonus": -1.0},
+            ("model.choice.entropy_bonus", "at least 0"),
+        ),
+        ({"kind": "caser", "state_width": 5}, ("model.state_width", "gru4rec and narm")),
+        ({"kind": "narm", "state_width": -1}, ("model.state_width", "at least 0")),
+        ({"kind": "gru4rec", "kernel": 5}, ("model.kernel", "nextitnet")),
+        ({"kind": "gru4rec", "dilations": [1]}, ("model.dilations", "nextitnet")),
+        ({"kind": "nextitnet", "dilations": []}, ("model.dilations", "at least 1")),
+        ({"kind": "nextitnet", "dilations": [1, 0]}, ("model.dilations", "[1, 0]")),
+        ({"kind": "nextitnet", "kernel": 0}, ("model.kernel", "at least 1")),
+        ({"kind": "nextitnet", "image_events": 3}, ("model.image_events", "caser")),
+        ({"kind": "nextitnet", "horizontal": 3}, ("model.horizontal", "caser")),
+        ({"kind": "nextitnet", "vertical": 3}, ("model.vertical", "caser")),
     ],
     ids=str,
 )

@@ -10,13 +10,13 @@ import polars as pl
 import pytest
 from planted_logs import cycle_log, title, titled_items
 from safetensors import safe_open
+from settings_tables import model_settings
 
 import segue
 from segue.errors import InputError, SettingsError
 from segue.models.checkpoint import WEIGHTS
-from segue.models.settings import SENTENCE_WIDTH, ModelSettings
 from segue.models.text import sentences
-from segue.models.text.sentences import SentenceTexts, _sentence_model
+from segue.models.text.sentences import SENTENCE_WIDTH, SentenceTexts, _sentence_model
 from segue.recommend.recommender import Recommender
 
 LONG = "Kettle, stainless steel. " * 80  # 402 pieces, of which 256 are read
@@ -64,15 +64,15 @@ def test_words_that_share_no_letters_are_near_and_fewer_features_keep_it() -> No
 
 
 def test_what_the_settings_cannot_mean_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"model\.text_encoder would have no effect: it belongs to model\.texts"):
-        ModelSettings(text_encoder="sentences")
-    wide: dict[str, Any] = {"items": "vectors", "texts": ("title",), "text_width": 385}
-    assert ModelSettings(**wide).text_width == 385
-    with pytest.raises(SettingsError, match=r"model\.text_width must be at most 384 where .*'sentences', got 385"):
-        ModelSettings(**wide, text_encoder="sentences")
+    with pytest.raises(SettingsError, match=r"There is no key 'text_encoder' in model\.items = 'ids'"):
+        model_settings(items__text_encoder="sentences")
+    content: dict[str, Any] = {"items": "vectors", "items__texts": ("title",)}
+    assert model_settings(**content, items__text_encoder__width=385).items.text_encoder.width == 385
+    with pytest.raises(SettingsError, match=r"model\.items\.text_encoder\.width: expected int <= 384, got 385"):
+        model_settings(**content, items__text_encoder="sentences", items__text_encoder__width=385)
 
 
-CONTENT = ["model.items=vectors", 'model.texts=["title"]', "model.text_encoder=sentences", "train.epochs=1"]
+CONTENT = ["model.items=vectors", 'model.items.texts=["title"]', "model.items.text_encoder=sentences", "train.epochs=1"]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings
 from torch import Tensor, nn
 
 from segue.data.batch import Batch
@@ -21,7 +22,6 @@ from segue.layers.packed import PackedBatch, tensors
 from segue.models.attention_map import HasAttentionMaps
 from segue.models.build import build_model
 from segue.models.encoders.seq2seq import EncoderDecoder
-from segue.models.settings import ModelSettings
 from segue.recommend.plan import Planner
 
 WIDTH, N_ITEMS = 6, 9
@@ -32,7 +32,7 @@ both_bodies = pytest.mark.parametrize("body", BODIES)
 def model_of(body: str, *, depth: int = 2, **changed: Any) -> EncoderDecoder:
     """In float64, with weights that are nowhere zero but in the padding row."""
     shape: dict[str, Any] = {"width": WIDTH, "depth": depth, "length": 8, "dropout": 0.0, **BODIES[body], **changed}
-    model = build_model(ModelSettings(builder="seq2seq", **shape), N_ITEMS, generator=torch.Generator()).double()
+    model = build_model(model_settings(kind="seq2seq", **shape), N_ITEMS, generator=torch.Generator()).double()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings, objective_settings
 from torch.nn import functional
 
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.models.similarity.dot import Dot
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
@@ -19,17 +20,17 @@ from segue.objective.tasks.examples import Examples
 from segue.testing.cases import batch_of
 
 COUNTS = np.r_[0, np.ones(7, dtype=np.int64)]
-DRAWN = ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=4)
-OWN = ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=4, shared=False)
+DRAWN = objective_settings(loss="sampled-softmax", sampler="uniform", sampler__negatives=4)
+OWN = objective_settings(loss="sampled-softmax", sampler="uniform", sampler__negatives=4, sampler__shared=False)
 
 
 def model_of(temperature: str = "learned") -> SequenceModel:
-    settings = ModelSettings(
-        builder="sasrec",
+    settings = model_settings(
+        kind="sasrec",
         width=6,
         dropout=0.0,
         similarity="cosine",
-        temperature=temperature,  # type: ignore[arg-type]
+        similarity__temperature=temperature,
     )
     return build_model(settings, 7, generator=torch.Generator().manual_seed(0)).double()
 
@@ -60,23 +61,17 @@ def test_it_starts_where_random_scores_are_of_size_one_and_never_falls_below_a_h
     assert len(list(model_of("fixed").similarity.parameters())) == 0  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("settings", [ObjectiveSettings(), DRAWN, OWN], ids=["softmax", "shared", "own"])
+@pytest.mark.parametrize("settings", [objective_settings(), DRAWN, OWN], ids=["softmax", "shared", "own"])
 @pytest.mark.parametrize("warmth", [0.0, -3.2, -6.0])
 def test_the_loss_is_that_of_a_fixed_temperature(settings: ObjectiveSettings, warmth: float) -> None:
     model = model_of()
     with torch.no_grad():
         heat_of(model).fill_(warmth)
-    fixed = ObjectiveSettings(
-        loss=settings.loss,
-        sampler=settings.sampler,
-        negatives=settings.negatives,
-        shared=settings.shared,
-        temperature=0.01 + math.exp(warmth),
-    )
+    fixed = msgspec.structs.replace(settings, temperature=0.01 + math.exp(warmth))
     torch.testing.assert_close(loss_of(model, settings), loss_of(model_of("fixed"), fixed))
 
 
-@pytest.mark.parametrize("settings", [ObjectiveSettings(), DRAWN, OWN], ids=["softmax", "shared", "own"])
+@pytest.mark.parametrize("settings", [objective_settings(), DRAWN, OWN], ids=["softmax", "shared", "own"])
 def test_its_gradient_is_that_of_the_loss(settings: ObjectiveSettings) -> None:
     model, step = model_of(), 1e-6
     first = heat_of(model).item()

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
+from settings_tables import index_settings, model_settings
 
 from segue.data.vocabulary import Vocabulary
 from segue.index.build import build_index
-from segue.index.settings import IndexSettings
 from segue.models.build import build_model
 from segue.models.checkpoint import WEIGHTS, load_model, save_model, saved_texts
-from segue.models.facts import TEXT_ENCODERS, facts_of
+from segue.models.encoders import ModelSettings
 from segue.models.items.content import ContentTable
-from segue.models.settings import ModelSettings
 from segue.models.text.encoder import TextEncoder
+from segue.models.text.hashed import HashedTexts
+from segue.models.text.sentences import SentenceTexts
 from segue.recommend.recommender import Recommender
 
 TITLES = ["red shoe for women", "blue shoe", "", "steel hammer 500 g", "hammer, steel (large)", "Größe 40", "blue shoe"]
 WIDTH = 5
+TEXT_ENCODERS: dict[str, type[TextEncoder]] = {"hashed": HashedTexts, "sentences": SentenceTexts}
 
 
 @pytest.fixture(params=TEXT_ENCODERS, scope="module")
@@ -33,10 +35,6 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def encoder(name: str) -> TextEncoder:
     return TEXT_ENCODERS[name].fitted(TITLES, WIDTH)
-
-
-def test_the_settings_name_them_all() -> None:
-    assert set(get_args(get_type_hints(ModelSettings)["text_encoder"])) == set(TEXT_ENCODERS)
 
 
 def test_vectors_have_the_width_asked_for_and_equal_texts_are_equal(encoder: TextEncoder) -> None:
@@ -68,12 +66,17 @@ def test_fitting_and_encoding_are_repeatable_and_need_no_company(name: str, enco
 def recommender(name: str) -> tuple[Recommender, ModelSettings]:
     """A model that nobody trained, over items with titles."""
     table = pl.DataFrame({"id": [f"i{n}" for n in range(len(TITLES))], "count": 3, "title": TITLES})
-    content: dict[str, Any] = {"items": "vectors", "texts": ("title",), "text_encoder": name, "text_width": WIDTH}
-    chosen = ModelSettings(builder="sasrec", width=8, depth=1, length=6, **content)
+    content: dict[str, Any] = {
+        "items": "vectors",
+        "items__texts": ("title",),
+        "items__text_encoder": name,
+        "items__text_encoder__width": WIDTH,
+    }
+    chosen = model_settings(kind="sasrec", width=8, depth=1, length=6, **content)
     vocabulary = Vocabulary(table)
-    facts = facts_of(chosen, vocabulary)
+    facts = chosen.items.facts(vocabulary)
     model = build_model(chosen, len(TITLES), generator=torch.Generator().manual_seed(1), facts=facts).eval()
-    index = build_index(model, model.answerable(np.array([0] + [3] * len(TITLES))), IndexSettings())
+    index = build_index(model, model.answerable(np.array([0] + [3] * len(TITLES))), index_settings())
     return Recommender(model, index, vocabulary, settings=chosen), chosen
 
 
@@ -82,11 +85,13 @@ def test_a_saved_model_reads_new_words_as_it_read_those_of_its_items(name: str, 
     save_model(before.model, settings, tmp_path)
     model = load_model(tmp_path)
     assert isinstance(model.items, ContentTable) and type(model.items.texts) is TEXT_ENCODERS[name]
+    assert model.items.texts is not None
     words = ["brown shoes", *TITLES]
     assert isinstance(before.model.items, ContentTable) and before.model.items.texts is not None
     expected = before.model.items.texts.encode(words)
     assert (model.items.texts.encode(words) == expected).all() and expected[0].any()
-    assert (saved_texts(tmp_path / WEIGHTS, settings).encode(words) == expected).all()
+    texts = saved_texts(tmp_path / WEIGHTS, settings)
+    assert texts is not None and (texts.encode(words) == expected).all()
 
     opened = Recommender(model, before.index, before.vocabulary, settings=settings)
     after = opened.with_items(pl.DataFrame({"id": ["new"], "title": ["steel hammer 500 g"]}))

@@ -1,4 +1,4 @@
-"""SampledAttention and vectors that a test chooses, and a watch over what is made."""
+"""Samples and vectors that a test chooses, and a watch over what is made."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+from settings_tables import model_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.objective.samplers.samplers import Negatives
 
 
@@ -22,6 +22,13 @@ class Fixed:
         self._items = torch.tensor(items).repeat(times)
         self._log_q = torch.tensor(log_q, dtype=torch.float32)
 
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.cat((inputs, targets))
+
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:  # noqa: ARG002
         return Negatives(self._items, self._log_q[self._items])
 
@@ -31,7 +38,7 @@ class Fixed:
 
 def model_of(vectors: Sequence[Sequence[float]], similarity: Literal["dot", "cosine"] = "dot") -> SequenceModel:
     """One whose states are compared as they are with these items, numbered from 1."""
-    shape = ModelSettings(builder="sasrec", width=len(vectors[0]), depth=1, similarity=similarity)
+    shape = model_settings(kind="sasrec", width=len(vectors[0]), depth=1, similarity=similarity)
     model = build_model(shape, len(vectors), generator=torch.Generator().manual_seed(0)).double()
     with torch.no_grad():
         model.items.into[1:] = torch.tensor(vectors, dtype=torch.float64)

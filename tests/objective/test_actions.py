@@ -6,32 +6,31 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 from fixed_draws import Fixed, LargestMade, model_of
+from settings_tables import model_settings, objective_settings
 from torch import Tensor
 
-from segue.config import make_settings
+from segue.config.settings import make_settings
 from segue.data.batch import Batch
 from segue.errors import SettingsError
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.settings import ModelSettings
 from segue.objective.losses import softmax
 from segue.objective.losses.mean import user_weights, weighted_mean
 from segue.objective.losses.scores import own_scores, shared_scores
 from segue.objective.losses.softmax import sampled_softmax, shared_softmax
 from segue.objective.objective import Objective
 from segue.objective.samplers.collisions import shared_collisions
-from segue.objective.samplers.samplers import AnswerSampler
+from segue.objective.samplers.samplers import SamplerSettings, TargetSampler
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.examples import Examples
 
 N_ITEMS = 8
 COUNTS = np.r_[0, np.ones(N_ITEMS, dtype=np.int64)]
-MIXED = {"loss": "sampled-softmax", "sampler": "answers+uniform", "negatives": 6}
+MIXED = {"loss": "sampled-softmax", "sampler": "targets+uniform", "sampler__negatives": 6}
 every_sampled_loss = pytest.mark.parametrize(
     "loss", ["sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1", "top1-max"]
 )
@@ -39,7 +38,7 @@ shared_or_own = pytest.mark.parametrize("shared", [True, False], ids=["shared", 
 
 
 def settings_of(**chosen: Any) -> ObjectiveSettings:
-    return msgspec.convert({"task": "dense-all-action", **chosen}, ObjectiveSettings)
+    return objective_settings(**{"task": "dense-all-action", **chosen})
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -61,7 +60,9 @@ TWO_USERS = Examples(
 
 def cost(settings: ObjectiveSettings, examples: Examples, states: Tensor, draws: list[int]) -> float:
     objective = Objective(settings, COUNTS, length=5)
-    objective.sampler = Fixed(draws, [0.0] * (N_ITEMS + 1), times=1 if settings.shared else len(examples.targets))
+    assert isinstance(settings.sampler, SamplerSettings)
+    times = 1 if settings.sampler.shared else len(examples.targets)
+    objective.sampler = Fixed(draws, [0.0] * (N_ITEMS + 1), times=times)
     return objective.loss(model_of(VECTORS), states, examples, torch.Generator()).item()
 
 
@@ -69,16 +70,16 @@ def cost(settings: ObjectiveSettings, examples: Examples, states: Tensor, draws:
 @shared_or_own
 def test_own_positives_asked_for_or_not_are_never_negatives(loss: str, shared: bool) -> None:
     """All of 1 to 5 are drawn, and each question costs what its draws without its user's positives cost."""
-    settings = settings_of(loss=loss, sampler="uniform", negatives=7, shared=shared)
-    found = cost(settings, TWO_USERS, STATES, [1, 2, 3, 4, 5, 6, 7])
+    keys: dict[str, Any] = {"loss": loss, "sampler": "uniform", "sampler__shared": shared}
+    found = cost(settings_of(**keys, sampler__negatives=7), TWO_USERS, STATES, [1, 2, 3, 4, 5, 6, 7])
 
     def alone(question: int, draws: list[int]) -> float:
-        plain = msgspec.structs.replace(settings, task="next-item", negatives=len(draws))
+        negatives = len(draws)
         inputs = Batch(items=np.array([1]), times=np.array([0]), lengths=np.array([1]))
         examples = Examples(inputs=inputs, targets=TWO_USERS.targets[[question]])
         if loss == "gbce":  # its calibration depends on how many are drawn
-            draws = draws + [int(examples.targets[0])] * (7 - len(draws))
-            plain = msgspec.structs.replace(plain, negatives=7)
+            draws, negatives = draws + [int(examples.targets[0])] * (7 - len(draws)), 7
+        plain = settings_of(**keys, task="next-item", sampler__negatives=negatives)
         return cost(plain, examples, STATES[[question]], draws)
 
     expected = (alone(0, [5, 6, 7]) + alone(1, [5, 6, 7]) + alone(2, [1, 2, 4, 6, 7])) / 3
@@ -162,11 +163,11 @@ def test_means_of_g33() -> None:
 
 @pytest.mark.parametrize("task", ["next-item", "dense-all-action", "all-action", "next-action"])
 @pytest.mark.parametrize(
-    "loss", [{}, {"loss": "bce", "sampler": "uniform", "negatives": 3}, MIXED], ids=["softmax", "bce", "mixed"]
+    "loss", [{}, {"loss": "bce", "sampler": "uniform", "sampler__negatives": 3}, MIXED], ids=["softmax", "bce", "mixed"]
 )
 def test_every_user_weighs_the_same(task: str, loss: dict[str, Any]) -> None:
     """The mean of what each user's questions cost, as if the other's had no weight."""
-    shape = ModelSettings(builder="sasrec", width=4, depth=1, length=9, dropout=0.0)
+    shape = model_settings(kind="sasrec", width=4, depth=1, length=9, dropout=0.0)
     model = build_model(shape, 20, generator=torch.Generator().manual_seed(0)).double()
     batch = Batch(items=np.arange(1, 10), times=np.arange(9), lengths=np.array([6, 3]))
     plain, equal = (settings_of(task=task, equal_users=equal, **loss) for equal in (False, True))
@@ -190,13 +191,13 @@ def test_every_user_weighs_the_same(task: str, loss: dict[str, Any]) -> None:
 
 def test_answers_and_nothing_else_are_counted_and_drawn() -> None:
     """Inputs, which in-batch samplers take too, are none."""
-    settings = settings_of(loss="sampled-softmax", sampler="answers", negatives=50)
+    settings = settings_of(loss="sampled-softmax", sampler="targets", sampler__negatives=50)
     objective, model = Objective(settings, COUNTS, length=5), model_of(VECTORS)
     sampler = objective.sampler
-    assert isinstance(sampler, AnswerSampler) and list(objective.state) == ["answers"]
+    assert isinstance(sampler, TargetSampler) and list(objective.state) == ["target_counts"]
     for count in (1, 2):
         objective.loss(model, STATES, TWO_USERS, torch.Generator())
-        assert objective.state["answers"][0].sum() == 3 * count
+        assert objective.state["target_counts"].sum() == 3 * count
     log_q = sampler.log_q(torch.arange(1, N_ITEMS + 1), torch.tensor([3]))
     assert log_q.exp().tolist() == pytest.approx([0, 0, 1 / 3, 1 / 3, 1 / 3, 0, 0, 0])
 
@@ -204,7 +205,7 @@ def test_answers_and_nothing_else_are_counted_and_drawn() -> None:
 def test_mixed_negatives_by_hand() -> None:
     """One state, G7's correction with q of the mixture: the answer 3 was every answer so far, so q is .5 + .5 / 8 for
     it and .5 / 8 for any other; drawn are items that are no positives of the user."""
-    settings = settings_of(loss="sampled-softmax", sampler="answers+uniform", negatives=40)
+    settings = settings_of(loss="sampled-softmax", sampler="targets+uniform", sampler__negatives=40)
     objective, model = Objective(settings, COUNTS, length=5), model_of(VECTORS)
     inputs = Batch(items=np.array([1]), times=np.array([0]), lengths=np.array([1]))
     examples = Examples(inputs, np.array([3]), np.array([0]), None, (np.array([0, 0]), np.array([3, 4])))
@@ -229,21 +230,24 @@ def test_other_samplers_count_nothing() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["objective.days=7"], ["objective.days", "'dense-all-action' or 'all-action'"]),
-        (["objective.task=next-action", "objective.labels=7"], ["objective.labels", "'all-action'"]),
-        (['objective.positive=[{kind="buy"}]'], ["objective.positive", "'next-action'"]),
-        (["objective.task=all-action", "objective.days=0"], ["objective.days", "1 / 86400"]),
-        (["objective.task=all-action", "objective.days=inf"], ["objective.days", "inf"]),
-        (["objective.task=all-action", "objective.labels=0"], ["objective.labels", "at least 1"]),
-        (["objective.task=all-action", "objective.loss=sce", "objective.negatives=9"], ["objective.loss", "hardest"]),
-        (["objective.task=dense-all-action", "model.builder=bert4rec"], ["looks both ways", "'masked-item'"]),
-        (["objective.task=dense-all-action", "model.builder=seq2seq"], ["continues", "'continuation'"]),
+        (["objective.task.days=7"], ["'days'", "objective.task = 'next-item'", "no keys"]),
+        (["objective.task=next-action", "objective.task.labels=7"], ["'labels'", "'next-action'", "Allowed: positive"]),
+        (['objective.task.positive=[{kind="buy"}]'], ["'positive'", "objective.task = 'next-item'"]),
+        (["objective.task=all-action", "objective.task.days=1e-9"], ["objective.task.days", "1 / 86400"]),
+        (["objective.task=all-action", "objective.task.days=inf"], ["objective.task.days", "inf"]),
+        (["objective.task=all-action", "objective.task.labels=0"], ["objective.task.labels", ">= 1"]),
         (
-            ["objective.task=masked-item", "model.builder=bert4rec", "objective.equal_users=true"],
+            ["objective.task=all-action", "objective.loss=sce", "objective.loss.bucket_items=9"],
+            ["objective.loss", "hardest"],
+        ),
+        (["objective.task=dense-all-action", "model=bert4rec"], ["bidirectional", "'masked-item'"]),
+        (["objective.task=dense-all-action", "model=seq2seq"], ["decoder", "'continuation'"]),
+        (
+            ["objective.task=masked-item", "model=bert4rec", "objective.equal_users=true"],
             ["objective.equal_users", "'masked-item'"],
         ),
-        (["objective.task=all-action", 'objective.positive=[{kind="buy", most=3}]'], ["positive[0]", "most"]),
-        (["objective.task=all-action", "objective.positive=[{}]"], ["objective.positive", "neither"]),
+        (["objective.task=all-action", 'objective.task.positive=[{kind="buy", most=3}]'], ["positive[0]", "most"]),
+        (["objective.task=all-action", "objective.task.positive=[{}]"], ["objective.task.positive", "neither"]),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_to_change(overrides: list[str], words: list[str]) -> None:

@@ -7,28 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings, objective_settings
 from torch import Tensor
 
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.facts import Facts
+from segue.models.facts import DataFacts
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
-from segue.objective import objective as objective_module
-from segue.objective.losses import softmax
+from segue.objective.losses import catalogue, softmax
 from segue.objective.losses.softmax import coded_softmax
 from segue.objective.objective import Objective
-from segue.objective.settings import ObjectiveSettings
 from segue.testing.cases import batch_of, random_users
 
 N_ITEMS = 40
 
 
 def model_of(**changed: Any) -> SequenceModel:
-    shape = {"builder": "sasrec", "width": 12, "depth": 1, "length": 64, "dropout": 0.0, "items": "codes"}
+    shape = {"kind": "sasrec", "width": 12, "depth": 1, "length": 64, "dropout": 0.0, "items": "codes"}
     codes = np.random.default_rng(0).integers(0, 7, (N_ITEMS + 1, 3)).astype(np.uint8)
-    settings = ModelSettings(**(shape | {"code_parts": 3, "code_values": 7} | changed))  # type: ignore[arg-type]
-    model = build_model(settings, N_ITEMS, generator=torch.Generator().manual_seed(1), facts=Facts(codes=codes))
+    settings = model_settings(**(shape | {"items__parts": 3, "items__values": 7} | changed))
+    model = build_model(settings, N_ITEMS, generator=torch.Generator().manual_seed(1), facts=DataFacts(codes=codes))
     with torch.no_grad():
         for table in model.items.learned:
             table.normal_(generator=torch.Generator().manual_seed(2))
@@ -45,7 +43,9 @@ def learned(model: SequenceModel, objective: Objective) -> list[Tensor]:
     return [loss.detach(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
 
 
-@pytest.mark.parametrize("changed", [{}, {"tied": False}, {"similarity": "cosine", "temperature": "learned"}], ids=str)
+@pytest.mark.parametrize(
+    "changed", [{}, {"items__tied": False}, {"similarity": "cosine", "similarity__temperature": "learned"}], ids=str
+)
 @pytest.mark.parametrize("trained", [N_ITEMS, 30], ids=["all", "some"])
 @pytest.mark.parametrize("tile", [1, 90, 1 << 20])
 def test_losses_and_gradients_are_those_of_vectors(
@@ -53,10 +53,10 @@ def test_losses_and_gradients_are_those_of_vectors(
 ) -> None:
     monkeypatch.setattr(softmax, "TILE_SCORES", tile)
     counts = np.r_[0, np.ones(trained, int), np.zeros(N_ITEMS - trained, int)]
-    model, objective = model_of(**changed), Objective(ObjectiveSettings(equal_users=True), counts, only_trained=True)
+    model, objective = model_of(**changed), Objective(objective_settings(equal_users=True), counts, only_trained=True)
     plain = learned(model, objective)
-    monkeypatch.setattr(objective_module, "LEAST_CODED", trained)
-    monkeypatch.setattr(objective_module, "full_softmax", lambda *_: pytest.fail("no vector is made"))
+    monkeypatch.setattr(catalogue, "LEAST_CODED", trained)
+    monkeypatch.setattr(catalogue, "full_softmax", lambda *_: pytest.fail("no vector is made"))
     coded = learned(model, objective)
     assert len(plain) == len(coded)
     for one, other in zip(coded, plain, strict=True):

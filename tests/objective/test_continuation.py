@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from task_users import batch_of, chi_square, most_chi_square, some_users, users_of
 
-from segue.objective.tasks.examples import Continuation, next_item
+from segue.objective.tasks.continuation import Continuation
+from segue.objective.tasks.next_item import NextItem
 
 
 def rng_of(seed: int = 0) -> np.random.Generator:
@@ -70,7 +71,7 @@ def test_cuts_come_anywhere_with_equal_chance() -> None:
 
 def test_one_item_after_every_cut_asks_what_next_item_asks() -> None:
     batch = batch_of([[4, 5, 6], [7, 8]])
-    one, other = Continuation(items=1, cuts=99)(batch, rng_of()), next_item(batch, rng_of())
+    one, other = Continuation(items=1, cuts=99)(batch, rng_of()), NextItem()(batch, rng_of())
     assert one.targets.tolist() == other.targets.tolist()
 
 

@@ -12,7 +12,7 @@ from task_users import batch_of, chi_square, most_chi_square, owners, some_users
 
 from segue.data.batch import newest
 from segue.layers.packed import tensors
-from segue.objective.tasks.examples import MaskedItem
+from segue.objective.tasks.masked_item import MaskedItem
 
 MASK = 51
 

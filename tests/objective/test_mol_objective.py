@@ -7,27 +7,28 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings, objective_settings
 from torch import Tensor, nn
 
 from segue.data.batch import Batch
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import MixtureOfLogits
 from segue.objective.objective import Objective
-from segue.objective.samplers.samplers import Negatives
-from segue.objective.settings import SAMPLED, ObjectiveSettings
+from segue.objective.samplers.samplers import Negatives, SamplerSettings
+from segue.objective.settings import SAMPLED as SAMPLED_TEXT
+from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.examples import Examples
 
+SAMPLED = SAMPLED_TEXT.split(", ")
 N_ITEMS = 12
 COUNTS = np.r_[0, np.arange(N_ITEMS) % 5 + 1]
 DRAWS = [3, 11, 3, 8, 1]
-RECENCY: dict[str, Any] = {"task": "recency", "taken": 0.6}
+RECENCY: dict[str, Any] = {"task": "recency", "task__share": 0.6}
 LOG_Q = [-0.1 * number for number in range(N_ITEMS + 1)]
 
 every_sampled_loss = pytest.mark.parametrize("loss", SAMPLED)
@@ -41,6 +42,13 @@ class Fixed:
         self._items = torch.tensor(items).repeat(times)
         self._log_q = torch.tensor(log_q)
 
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.cat((inputs, targets))
+
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:  # noqa: ARG002
         return Negatives(self._items, self._log_q[self._items])
 
@@ -49,29 +57,33 @@ class Fixed:
 
 
 def settings_of(loss: str, *, shared: bool = True, **more: Any) -> ObjectiveSettings:
-    drawn = {"sampler": "popularity", "negatives": len(DRAWS), "shared": shared} if loss in SAMPLED else {}
-    return msgspec.convert({"loss": loss, "temperature": 0.7, **drawn, **more}, ObjectiveSettings)
+    drawn = (
+        {"sampler": "popularity", "sampler__negatives": len(DRAWS), "sampler__shared": shared}
+        if loss in SAMPLED
+        else {}
+    )
+    return objective_settings(**{"loss": loss, "temperature": 0.7, **drawn, **more})
 
 
 @functools.cache
 def model_of(balance: float = 0.0) -> SequenceModel:
     """In float64, with weights that are nowhere zero, and not to be changed. Nothing is dropped."""
-    shape = ModelSettings(
-        builder="sasrec",
+    shape = model_settings(
+        kind="sasrec",
         width=4,
         depth=1,
         length=8,
         dropout=0.0,
         similarity="mol",
-        mol_query_parts=2,
-        mol_item_parts=2,
-        mol_part_width=3,
-        mol_query_hidden=4,
-        mol_gate_hidden=3,
-        mol_temperature=0.5,
-        mol_item_dropout=0.0,
-        mol_gate_dropout=0.0,
-        mol_balance=balance,
+        similarity__query_parts=2,
+        similarity__item_parts=2,
+        similarity__part_width=3,
+        similarity__query_hidden=4,
+        similarity__gate_hidden=3,
+        similarity__temperature=0.5,
+        similarity__item_dropout=0.0,
+        similarity__gate_dropout=0.0,
+        similarity__balance=balance,
     )
     model = build_model(shape, N_ITEMS, generator=torch.Generator()).double()
     generator = torch.Generator().manual_seed(5)
@@ -91,8 +103,8 @@ def asked(settings: ObjectiveSettings, model: SequenceModel) -> tuple[Examples, 
     """The examples and the loss, where every answer has the same negatives."""
     objective = Objective(settings, COUNTS)
     examples = objective.examples(users(), np.random.default_rng(1))
-    if settings.samples:
-        objective.sampler = Fixed(DRAWS, LOG_Q, times=1 if settings.shared else len(examples.targets))
+    if isinstance(settings.sampler, SamplerSettings):
+        objective.sampler = Fixed(DRAWS, LOG_Q, times=1 if settings.sampler.shared else len(examples.targets))
     hidden = model.encode(tensors(examples.inputs))
     return examples, objective.loss(model, hidden, examples, torch.Generator().manual_seed(2))
 
@@ -108,7 +120,7 @@ def with_gradients(settings: ObjectiveSettings) -> list[Tensor]:
 def test_shared_negatives_are_own_negatives_where_all_rows_draw_the_same(task: str, loss: str) -> None:
     """Law 29.3; log q, the temperature, collisions and several answers of a state included."""
     more: dict[str, Any] = RECENCY if task == "recency" else {}
-    shared, own = (with_gradients(settings_of(loss, shared=shared, **more)) for shared in (True, False))
+    shared, own = (with_gradients(settings_of(loss, sampler__shared=shared, **more)) for shared in (True, False))
     for one, other in zip(shared, own, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
 
@@ -116,7 +128,7 @@ def test_shared_negatives_are_own_negatives_where_all_rows_draw_the_same(task: s
 @shared_or_own
 def test_sampled_softmax_row_by_row(shared: bool) -> None:
     model = model_of()
-    examples, loss = asked(settings_of("sampled-softmax", shared=shared), model)
+    examples, loss = asked(settings_of("sampled-softmax", sampler__shared=shared), model)
     with torch.no_grad():
         scores = model.score_all(model.head(model.encode(tensors(examples.inputs)))).numpy()
     losses = []
@@ -164,17 +176,17 @@ def test_one_component_each_by_hand(shared: bool) -> None:
     """G6 by way of the mixture: of one component it is the cosine over the temperature, which is inside."""
     vectors = torch.tensor([[0.1, 0.2]] * 9, dtype=torch.float64)
     vectors[[2, 4, 6, 8]] = torch.tensor([[0.0, 2.0], [-3.0, 4.0], [5.0, 0.0], [4.0, -3.0]], dtype=torch.float64)
-    shape = ModelSettings(
-        builder="sasrec",
+    shape = model_settings(
+        kind="sasrec",
         width=2,
         depth=1,
         similarity="mol",
-        mol_query_parts=1,
-        mol_item_parts=1,
-        mol_part_width=2,
-        mol_query_hidden=0,
-        mol_item_dropout=0.0,
-        mol_gate_dropout=0.0,
+        similarity__query_parts=1,
+        similarity__item_parts=1,
+        similarity__part_width=2,
+        similarity__query_hidden=0,
+        similarity__item_dropout=0.0,
+        similarity__gate_dropout=0.0,
     )
     model = build_model(shape, 9, generator=torch.Generator().manual_seed(0)).double()
     made = model.similarity
@@ -184,8 +196,8 @@ def test_one_component_each_by_hand(shared: bool) -> None:
         for tower in (made.query_tower, made.item_tower):
             assert isinstance(tower, nn.Linear)
             tower.weight.copy_(torch.eye(2))
-    settings = msgspec.convert(
-        {"loss": "sampled-softmax", "sampler": "uniform", "negatives": 4, "shared": shared}, ObjectiveSettings
+    settings = objective_settings(
+        loss="sampled-softmax", sampler="uniform", sampler__negatives=4, sampler__shared=shared
     )
     objective = Objective(settings, np.ones(10, dtype=np.int64))
     objective.sampler = Fixed([7, 3, 9, 5], [0.0] * 10, times=1)

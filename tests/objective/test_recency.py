@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from task_users import batch_of, chi_square, most_chi_square, owners, some_users, users_of
 
 from segue.data.batch import Batch
-from segue.objective.tasks.examples import Examples, Importance, Recency, next_item, recent_places
+from segue.objective.tasks.examples import Examples
+from segue.objective.tasks.next_item import NextItem
+from segue.objective.tasks.recency import Exponential, Linear, Recency
 
 G9 = {
     0.8: (0.121847, 0.152308, 0.190386, 0.237982, 0.297477),
@@ -21,19 +23,21 @@ G9 = {
 GRID = (np.arange(1_000_000) + 0.5) / 1_000_000
 
 
-def recency(
-    *, importance: Importance = "exponential", alpha: float = 0.8, share: float = 0.2, cuts: int = 1
-) -> Recency:
-    return Recency(importance=importance, alpha=alpha, share=share, cuts=cuts)
+def importance_of(kind: str, alpha: float) -> Exponential | Linear:
+    return Exponential(alpha=alpha) if kind == "exponential" else Linear()
+
+
+def recency(*, importance: str = "exponential", alpha: float = 0.8, share: float = 0.2, cuts: int = 1) -> Recency:
+    return Recency(importance=importance_of(importance, alpha), share=share, cuts=cuts)
 
 
 def rng_of(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def shares(events: int, *, importance: Importance = "exponential", alpha: float = 0.8) -> np.ndarray:
+def shares(events: int, *, importance: str = "exponential", alpha: float = 0.8) -> np.ndarray:
     """How large a part of all chances means each event: exact but for the grid."""
-    places = recent_places(np.full(len(GRID), events), GRID, importance=importance, alpha=alpha)
+    places = importance_of(importance, alpha).sampled(np.full(len(GRID), events), GRID)
     return np.bincount(places, minlength=events) / len(GRID)
 
 
@@ -52,7 +56,7 @@ def test_importance_is_its_formula(events: int, alpha: float) -> None:
     weights = np.exp((events - 1 - np.arange(events)) * np.log(alpha))
     edges = np.cumsum(weights[::-1] / weights.sum())[:-1]  # counted from the newest
     chance = np.concatenate((edges - 1e-9, edges + 1e-9)).clip(0, 1 - 1e-9)
-    found = recent_places(np.full(len(chance), events), chance, importance="exponential", alpha=alpha)
+    found = Exponential(alpha=alpha).sampled(np.full(len(chance), events), chance)
     ages = events - 1 - found if alpha < 1 else found
     wide = np.concatenate((weights[::-1][:-1], weights[::-1][1:])) / weights.sum() > 1e-8
     assert (ages == np.concatenate((np.arange(events - 1), np.arange(1, events))))[wide].all()
@@ -60,10 +64,10 @@ def test_importance_is_its_formula(events: int, alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [1e-9, 0.5, 0.8, 1 - 1e-12, 1 - 2**-53, 1.0])
 @pytest.mark.parametrize("importance", ["exponential", "linear"])
-def test_long_histories_and_extreme_chances(importance: Importance, alpha: float) -> None:
+def test_long_histories_and_extreme_chances(importance: str, alpha: float) -> None:
     before = np.repeat([1, 2, 3, 1500, 5_000_000], 3)
     chance = np.tile([0.0, 0.5, 1 - 2**-53], 5)
-    places = recent_places(before, chance, importance=importance, alpha=alpha)
+    places = importance_of(importance, alpha).sampled(before, chance)
     assert places.dtype == np.int64 and (places >= 0).all() and (places < before).all()
     ends = places.reshape(5, 3)[:, [0, 2]]  # the two ends of the chances are the two ends of what can be drawn
     if importance == "exponential" and alpha < 1:
@@ -123,7 +127,7 @@ def test_with_the_last_event_alone_it_is_the_last_item_split() -> None:
     """alpha → 0 and one draw: what next-item asks last, and nothing else."""
     histories = [list(range(1, length + 1)) for length in (2, 3, 7, 10)]
     batch = batch_of(histories)
-    examples, shifted = recency(alpha=1e-9, share=0.1)(batch, rng_of(3)), next_item(batch, rng_of(3))
+    examples, shifted = recency(alpha=1e-9, share=0.1)(batch, rng_of(3)), NextItem()(batch, rng_of(3))
     assert users_of(examples.inputs.items, examples.inputs.lengths) == [history[:-1] for history in histories]
     assert examples.inputs.items.tolist() == shifted.inputs.items.tolist()
     assert examples.inputs.query_times is not None and shifted.inputs.query_times is not None
@@ -142,7 +146,7 @@ def test_with_the_last_event_alone_it_is_the_last_item_split() -> None:
     st.integers(0, 99),
 )
 def test_inputs_and_answers_are_the_history(
-    histories: list[list[int]], alpha: float, share: float, importance: Importance, cuts: int, seed: int
+    histories: list[list[int]], alpha: float, share: float, importance: str, cuts: int, seed: int
 ) -> None:
     batch = batch_of(histories)
     examples = recency(importance=importance, alpha=alpha, share=share, cuts=cuts)(batch, rng_of(seed))

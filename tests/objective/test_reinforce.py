@@ -6,14 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings, objective_settings
 from torch import Tensor
 from torch.nn import functional
 
-from segue.config import make_settings
+from segue.config.settings import make_settings
 from segue.data.batch import Batch
 from segue.errors import SettingsError
 from segue.layers.blocks.narm import NarmBlock
@@ -21,7 +21,6 @@ from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.encoders.narm import NarmModel
-from segue.models.settings import ModelSettings
 from segue.objective.losses.softmax import full_softmax
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
@@ -30,8 +29,8 @@ from segue.objective.tasks.examples import Examples
 V = 4
 COUNTS = np.r_[0, np.ones(V, dtype=np.int64)]
 HISTORY = Batch(items=np.array([2, 4, 1]), times=np.arange(3), lengths=np.array([3]))
-SOFTMAX = ObjectiveSettings()
-PAIRS = ObjectiveSettings(loss="bpr-max", sampler="uniform", negatives=3, regularisation=0.5)
+SOFTMAX = objective_settings()
+PAIRS = objective_settings(loss="bpr-max", sampler="uniform", sampler__negatives=3, loss__regularisation=0.5)
 
 # Questions: one of every state; some states twice, with weights; one state alone.
 EXAMPLES = {
@@ -48,8 +47,8 @@ every_example = pytest.mark.parametrize("name", EXAMPLES)
 
 
 def model_of(**changed: Any) -> NarmModel:
-    shape = {"builder": "narm", "width": 3, "depth": 1, "scores": "bilinear", "choice": "reinforce", "dropout": 0.0}
-    settings = msgspec.convert({**shape, **changed}, ModelSettings)
+    shape = {"kind": "narm", "width": 3, "depth": 1, "scores": "bilinear", "choice": "reinforce", "dropout": 0.0}
+    settings = model_settings(**{**shape, **changed})
     model = build_model(settings, V, generator=torch.Generator().manual_seed(1)).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -151,7 +150,7 @@ def test_the_number_is_what_the_questions_lost(name: str, settings: ObjectiveSet
 
 
 def test_entropy_is_worth_its_bonus() -> None:
-    free, paid = model_of(), model_of(entropy_bonus=0.3)
+    free, paid = model_of(), model_of(choice__entropy_bonus=0.3)
     examples = EXAMPLES["every state"]
     first, second = (gradients(model, drawn_loss(model, examples, SOFTMAX, seed=5)[0]) for model in (free, paid))
     set_generator(free, torch.Generator().manual_seed(5))
@@ -189,11 +188,13 @@ def test_weights_that_are_all_alike_need_not_be_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "objective", [{"loss": "sce", "negatives": 9}, {"loss": "lambdarank", "task": "recency"}], ids=["sce", "lambdarank"]
+    "objective",
+    [{"loss": "sce"}, {"loss": "lambdarank", "task": "recency"}],
+    ids=["sce", "lambdarank"],
 )
 def test_a_loss_that_is_no_mean_over_questions_is_refused(objective: dict[str, Any]) -> None:
-    narm = {"builder": "narm", "choice": "reinforce"}
-    with pytest.raises(SettingsError, match="'reinforce' learns from what each question lost") as caught:
+    narm = {"kind": "narm", "choice": "reinforce"}
+    with pytest.raises(SettingsError, match="'reinforce' needs the loss of each query") as caught:
         make_settings({"model": narm, "objective": objective})
     assert objective["loss"] in str(caught.value) and "choose objective.loss" in str(caught.value)
     make_settings({"model": {**narm, "choice": "gumbel"}, "objective": objective})

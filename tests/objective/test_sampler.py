@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from segue.kinds import variants_of
+from segue.objective.samplers import AnySamplerSettings
 from segue.objective.samplers import samplers as room
 from segue.objective.samplers.samplers import (
-    AnswerSampler,
     InBatchSampler,
     MixedSampler,
     PopularitySampler,
     Sampler,
+    TargetSampler,
     UniformSampler,
 )
-from segue.objective.settings import ObjectiveSettings
 
 COUNTS = np.array([0, 8, 4, 1, 20, 0, 2, 11])
 N_ITEMS = 7
@@ -29,10 +29,14 @@ SOME = torch.tensor([1, 4, 6])
 CATALOGUE = torch.arange(1, N_ITEMS + 1)
 
 
-def observed(*batches: Tensor, n_items: int = N_ITEMS) -> AnswerSampler:
-    sampler = AnswerSampler(n_items)
+def mixed(share: float, candidates: Tensor | None = None) -> MixedSampler:
+    return MixedSampler(share, InBatchSampler(N_ITEMS), UniformSampler(N_ITEMS, candidates))
+
+
+def observed(*batches: Tensor, n_items: int = N_ITEMS) -> TargetSampler:
+    sampler = TargetSampler(n_items)
     for batch in batches:
-        sampler.observe(batch)
+        sampler.observe(batch, batch)
     return sampler
 
 
@@ -48,13 +52,22 @@ SAMPLERS: dict[str, tuple[Sampler, list[float]]] = {
     ),
     "popularity, power 0": (PopularitySampler(COUNTS, 0.0), [1 / 6] * 4 + [0] + [1 / 6] * 2),
     "in-batch": (InBatchSampler(N_ITEMS), [1 / 4, 0, 0, 1 / 4, 0, 1 / 4, 1 / 4]),
-    "mixed": (MixedSampler(N_ITEMS, 0.3), [0.175, 0.1, 0.1, 0.175, 0.1, 0.175, 0.175]),
-    "mixed, all of it in-batch": (MixedSampler(N_ITEMS, 1.0), [1 / 4, 0, 0, 1 / 4, 0, 1 / 4, 1 / 4]),
-    "mixed, of some": (MixedSampler(N_ITEMS, 0.4, SOME), [0.3, 0, 0, 0.3, 0, 0.3, 0.1]),
-    "mixed, nothing in-batch": (MixedSampler(N_ITEMS, 0.0), [1 / 7] * 7),
-    "answers": (observed(PRESENT, PRESENT), [1 / 8, 0, 0, 4 / 8, 0, 2 / 8, 1 / 8]),
-    "answers+uniform": (
-        MixedSampler(N_ITEMS, 0.3, batch=observed(PRESENT)),
+    "mixed": (
+        mixed(0.3),
+        [0.175, 0.1, 0.1, 0.175, 0.1, 0.175, 0.175],
+    ),
+    "mixed, all of it in-batch": (
+        mixed(1.0),
+        [1 / 4, 0, 0, 1 / 4, 0, 1 / 4, 1 / 4],
+    ),
+    "mixed, of some": (
+        mixed(0.4, SOME),
+        [0.3, 0, 0, 0.3, 0, 0.3, 0.1],
+    ),
+    "mixed, nothing in-batch": (mixed(0.0), [1 / 7] * 7),
+    "targets": (observed(PRESENT, PRESENT), [1 / 8, 0, 0, 4 / 8, 0, 2 / 8, 1 / 8]),
+    "targets+uniform": (
+        MixedSampler(0.3, observed(PRESENT), UniformSampler(N_ITEMS)),
         [0.1 + 0.3 * part / 8 for part in (1, 0, 0, 4, 0, 2, 1)],
     ),
 }
@@ -69,7 +82,7 @@ def test_every_sampler_is_held_to_this_contract() -> None:
     }
     assert found == {type(sampler) for sampler, _ in SAMPLERS.values()}
     assert len(found) == 5
-    assert set(get_args(get_type_hints(ObjectiveSettings)["sampler"])) - {"none"} <= set(SAMPLERS)
+    assert set(variants_of(AnySamplerSettings)) - {"none"} <= set(SAMPLERS)
 
 
 def drawn(sampler: Sampler, count: int, seed: int = 0) -> Tensor:
@@ -179,7 +192,9 @@ def test_in_batch_draws_more_than_there_are() -> None:
     assert set(negatives.items.tolist()) == {3} and (negatives.log_q == 0).all()
 
 
-@pytest.mark.parametrize("sampler", [InBatchSampler(9), MixedSampler(9, 0.5)], ids=["in-batch", "mixed"])
+@pytest.mark.parametrize(
+    "sampler", [InBatchSampler(9), MixedSampler(0.5, InBatchSampler(9), UniformSampler(9))], ids=["in-batch", "mixed"]
+)
 def test_each_batch_has_its_own_probabilities(sampler: Sampler) -> None:
     """Nothing is kept from the batch before."""
     asked = torch.tensor([1, 5])
@@ -197,7 +212,7 @@ def test_answers_of_g46_in_the_proportion_of_all_answers_so_far(share: float | N
     expected = [0.615385, 0.307692, 0.076923, 0.0]
     sampler: Sampler = counted
     if share is not None:
-        sampler = MixedSampler(100, share, batch=counted)
+        sampler = MixedSampler(share, counted, UniformSampler(100))
         expected = [share * part + (1 - share) / 100 for part in expected]
     assert sampler.log_q(asked, batches[-1]).exp().tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -208,8 +223,3 @@ def test_answers_are_drawn_from_their_batch_and_only_counting_remembers() -> Non
     drawn_items = sampler.draw(50, torch.Generator().manual_seed(0), torch.tensor([3, 2])).items
     assert set(drawn_items.tolist()) == {2, 3}
     assert torch.equal(sampler.log_q(CATALOGUE, PRESENT), before)
-
-
-def test_counting_answers_takes_no_more_memory_for_a_larger_catalogue() -> None:
-    sizes = [AnswerSampler(n_items).counted.counts.numel() for n_items in (10, 10**4, 10**7, 10**9)]
-    assert sizes[0] < sizes[1] < sizes[2] == sizes[3] <= 6 * 2**20

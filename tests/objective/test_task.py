@@ -7,7 +7,7 @@ from task_users import batch_of, some_users
 from segue.data.batch import gather
 from segue.data.sequences import Sequences
 from segue.data.split import split_last
-from segue.objective.tasks.examples import next_item
+from segue.objective.tasks.next_item import NextItem
 
 RNG = np.random.default_rng(0)
 
@@ -20,7 +20,7 @@ def test_the_toy_user() -> None:
         times=np.array([0, 100, 200, 300, 400]) * 1_000_000,
     )
     split = split_last(log)
-    examples = next_item(gather(log, log.offsets[:-1], split.train_end), RNG)
+    examples = NextItem()(gather(log, log.offsets[:-1], split.train_end), RNG)
     assert examples.inputs.items.tolist() == [10, 20]
     assert examples.inputs.times.tolist() == [0, 100]
     assert examples.inputs.lengths.tolist() == [2]
@@ -35,7 +35,7 @@ def test_the_toy_user() -> None:
 @given(some_users)
 def test_inputs_and_answers_are_each_user_without_its_last_and_without_its_first(histories: list[list[int]]) -> None:
     batch = batch_of(histories)
-    examples = next_item(batch, RNG)
+    examples = NextItem()(batch, RNG)
     inputs, lengths = examples.inputs, [len(history) - 1 for history in histories]
     assert inputs.lengths.tolist() == lengths
     assert inputs.items.tolist() == [item for history in histories for item in history[:-1]]
@@ -46,7 +46,7 @@ def test_inputs_and_answers_are_each_user_without_its_last_and_without_its_first
 @given(some_users)
 def test_no_pair_crosses_users_and_all_of_an_event_stays_together(histories: list[list[int]]) -> None:
     batch = batch_of(histories)
-    examples = next_item(batch, RNG)
+    examples = NextItem()(batch, RNG)
     inputs = examples.inputs
     assert inputs.kinds is not None and inputs.values is not None and inputs.query_times is not None
     rows = inputs.values.astype(np.int64)  # where each input stood in the batch
@@ -60,12 +60,12 @@ def test_no_pair_crosses_users_and_all_of_an_event_stays_together(histories: lis
 @given(some_users)
 def test_the_batch_itself_is_left_as_it_was(histories: list[list[int]]) -> None:
     batch = batch_of(histories)
-    next_item(batch, RNG)
+    NextItem()(batch, RNG)
     assert batch.items.tolist() == [item for history in histories for item in history]
     assert batch.lengths.tolist() == [len(history) for history in histories]
 
 
 def test_nothing_is_drawn() -> None:
     rng = np.random.default_rng(1)
-    next_item(batch_of([[1, 2, 3]]), rng)
+    NextItem()(batch_of([[1, 2, 3]]), rng)
     assert rng.random() == np.random.default_rng(1).random()

@@ -16,7 +16,8 @@ from segue.data.batch import Batch, gather
 from segue.data.sequences import Sequences
 from segue.errors import SettingsError
 from segue.objective.tasks.actions import AllAction, DenseAllAction, NextAction, positives_ahead
-from segue.objective.tasks.examples import Examples, Task, next_item
+from segue.objective.tasks.examples import Examples, Task
+from segue.objective.tasks.next_item import NextItem
 from segue.objective.tasks.positive import Positive, PositiveEvents
 from segue.training.windows import training_windows
 
@@ -156,10 +157,10 @@ def same(one: Examples, other: Examples) -> bool:
 def test_looking_as_far_as_the_next_event_is_the_ordinary_next_item(gaps: list[list[int]]) -> None:
     """29.8: events one to three days apart, of which the window of a question holds exactly one."""
     batch = batch_at(*[np.cumsum(user).tolist() for user in gaps])
-    assert same(drawn(NextAction(positive=EVERY), batch), next_item(batch, np.random.default_rng(0)))
+    assert same(drawn(NextAction(positive=EVERY), batch), NextItem()(batch, np.random.default_rng(0)))
     even = batch_at(*[[float(place) for place in range(len(user))] for user in gaps])
     one_day = dense(days=1.0, labels=1, length=int(even.lengths.max()) - 1)
-    assert same(drawn(one_day, even), next_item(even, np.random.default_rng(0)))
+    assert same(drawn(one_day, even), NextItem()(even, np.random.default_rng(0)))
 
 
 @given(apart)
@@ -335,7 +336,7 @@ def test_values_that_the_log_does_not_have_are_refused() -> None:
 
 
 def test_an_entry_that_says_nothing_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"objective\.positive .* neither"):
+    with pytest.raises(SettingsError, match=r"objective\.task\.positive .* neither"):
         Positive()
     with pytest.raises(SettingsError, match=r"min_value must be a finite number, got nan"):
         Positive(min_value=float("nan"))

@@ -6,7 +6,6 @@ from collections import defaultdict
 from typing import Any
 from unittest.mock import patch
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,11 +13,11 @@ from fixed_draws import model_of
 from hypothesis import assume, given
 from hypothesis import settings as laws
 from hypothesis import strategies as st
+from settings_tables import objective_settings
 from torch import Tensor
 
 from segue.data.sequences import Sequences
 from segue.objective.objective import Objective
-from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.examples import Examples
 from segue.training.windows import Windows, training_windows
 
@@ -45,8 +44,8 @@ logs = st.builds(log_of, st.lists(st.integers(1, 40), min_size=2, max_size=12), 
 def prepared(
     log: Sequences, ends: np.ndarray, stride: int | None, changed: dict[str, Any]
 ) -> tuple[Objective, Windows]:
-    ahead = {"labels": 3, "days": 5.0} if changed["task"] in TASKS[:2] else {}
-    settings = msgspec.convert({**ahead, **changed}, ObjectiveSettings)
+    ahead = {"task__labels": 3, "task__days": 5.0} if changed["task"] in TASKS[:2] else {}
+    settings = objective_settings(**{**ahead, **changed})
     objective = Objective(settings, COUNTS, ("look", "buy"), length=LENGTH)
     windows = training_windows(log, ends, length=LENGTH + objective.extra, stride=stride)
     objective.meet(windows.in_order(TOKENS), windows.histories(TOKENS), log.n_users)
@@ -83,7 +82,7 @@ def shares_of_questions(objective: Objective, examples: Examples) -> np.ndarray:
         return states.sum()
 
     states = torch.ones(len(examples.inputs.items), 2, dtype=torch.float64)
-    with patch("segue.objective.objective.full_softmax", listening):
+    with patch("segue.objective.losses.catalogue.full_softmax", listening):
         objective.loss(MODEL, states, examples, torch.Generator())
     (shares,) = told
     return shares.numpy()
@@ -99,8 +98,8 @@ def test_own_positives_are_those_of_the_whole_training_history(
     ends = np.maximum(log.offsets[:-1], log.offsets[1:] - left)
     assume((ends - log.offsets[:-1] >= 2).any())
     positive = [{"kind": "buy"}] if bought else []
-    drawn = {"loss": "bce", "sampler": "uniform", "negatives": 2}
-    objective, windows = prepared(log, ends, stride, {"task": task, "positive": positive, **drawn})
+    drawn = {"loss": "bce", "sampler": "uniform", "sampler__negatives": 2}
+    objective, windows = prepared(log, ends, stride, {"task": task, "task__positive": positive, **drawn})
     assert log.kinds is not None
     for batch in windows.batches(TOKENS, np.random.default_rng(3)):
         examples = objective.examples(batch, np.random.default_rng(4))

@@ -24,7 +24,7 @@ def run(
     """A run of one epoch."""
     body = ["model.body=gru", "model.feed_forward=4", "model.positions=newest"] if request.param == "gru" else []
     shape = ["model.heads=2", "model.depth=2"] if request.param == "transformer" else []
-    task = ["model.builder=seq2seq", "objective.task=continuation", "train.epochs=1"]
+    task = ["model=seq2seq", "objective.task=continuation", "train.epochs=1"]
     out: Path = tmp_path_factory.mktemp("plans") / request.param
     train(cycle_data, out=out, recipe=quick_recipe, overrides=[*task, *body, *shape])
     return out

@@ -334,11 +334,11 @@ def test_the_page_draws_every_kind_by_hand() -> None:
 UNPLACED = ["model.feed_forward=4", "model.positions=newest"]
 SHAPES = {
     "sasrec": ["model.heads=2", "model.depth=2"],
-    "bert4rec": ["model.builder=bert4rec", "objective.task=masked-item"],
-    "hstu": ["model.builder=hstu", "model.feed_forward=4"],
-    "narm": ["model.builder=narm", "model.scores=additive", *UNPLACED],
-    "hard": ["model.builder=narm", "model.choice=straight-through", *UNPLACED],
-    "gru4rec": ["model.builder=gru4rec", *UNPLACED],
+    "bert4rec": ["model=bert4rec", "objective.task=masked-item"],
+    "hstu": ["model=hstu", "model.feed_forward=4"],
+    "narm": ["model=narm", "model.scores=additive", *UNPLACED],
+    "hard": ["model=narm", "model.choice=straight-through", *UNPLACED],
+    "gru4rec": ["model=gru4rec", *UNPLACED],
 }
 
 

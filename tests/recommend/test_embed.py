@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import polars as pl
 import pytest
 import torch
+from settings_tables import index_settings, model_settings
 
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.index.build import build_index
-from segue.index.settings import IndexSettings
 from segue.models.build import build_model
-from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender
 
 ITEMS = [f"i{number}" for number in range(9)]
@@ -24,24 +22,24 @@ HISTORIES = [["i3"], ["i1", "i2", "i3", "i1", "i5"], ["i8", "nobody", "i4"], ["i
 
 def recommender(**model: Any) -> Recommender:
     """A model as it starts, before any training; the last item is unknown to it."""
-    settings = msgspec.convert({"width": 8, "depth": 1, "length": 6, "dropout": 0.0, **model}, ModelSettings)
+    settings = model_settings(**{"width": 8, "depth": 1, "length": 6, "dropout": 0.0, **model})
     built = build_model(settings, len(ITEMS), generator=torch.Generator().manual_seed(3)).eval()
     if built.items.bias is not None:
         torch.nn.init.normal_(built.items.bias, generator=torch.Generator().manual_seed(4))
     counts = [1] * (len(ITEMS) - 1) + [0]
-    index = build_index(built, np.array([0, *counts]) > 0, IndexSettings(kind="exact"))
+    index = build_index(built, np.array([0, *counts]) > 0, index_settings(kind="exact"))
     return Recommender(built, index, Vocabulary(pl.DataFrame({"id": ITEMS, "count": counts})))
 
 
 @pytest.mark.parametrize(
     "model",
     [
-        {"builder": "sasrec"},
-        {"builder": "esasrec", "similarity": "cosine"},
-        {"builder": "bert4rec"},  # whose items have biases
-        {"builder": "sasrec", "tied": False, "output": "l2"},
-        {"builder": "gru4rec"},
-        {"builder": "hstu"},
+        {"kind": "sasrec"},
+        {"kind": "esasrec", "similarity": "cosine"},
+        {"kind": "bert4rec"},  # whose items have biases
+        {"kind": "sasrec", "items__tied": False, "output": "l2"},
+        {"kind": "gru4rec"},
+        {"kind": "hstu"},
     ],
     ids=lambda model: "-".join(map(str, model.values())),
 )
@@ -60,20 +58,20 @@ def test_the_inner_product_is_the_score(model: dict[str, Any]) -> None:
 
 
 def test_a_history_has_the_same_vector_alone_and_among_others() -> None:
-    run = recommender(builder="sasrec")
+    run = recommender(kind="sasrec")
     together = run.embed(HISTORIES)
     alone = np.concatenate([run.embed([history]) for history in HISTORIES])
     assert np.allclose(together, alone, atol=1e-6)
 
 
 def test_a_history_of_unknown_items_has_no_vector() -> None:
-    vectors = recommender(builder="sasrec").embed([["nobody"], ["i1"], [], ["i8"]])  # i8 was never trained on
+    vectors = recommender(kind="sasrec").embed([["nobody"], ["i1"], [], ["i8"]])  # i8 was never trained on
     assert np.isnan(vectors).all(axis=1).tolist() == [True, False, True, True]
     assert np.isfinite(vectors[1]).all()
-    assert recommender(builder="sasrec").embed([]).shape == (0, 8)
+    assert recommender(kind="sasrec").embed([]).shape == (0, 8)
 
 
 def test_a_mixture_of_logits_has_no_embedding() -> None:
-    run = recommender(builder="sasrec", similarity="mol", mol_query_hidden=0, mol_gate_hidden=0)
+    run = recommender(kind="sasrec", similarity="mol", similarity__query_hidden=0, similarity__gate_hidden=0)
     with pytest.raises(InputError, match="no inner product of two vectors"):
         run.embed([["i1"]])

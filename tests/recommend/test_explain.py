@@ -16,6 +16,7 @@ from command_line import CommandLine
 from explained import Page, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from settings_tables import model_settings
 from torch import Tensor, nn
 
 from segue.api import train
@@ -28,7 +29,6 @@ from segue.layers.packed import PackedBatch
 from segue.layers.positions.embeddings import LearnedPositions
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.recommend.answer import ScoredItem
 from segue.recommend.explain import contributions as explain_module
 from segue.recommend.explain.explanation import Attention, Contribution, Explanation
@@ -89,7 +89,7 @@ def voting(**further: Any) -> Recommender:
 
 
 def real(ids: list[str], *, counts: list[int] | None = None, **numbers: Any) -> Recommender:
-    chosen = ModelSettings(**({"width": 8, "depth": 2, "heads": 2, "length": 5} | numbers))
+    chosen = model_settings(**({"width": 8, "depth": 2, "heads": 2, "length": 5} | numbers))
     model = build_model(chosen, len(ids), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         for parameter in model.parameters():  # nothing is zero or one by chance of its first value
@@ -172,7 +172,7 @@ REAL_IDS = [f"i{number}" for number in range(9)]
 def half_known(builder: str, positions: str, length: int = 5) -> Recommender:
     """Real models that never saw i2."""
     counts = [1, 1, 0, 1, 1, 1, 1, 1, 1]
-    return real(REAL_IDS, counts=counts, builder=builder, positions=positions, length=length)
+    return real(REAL_IDS, counts=counts, kind=builder, positions=positions, length=length)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def told_of(explanation: Explanation) -> np.ndarray:
 
 def test_attention_of_one_layer_from_its_definition() -> None:
     """softmax over j <= i of q_i · k_j / sqrt(head width), q from the normalised token, k from the token itself."""
-    recommender = real(REAL_IDS, builder="sasrec", depth=1, heads=2, positions="oldest")
+    recommender = real(REAL_IDS, kind="sasrec", depth=1, heads=2, positions="oldest")
     history = ["i4", "i1", "i4", "i8"]
     model, numbers = recommender.model, recommender.vocabulary.numbers(history, unknown="error")
     block, places = cast(SASRecBlock, model.blocks[0]), cast(LearnedPositions, model.positions)
@@ -314,7 +314,7 @@ def test_attention_of_one_layer_from_its_definition() -> None:
 
 @pytest.mark.parametrize("builder", ["sasrec", "esasrec"])
 def test_attention_rows_are_shares_and_nobody_looks_ahead(builder: str) -> None:
-    recommender = real(REAL_IDS, builder=builder, positions="oldest")
+    recommender = real(REAL_IDS, kind=builder, positions="oldest")
     whole, start = stacked(recommender, ["i1", "i7", "i1", "i3", "i0"]), stacked(recommender, ["i1", "i7", "i1"])
     assert whole.shape == (2, 2, 5, 5)
     assert np.abs(whole.sum(-1) - 1).max() < 1e-5
@@ -347,7 +347,7 @@ def test_the_question_of_a_model_that_looks_both_ways_is_one_token_more() -> Non
 
 
 def test_of_a_long_history_the_question_is_beside_the_newest_entries() -> None:
-    recommender = real(REAL_IDS, builder="bert4rec", length=91)
+    recommender = real(REAL_IDS, kind="bert4rec", length=91)
     history = [REAL_IDS[number] for number in np.random.default_rng(1).integers(0, 9, 100)]
     explanation, whole = recommender.explain(history, "i3"), stacked(recommender, history)
     assert all(layer.rows == layer.columns == [*range(36, 100), None] for layer in explanation.attention)

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 import torch
 from litestar.testing import TestClient
+from settings_tables import model_settings
 from small_exports import assert_same_answers, exported, recommender_of
 from small_service import small_service
 
@@ -20,8 +21,7 @@ import segue
 from segue.data.dataset import Data
 from segue.data.kinds import Kinds
 from segue.models.build import build_model
-from segue.models.facts import Facts
-from segue.models.settings import ModelSettings
+from segue.models.facts import DataFacts
 from segue.recommend.history import Entry, pack_histories, read_history
 from segue.recommend.jobs.batch import recommend_users, user_history
 from segue.recommend.known_items import KnownItems
@@ -37,12 +37,12 @@ NOON = 1_767_268_800
 @cache
 def run(times: tuple[str, ...] = ("absolute", "since-newest", "since-previous")) -> Recommender:
     """Untrained weights, all of which count."""
-    settings = ModelSettings(
-        builder="pinnerformer", inputs="events", width=8, heads=2, depth=1, length=6, dropout=0.0, output="mlp",
-        similarity="cosine", times=times,  # type: ignore[arg-type]
+    settings = model_settings(
+        kind="pinnerformer", inputs="events", width=8, heads=2, depth=1, length=6, dropout=0.0, output="mlp",
+        similarity="cosine", times=times,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(4)
-    model = build_model(settings, len(IDS), generator=generator, facts=Facts(kinds=KINDS))
+    model = build_model(settings, len(IDS), generator=generator, facts=DataFacts(kinds=KINDS))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from settings_tables import model_settings
 
 from segue.data.batch import Batch, newest
 from segue.data.vocabulary import Vocabulary
@@ -15,7 +16,6 @@ from segue.index.exact import ExactIndex
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.recommend import kv_caches as kv_caches_module
 from segue.recommend.history import History
 from segue.recommend.kv_caches import LEAST_EVENTS, KVCaches
@@ -27,9 +27,9 @@ PLENTY = 10**8
 
 
 def model_of(**changed: Any) -> SequenceModel:
-    numbers: dict[str, Any] = {"builder": "hstu", "width": 8, "depth": 2, "length": 32, "positions": "oldest"}
+    numbers: dict[str, Any] = {"kind": "hstu", "width": 8, "depth": 2, "length": 32, "positions": "oldest"}
     generator = torch.Generator().manual_seed(1)
-    return build_model(ModelSettings(**(numbers | changed)), N_ITEMS, generator=generator).eval()
+    return build_model(model_settings(**(numbers | changed)), N_ITEMS, generator=generator).eval()
 
 
 def history(user: int, events: int) -> Batch:
@@ -129,7 +129,7 @@ def test_a_cache_larger_than_the_bound_is_dropped() -> None:
 
 @pytest.mark.parametrize(
     ("most_bytes", "changed"),
-    [(0, {}), (PLENTY, {"positions": "newest"}), (PLENTY, {"builder": "bert4rec", "length": 33})],
+    [(0, {}), (PLENTY, {"positions": "newest"}), (PLENTY, {"kind": "bert4rec", "length": 33})],
     ids=["no bytes", "counted from the newest", "bidirectional"],
 )
 def test_windows_that_cannot_be_cached_are_encoded_whole(most_bytes: int, changed: dict[str, Any]) -> None:

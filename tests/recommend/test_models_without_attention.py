@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from settings_tables import model_settings
 
 from segue.data.batch import Batch
 from segue.models.build import build_model
-from segue.models.settings import ModelSettings
 from segue.recommend.explain.attention import attention_weights
 
 HISTORY = Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array([3]))
@@ -16,13 +16,13 @@ HISTORY = Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array(
 
 @pytest.mark.parametrize("builder", ["gru4rec", "caser", "nextitnet"])
 def test_a_model_without_attention_shows_none(builder: str) -> None:
-    settings = ModelSettings(builder=builder, width=4, depth=1)  # type: ignore[arg-type]
+    settings = model_settings(kind=builder, width=4, depth=1)
     model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
     assert attention_weights(model, HISTORY) == []
 
 
 def test_narm_shows_where_each_state_looked_back() -> None:
-    settings = ModelSettings(builder="narm", width=4, depth=2, scores="additive")
+    settings = model_settings(kind="narm", width=4, depth=2, scores="additive")
     model = build_model(settings, 5, generator=torch.Generator().manual_seed(0)).eval()
     (layer,) = attention_weights(model, HISTORY)
     weights = layer.weights[0].numpy()

@@ -13,15 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from settings_tables import index_settings, model_settings
 
 from segue.data.read.new_items import fitted, read_items
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.index.build import build_index
-from segue.index.settings import IndexSettings
 from segue.models.build import build_model
-from segue.models.facts import facts_of
-from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender
 
 OLD = 40
@@ -29,12 +27,17 @@ KINDS = [f"k{number % 4}" for number in range(OLD)]
 rng = np.random.default_rng(8)
 VECTORS = rng.standard_normal((OLD, 6)).astype(np.float32)
 
-CATEGORY: dict[str, Any] = {"category": "kind"}
-CONTENT: dict[str, Any] = {"items": "ids+vectors", "vectors": "vector", "texts": ("title", "kind"), "text_width": 8}
+CATEGORY: dict[str, Any] = {"items": "categories", "items__column": "kind"}
+CONTENT: dict[str, Any] = {
+    "items": "ids+vectors",
+    "items__vectors": "vector",
+    "items__texts": ("title", "kind"),
+    "items__text_encoder__width": 8,
+}
 TABLES = {
     "category": CATEGORY,
-    "vectors": {"items": "vectors", "vectors": "vector", "similarity": "cosine"},
-    "texts": {"items": "vectors", "texts": ("title",), "text_width": 16, "content_hidden": 0},
+    "vectors": {"items": "vectors", "items__vectors": "vector", "similarity": "cosine"},
+    "texts": {"items": "vectors", "items__texts": ("title",), "items__text_encoder__width": 16, "items__hidden": 0},
     "ids, vectors and texts": CONTENT,
 }
 INDEXES = {"exact": {}, "approximate": {"index": "approximate"}, "mol": {"similarity": "mol"}}
@@ -52,12 +55,12 @@ def recommender(*, index: str = "exact", seed: int = 1, **model: Any) -> Recomme
             "vector": pl.Series(VECTORS, dtype=pl.Array(pl.Float32, 6)),
         }
     )
-    chosen = ModelSettings(builder="sasrec", width=8, depth=1, length=6, **model)
+    chosen = model_settings(kind="sasrec", width=8, depth=1, length=6, **model)
     vocabulary = Vocabulary(table)
     generator = torch.Generator().manual_seed(seed)
-    built = build_model(chosen, OLD, generator=generator, facts=facts_of(chosen, vocabulary)).eval()
+    built = build_model(chosen, OLD, generator=generator, facts=chosen.items.facts(vocabulary)).eval()
     counts = np.array([0, *table["count"]])
-    found = build_index(built, built.answerable(counts), IndexSettings(kind=index))  # type: ignore[arg-type]
+    found = build_index(built, built.answerable(counts), index_settings(kind=index))
     return Recommender(built, found, vocabulary, settings=chosen)
 
 
@@ -186,7 +189,7 @@ def test_an_item_needs_some_content_that_the_model_reads() -> None:
 
 
 def test_a_model_by_ids_alone_says_what_it_needs() -> None:
-    refused(recommender(), new(["n1"], like=[1]), "by their ids alone", "model.items", "model.vectors")
+    refused(recommender(), new(["n1"], like=[1]), "by their ids alone", "model.items", "model.items.vectors")
 
 
 def test_a_catalogue_file_is_read_with_its_first_row_of_an_id(tmp_path: Path) -> None:
@@ -208,7 +211,7 @@ def test_vectors_may_come_from_an_array_with_its_ids(tmp_path: Path) -> None:
     np.save(tmp_path / "vector.npy", VECTORS[[7, 22]])
     (tmp_path / "vector.ids.txt").write_text("n1\nn2\n")
     (tmp_path / "new.csv").write_text("item,title\nn2,word22 thing2\nn1,word7 thing2\n")
-    model = recommender(items="vectors", vectors="vector")
+    model = recommender(items="vectors", items__vectors="vector")
     for source in (tmp_path / "vector.npy", [tmp_path / "new.csv", tmp_path / "vector.npy"]):
         table, duplicates = read_items(source, item=None)
         after = model.with_items(table)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from settings_tables import model_settings
 from torch import Tensor, nn
 
 from segue.data.vocabulary import Vocabulary
@@ -21,7 +22,6 @@ from segue.index.exact import ExactIndex
 from segue.layers.packed import PackedBatch
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.recommend import plan as plan_module
 from segue.recommend.answer import BEAM
 from segue.recommend.plan import Planner
@@ -251,7 +251,7 @@ def test_what_is_no_number_of_items_or_plans_is_refused(name: str, wrong: Any) -
 
 
 def test_models_that_cannot_plan_say_so() -> None:
-    model = build_model(ModelSettings(width=8, depth=1, length=5), 5, generator=torch.Generator())
+    model = build_model(model_settings(width=8, depth=1, length=5), 5, generator=torch.Generator())
     assert not isinstance(model, Planner)
     with pytest.raises(InputError, match=r"cannot plan.*recipe seq2seq"):
         planning(model=model).plan(["a"])

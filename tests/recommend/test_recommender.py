@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from settings_tables import model_settings
 from torch import Tensor, nn
 
 from segue.data.vocabulary import Vocabulary
@@ -21,7 +22,6 @@ from segue.layers.packed import PackedBatch
 from segue.models.build import build_model
 from segue.models.checkpoint import save_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.recommend import query as query_module
 from segue.recommend.history import Entry
 from segue.recommend.recommender import Recommender, Seen
@@ -265,7 +265,7 @@ def test_recommend_is_recommend_many_for_one(tiny: Recommender) -> None:
 
 @pytest.fixture(name="tiny")
 def tiny_real_model() -> Recommender:
-    settings = ModelSettings(width=8, depth=1, length=5)
+    settings = model_settings(width=8, depth=1, length=5)
     model = build_model(settings, 30, generator=torch.Generator().manual_seed(3))
     ids = sorted(f"i{number}" for number in range(30))
     return Recommender(model, ExactIndex.build(model.item_vectors()), vocabulary(ids))
@@ -334,7 +334,7 @@ def test_similar_names_what_is_unknown() -> None:
 
 def run_folder(folder: Path) -> Path:
     """A small run folder, written by hand as `train` would."""
-    settings = ModelSettings(width=8, depth=1, length=5)
+    settings = model_settings(width=8, depth=1, length=5)
     model = build_model(settings, len(HOSTILE), generator=torch.Generator().manual_seed(3))
     folder.mkdir()
     save_model(model, settings, folder)

@@ -14,13 +14,13 @@ import polars as pl
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
+from settings_tables import model_settings
 from small_service import Client, asked_in_process, guarded, models_of, post_events, small_service
 
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.index.exact import ExactIndex
 from segue.models.build import build_model
-from segue.models.settings import ModelSettings
 from segue.recommend.recommender import Recommender
 from segue.serving.engine import answering
 from segue.serving.engine import engine as engine_module
@@ -39,7 +39,7 @@ LENGTH = 24
 
 def recommender_of(seed: int = 3) -> Recommender:
     """A model that can be continued, and whose answers depend on the moment of the question."""
-    settings = ModelSettings(builder="hstu", width=8, depth=2, heads=2, length=LENGTH, positions="oldest")
+    settings = model_settings(kind="hstu", width=8, depth=2, heads=2, length=LENGTH, positions="oldest")
     model = build_model(settings, len(ITEMS), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         for parameter in model.parameters():

@@ -10,17 +10,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from settings_tables import BUILDERS, model_settings, objective_settings
 
 from segue.data.sequences import Sequences
 from segue.data.split import Split, split_last
 from segue.evaluation.settings import EvaluateSettings, SeenRule
 from segue.evaluation.split_log import SplitLog
 from segue.models.build import build_model
-from segue.models.facts import NO_FACTS, Facts
+from segue.models.facts import NO_FACTS, DataFacts
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
-from segue.objective.settings import ObjectiveSettings
 from segue.training.loop import TrainingProgress, Validate, fit
 from segue.training.settings import TrainSettings
 from segue.training.state import TrainingRecord, TrainingState
@@ -28,7 +27,7 @@ from segue.training.train import TrainingSetup, choose_epoch
 from segue.training.windows import Windows, training_windows
 
 N_ITEMS = 11
-POPULARITY = {"loss": "sampled-softmax", "sampler": "popularity", "negatives": 8, "power": 0.75}
+POPULARITY = {"loss": "sampled-softmax", "sampler": "popularity", "sampler__negatives": 8, "sampler__power": 0.75}
 
 
 def sequences_of(*users: Sequence[int]) -> Sequences:
@@ -51,11 +50,13 @@ def recipe_of(
     *, model: dict[str, Any] | None = None, objective: dict[str, Any] | None = None, **train: Any
 ) -> TrainingSetup:
     """Small, with dropout on so that every source of randomness is used; one thread, so that bits repeat."""
-    shape = {"width": 8, "depth": 1, "length": 8, "dropout": 0.1, "feed_forward": 1, **(model or {})}
+    kind = BUILDERS[(model or {}).get("kind", "esasrec")]
+    narrow = {"feed_forward": 1} if "feed_forward" in kind.__struct_fields__ else {}
+    shape = {"width": 8, "depth": 1, "length": 8, "dropout": 0.1, **narrow, **(model or {})}
     steps = {"epochs": 3, "tokens": 150, "learning_rate": 1e-2, "warmup": 5, "threads": 1, "device": "cpu", **train}
     return TrainingSetup(
-        model=msgspec.convert(shape, ModelSettings),
-        objective=msgspec.convert(objective or {}, ObjectiveSettings),
+        model=model_settings(**shape),
+        objective=objective_settings(**(objective or {})),
         train=msgspec.convert(steps, TrainSettings),
         evaluate=EvaluateSettings(),
     )
@@ -88,7 +89,7 @@ class Log:
         *,
         seen: SeenRule = "kept",
         progress: Callable[[TrainingProgress], None] | None = None,
-        facts: Facts = NO_FACTS,
+        facts: DataFacts = NO_FACTS,
     ) -> tuple[SequenceModel, TrainingRecord]:
         folder.mkdir(exist_ok=True)
         return choose_epoch(recipe, self.whole, seen=seen, folder=folder, progress=progress, facts=facts)

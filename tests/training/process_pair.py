@@ -27,7 +27,7 @@ from segue.evaluation.window.evaluate import rank_targets, user_values
 from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.facts import Facts
+from segue.models.facts import DataFacts
 from segue.models.sequence import SequenceModel
 from segue.objective import objective as objective_module
 from segue.objective.batch_shard import BatchShard
@@ -59,26 +59,26 @@ class Case:
 
 ONE_USER: dict[str, Any] = {"users": 22, "tokens": 9}
 SHARED = {"loss": "sampled-softmax", "sampler": "uniform", "negatives": 6}
-CODED = {"items": "codes", "code_parts": 2, "code_values": 4}
+CODED = {"items": "codes", "items__parts": 2, "items__values": 4}
 CASES = {
     "softmax": Case({}),
     "one user a batch, so that a process has none": Case({}, **ONE_USER),
     "shared negatives": Case(POPULARITY),
     "shared negatives, by rows": Case(POPULARITY, by_rows=True),
-    "none and by rows": Case(POPULARITY, {"tied": False}, by_rows=True, **ONE_USER),
+    "none and by rows": Case(POPULARITY, {"items__tied": False}, by_rows=True, **ONE_USER),
     "own negatives": Case({**SHARED, "loss": "bce", "shared": False, "negatives": 3}),
     "gbce": Case({**SHARED, "loss": "gbce"}),
     "in-batch": Case({**SHARED, "sampler": "in-batch"}),
-    "answers, which are counted": Case({**SHARED, "sampler": "answers+uniform"}),
+    "answers, which are counted": Case({**SHARED, "sampler": "targets+uniform"}),
     "equal users": Case({**SHARED, "loss": "bpr", "equal_users": True}),
-    "masks": Case({"task": "masked-item"}, {"builder": "bert4rec", "heads": 1}),
-    "lists": Case({"task": "recency", "loss": "lambdarank", "cuts": 2}),
-    "groups": Case({**SHARED, "task": "recency", "cuts": 3}),
-    "days ahead": Case({**SHARED, "task": "dense-all-action", "labels": 3}),
-    "continuations": Case({"task": "continuation", "plan": 2, "cuts": 2}, {"builder": "seq2seq"}),
+    "masks": Case({"task": "masked-item"}, {"kind": "bert4rec", "heads": 1}),
+    "lists": Case({"task": "recency", "loss": "lambdarank", "task__cuts": 2}),
+    "groups": Case({**SHARED, "task": "recency", "task__cuts": 3}),
+    "days ahead": Case({**SHARED, "task": "dense-all-action", "task__labels": 3}),
+    "continuations": Case({"task": "continuation", "task__items": 2, "task__cuts": 2}, {"kind": "seq2seq"}),
     "buckets": Case({"loss": "sce", "negatives": 4}),
-    "mixture": Case({**SHARED, "negatives": 4}, {"similarity": "mol", "mol_part_width": 4}),
-    "none and a mixture": Case(SHARED, {"similarity": "mol", "mol_part_width": 4}, **ONE_USER),
+    "mixture": Case({**SHARED, "negatives": 4}, {"similarity": "mol", "similarity__part_width": 4}),
+    "none and a mixture": Case(SHARED, {"similarity": "mol", "similarity__part_width": 4}, **ONE_USER),
     "none and buckets": Case({"loss": "sce", "negatives": 4}, **ONE_USER),
     "codes": Case({}, CODED),
     "none and codes": Case({}, CODED, **ONE_USER),
@@ -95,14 +95,16 @@ def prepared(case: Case) -> tuple[TrainingSetup, SequenceModel, Objective]:
     )
     first = torch.Generator().manual_seed(recipe.train.seed)
     codes = np.random.default_rng(1).integers(0, 4, (N_ITEMS + 1, 2)).astype(np.uint8)
-    facts = Facts(codes=codes if case.model.get("items") == "codes" else None)
+    facts = DataFacts(codes=codes if case.model.get("items") == "codes" else None)
     model = build_model(recipe.model, N_ITEMS, generator=first, facts=facts).double()
     model.items.sparse_gradients = case.by_rows
     return recipe, model, Objective(recipe.objective, LOG.counts, length=model.length)
 
 
 def dropless(model: dict[str, Any]) -> dict[str, Any]:
-    return {"mol_item_dropout": 0.0, "mol_gate_dropout": 0.0} if model.get("similarity") == "mol" else {}
+    return (
+        {"similarity__item_dropout": 0.0, "similarity__gate_dropout": 0.0} if model.get("similarity") == "mol" else {}
+    )
 
 
 def learned(case: Case, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
@@ -128,7 +130,7 @@ def learned(case: Case, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> d
 
 def drawn_gradients(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
     """REINFORCE: of states that are the same however many processes there are, for no two draw the same."""
-    case = Case(SHARED, {"builder": "narm", "feed_forward": 4, "scores": "bilinear", "choice": "reinforce"})
+    case = Case(SHARED, {"kind": "narm", "feed_forward": 4, "scores": "bilinear", "choice": "reinforce"})
     recipe, model, objective = prepared(case)
     set_generator(model, torch.Generator().manual_seed(5))
     batch = next(LOG.windows(recipe).batches(60, np.random.default_rng(2)))

@@ -14,14 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from segue.data.sequences import Sequences
 from segue.errors import FolderError, SettingsError, TrainingError
-from segue.models.facts import Facts
+from segue.models.facts import DataFacts
 from segue.training.train import STATE, choose_epoch
 
 MIXED = {
     "task": "dense-all-action",
-    "labels": 3,
+    "task__labels": 3,
     "loss": "sampled-softmax",
-    "sampler": "answers+uniform",
+    "sampler": "targets+uniform",
     "negatives": 8,
     "equal_users": True,
 }
@@ -60,7 +60,7 @@ def test_a_state_that_counted_nothing_is_refused_with_a_sentence(tmp_path: Path)
 def test_a_cycle_is_learned_by_looking_one_event_ahead(task: str, stride: float, tmp_path: Path) -> None:
     """Events are a second apart, so that a window of a second holds the next alone. All histories are short. Any order
     of the eleven items would score about .4."""
-    seconds = {} if task == "next-action" else {"days": 1 / 86400, "labels": 4}
+    seconds = {} if task == "next-action" else {"task__days": 1 / 86400, "task__labels": 4}
     recipe = recipe_of(
         epochs=25 if task == "all-action" else 10,
         objective={"task": task, **seconds},
@@ -74,7 +74,7 @@ def test_a_cycle_is_learned_by_looking_one_event_ahead(task: str, stride: float,
 
 def test_looking_further_ahead_spreads_the_answers(tmp_path: Path) -> None:
     """With a window of three seconds the three next items are as likely: the next one is often not the first."""
-    objective = {"task": "dense-all-action", "days": 3 / 86400}
+    objective = {"task": "dense-all-action", "task__days": 3 / 86400}
     model, progress = LOG.chosen(recipe_of(epochs=10, objective=objective, averaging=0.9), tmp_path)
     assert 0.5 < progress.best_score < 0.95
     assert model.length == 8
@@ -102,7 +102,7 @@ def test_kinds_come_from_the_facts_of_the_log(tmp_path: Path) -> None:
     bought = Log.of(Sequences(offsets=log.offsets, items=log.items, times=log.times, kinds=kinds))
 
     def positions(positive: list[dict[str, Any]]) -> float:
-        recipe = recipe_of(epochs=1, objective={"task": "next-action", "positive": positive})
+        recipe = recipe_of(epochs=1, objective={"task": "next-action", "task__positive": positive})
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         _, progress = choose_epoch(
@@ -111,7 +111,7 @@ def test_kinds_come_from_the_facts_of_the_log(tmp_path: Path) -> None:
             seen="kept",
             folder=folder,
             progress=None,
-            facts=Facts(kinds=("look", "buy")),
+            facts=DataFacts(kinds=("look", "buy")),
         )
         return progress.history[0]["positions"]
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cycle_logs import sequences_of
+from settings_tables import model_settings
 
 from segue.data.sequences import Sequences
 from segue.data.split import split_last
-from segue.models.settings import ModelSettings
 from segue.training import item_codes as codes_module
 from segue.training.item_codes import assign_item_codes
 from segue.training.loop import TrainingProgress
 from segue.training.settings import TrainSettings
 
 N_ITEMS = 40
-LEARNED = ModelSettings(width=8, items="codes", codes="learned", code_parts=4, code_values=6)
+LEARNED = model_settings(width=8, items="codes", items__assignment="learned", items__parts=4, items__values=6)
 
 
 def kinds_log(seed: int = 3) -> Sequences:

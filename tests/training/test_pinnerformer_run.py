@@ -20,7 +20,7 @@ SMALL = (
     "model.heads=2",
     "model.depth=1",
     "model.length=8",
-    "objective.negatives=8",
+    "objective.sampler.negatives=8",
     "train.epochs=1",
     "train.tokens=200",
     "train.threads=1",
@@ -69,8 +69,13 @@ def test_a_run_keeps_the_names_of_kinds_and_tells_them_apart(data: Data, tmp_pat
 
 def test_items_may_be_known_by_their_content(data: Data, tmp_path: Path) -> None:
     """Through the network of the items, whose width is not that of tokens."""
-    content = ("model.items=vectors", 'model.texts=["title"]', "model.text_width=8", "model.content_hidden=12")
-    run = trained(data, tmp_path / "run", *content, "model.item_width=6")
+    content = (
+        "model.items=vectors",
+        'model.items.texts=["title"]',
+        "model.items.text_encoder.width=8",
+        "model.items.hidden=12",
+    )
+    run = trained(data, tmp_path / "run", *content, "model.output.item_width=6")
     assert run.model.item_vectors().shape == (13, 6)
     np.testing.assert_allclose(run.model.item_vectors()[1:].norm(dim=1).numpy(), 1, atol=1e-5)
     assert len(run.recommend(IDS[:3], keep_seen=False).items) == 9
@@ -81,5 +86,5 @@ def test_a_log_without_times_is_refused_where_times_are_looked_at(tmp_path: Path
     with pytest.raises(SettingsError, match=r"needs times, and .* has only an order: prepare"):
         trained(data, tmp_path / "run")
     assert not list(tmp_path.glob("run*"))
-    run = trained(data, tmp_path / "run", "model.times=[]", "objective.task=next-item")
+    run = trained(data, tmp_path / "run", "model.inputs.times=[]", "objective.task=next-item")
     assert not run.recommend(IDS[:3]).untimed

@@ -12,7 +12,7 @@ from cycle_logs import Log, recipe_of
 
 from segue.data.sequences import Sequences
 from segue.evaluation.evaluator import Evaluator, ModelScorer
-from segue.models.facts import NO_FACTS, Facts
+from segue.models.facts import NO_FACTS, DataFacts
 
 ITEMS, STEPS = 12, 3
 KINDS = ("buy", "look", "save@home")
@@ -49,10 +49,10 @@ def clock_log() -> Log:
     return log_of(steps, rng, BEGIN + DAY * days + 3600 * hours)
 
 
-def hit_at_1(log: Log, folder: Path, *, epochs: int, facts: Facts = NO_FACTS, **model: Any) -> float:
+def hit_at_1(log: Log, folder: Path, *, epochs: int, facts: DataFacts = NO_FACTS, **model: Any) -> float:
     """On the test part, of the epoch that validation chose."""
     recipe = recipe_of(
-        model={"builder": "pinnerformer", "width": 32, "heads": 2, "depth": 1, "length": 10, "dropout": 0.0, **model},
+        model={"kind": "pinnerformer", "width": 32, "heads": 2, "depth": 1, "length": 10, "dropout": 0.0, **model},
         objective={"loss": "softmax"},
         epochs=epochs,
         patience=epochs,
@@ -66,7 +66,7 @@ def hit_at_1(log: Log, folder: Path, *, epochs: int, facts: Facts = NO_FACTS, **
 
 
 def test_with_its_kind_in_sight_the_next_item_is_known(tmp_path: Path) -> None:
-    facts = Facts(kinds=KINDS)
+    facts = DataFacts(kinds=KINDS)
     assert hit_at_1(kind_log(), tmp_path, epochs=8, facts=facts, inputs="events", times=[]) > 0.9
 
 

@@ -34,7 +34,10 @@ from segue import api
 from segue.data.batch import Batch, cut_evenly, take
 from segue.errors import FolderError, SettingsError
 from segue.objective.batch_shard import BatchShard
-from segue.objective.tasks.examples import Examples, MaskedItem, Recency, Task, next_item
+from segue.objective.tasks.examples import Examples, Task
+from segue.objective.tasks.masked_item import MaskedItem
+from segue.objective.tasks.next_item import NextItem
+from segue.objective.tasks.recency import Recency
 from segue.process_group import SINGLE_PROCESS
 from segue.runs import make
 from segue.runs.read import read_report
@@ -178,9 +181,9 @@ def test_users_are_shared_out_each_once_and_evenly(lengths: np.ndarray, parts: i
 
 
 TASKS: dict[str, Task] = {
-    "next-item": next_item,
+    "next-item": NextItem(),
     "masked-item": MaskedItem(mask=99, share=0.3, most=5, last=0.5),
-    "recency": Recency(importance="exponential", alpha=0.8, share=0.4, cuts=3),
+    "recency": Recency(share=0.4, cuts=3),
 }
 
 

@@ -13,19 +13,20 @@ import polars as pl
 import pytest
 import torch
 from cycle_logs import Log, sequences_of
+from settings_tables import BIDIRECTIONAL, BUILDERS, CONTINUING, UNPLACED
 
-from segue.config import Settings, make_settings, parse_toml, read_recipe, recipe_names, settings_toml
+from segue.config.recipes import read_recipe, recipe_names
+from segue.config.settings import Settings, make_settings, settings_toml
 from segue.data.batch import Batch
 from segue.data.vocabulary import Vocabulary
 from segue.errors import SettingsError
 from segue.evaluation.baselines.popularity import Popularity
 from segue.evaluation.evaluator import Evaluator, ModelScorer, Scorer
 from segue.evaluation.split_log import SplitLog
+from segue.kinds import kind_of, parse_toml
 from segue.layers.packed import tensors
-from segue.models.build import BUILDERS, build_model
-from segue.models.facts import facts_of
+from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.models.settings import BIDIRECTIONAL, CONTINUING, UNPLACED
 from segue.objective.objective import Objective
 from segue.training.train import TrainingSetup
 
@@ -120,7 +121,11 @@ def test_a_recipe_is_what_its_paper_is_known_for(
     name: str, builder: str, task: str, loss: str, negatives: int, shared: bool
 ) -> None:
     model, chosen = shipped(name).model, shipped(name).objective
-    found = (model.builder, chosen.task, chosen.loss, chosen.negatives, chosen.shared)
+    found = (
+        *map(kind_of, (model, chosen.task, chosen.loss)),
+        chosen.negatives,
+        getattr(chosen.sampler, "shared", True),
+    )
     assert found == (builder, task, loss, negatives, shared)
 
 
@@ -129,112 +134,118 @@ def test_a_recipe_is_what_its_paper_is_known_for(
 
 @pytest.mark.parametrize(("builder", "task"), list(product(BUILDERS, TASKS)))
 def test_an_encoder_that_does_not_fit_the_task_is_refused(builder: str, task: str) -> None:
-    overrides = (f"model.builder={builder}", f"objective.task={task}", "model.feed_forward=4")
+    overrides = (f"model={builder}", f"objective.task={task}")
     if (builder in BIDIRECTIONAL, builder in CONTINUING) == (task == "masked-item", task == "continuation"):
-        assert shipped("sasrec", *overrides).objective.task == task
+        assert kind_of(shipped("sasrec", *overrides).objective.task) == task
         return
     with pytest.raises(SettingsError) as caught:
         shipped("sasrec", *overrides)
-    words = (f"model.builder = '{builder}'", f"'{task}'", "choose", "objective.task", "or another")
+    words = (f"model = '{builder}'", f"'{task}'", "choose", "objective.task", "or another")
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-DRAWN = ("objective.sampler=uniform", "objective.negatives=9")
-PLANNED = ("model.builder=seq2seq", "objective.task=continuation")
-PLAIN = ("model.heads=1", "model.feed_forward=4", "model.positions=newest")  # all that the body 'gru' has not
-MASKED = ("model.builder=bert4rec", "objective.task=masked-item")
+SAMPLED = ("objective.sampler=uniform", "objective.sampler.negatives=9")
+PLANNED = ("model=seq2seq", "objective.task=continuation")
+MASKED = ("model=bert4rec", "objective.task=masked-item")
+CORRECTED = ("objective.loss=sampled-softmax", "objective.sampler=mixed")
 
-# A recipe, what is asked of it, what the refusal names, and what it can be cured with.
+
+def named(override: str) -> str:
+    return repr(override.partition("=")[0])
+
+
+# A recipe, its overrides, what the refusal names, and what it can be cured with.
 IMPOSSIBLE: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = [
     *(
-        ("sasrec", (f"objective.loss={loss}",), (f"'{loss}' needs", "objective.sampler", "objective.negatives"), DRAWN)
+        (
+            "sasrec",
+            (f"objective.loss={loss}",),
+            (f"'{loss}' needs", "objective.sampler", "uniform, popularity"),
+            SAMPLED,
+        )
         for loss in ("sampled-softmax", "bce", "gbce", "bpr", "bpr-max", "top1", "top1-max")
     ),
-    ("sasrec-sampled", ("objective.sampler=none",), ("needs objective.sampler", "'uniform'", "'mixed'"), DRAWN),
-    ("sasrec-sampled", ("objective.negatives=0",), ("objective.negatives of at least 1", "0"), DRAWN),
-    (
-        "sasrec-sampled",
-        ("objective.loss=softmax",),
-        ("leave objective.sampler out",),
-        ("objective.sampler=none", "objective.negatives=0"),
-    ),
-    (
-        "sasrec",
-        ("objective.negatives=9",),
-        ("leave objective.negatives out", "sampled-softmax"),
-        ("objective.loss=bpr", "objective.sampler=uniform"),
-    ),
+    ("sasrec-sampled", ("objective.sampler=none",), ("choose objective.sampler", "uniform", "mixed"), SAMPLED),
+    ("sasrec-sampled", ("objective.loss=softmax",), ("objective.sampler to 'none'",), ("objective.sampler=none",)),
+    ("sasrec", ("objective.sampler=uniform",), ("objective.sampler to 'none'", "bpr"), ("objective.loss=bpr",)),
     *(
         (
             "hstu-mol",
-            (f"objective.loss={loss}", "objective.sampler=none", *more),
+            (f"objective.loss={loss}", "objective.sampler=none"),
             (f"'{loss}'", "'mol'", "choose"),
-            cure,
+            ("model.similarity=dot",),
         )
-        for loss, more, cure in (
-            ("softmax", ("objective.negatives=0",), ("model.similarity=dot",)),
-            ("sce", (), ("model.similarity=dot",)),
-        )
+        for loss in ("softmax", "sce")
     ),
-    ("sasrec", ("index.kind=two-stage",), ("'two-stage'", "'dot'", "choose"), ("index.kind=auto",)),
-    ("hstu-mol", ("index.kind=approximate",), ("'approximate'", "'mol'", "choose"), ("index.kind=two-stage",)),
-    ("sasrec", ("objective.loss=sce",), ("'sce' needs objective.negatives", "bucket"), ("objective.negatives=9",)),
-    (
-        "gsasrec",
-        ("objective.loss=sce",),
-        ("leave objective.sampler out",),
-        ("objective.sampler=none", "objective.offset=0"),
-    ),
+    ("sasrec", ("index=two-stage",), ("'two-stage'", "'mol'", "choose"), ("index=auto",)),
+    ("sasrec", ("index=codes",), ("'codes'", "model.items", "choose"), ("model.items=codes",)),
+    ("hstu-mol", ("index=approximate",), ("'approximate'", "'dot'", "choose"), ("index=two-stage",)),
+    ("gsasrec", ("objective.loss=sce",), ("objective.sampler to 'none'",), ("objective.sampler=none",)),
     ("sasrec", ("objective.loss=lambdarank",), ("'lambdarank'", "'recency'"), ("objective.task=recency",)),
     ("bert4rec", ("objective.loss=lambdarank",), ("'recency'", "'masked-item'"), ("objective.loss=softmax",)),
-    ("sasrec", ("objective.calibration=0.5",), ("objective.calibration", "'gbce'"), ("objective.loss=gbce", *DRAWN)),
-    ("sasrec", ("objective.offset=-1",), ("objective.offset", "'gbce'"), ("objective.loss=gbce", *DRAWN)),
-    ("sasrec", ("objective.regularisation=1",), ("'bpr-max'",), ("objective.loss=bpr-max", *DRAWN)),
-    ("sasrec-bce", ("objective.log_q=false",), ("objective.log_q", "'sampled-softmax'"), ("objective.log_q=true",)),
     *(
-        ("sasrec-sampled", ("objective.log_q=false", f"objective.sampler={alike}"), ("objective.log_q", alike), cure)
+        (
+            "sasrec",
+            (f"objective.loss.{key}",),
+            (named(key), "'softmax'"),
+            (f"objective.loss={loss}", *SAMPLED),
+        )
+        for key, loss in (("calibration=0.5", "gbce"), ("offset=-1", "gbce"), ("regularisation=1", "bpr-max"))
+    ),
+    (
+        "sasrec-bce",
+        ("objective.loss.log_q=false",),
+        ("'log_q'", "'bce'"),
+        ("objective.loss=sampled-softmax", "objective.sampler=mixed"),
+    ),
+    *(
+        (
+            "sasrec-sampled",
+            ("objective.loss.log_q=false", f"objective.sampler={alike}"),
+            ("objective.loss.log_q", alike),
+            cure,
+        )
         for alike, cure in (("uniform", ("objective.sampler=mixed",)), ("in-batch", ("objective.sampler=popularity",)))
     ),
-    ("sasrec-sampled", ("objective.power=0.5",), ("objective.power", "popular"), ("objective.sampler=popularity",)),
-    ("sasrec-sampled", ("objective.in_batch=0.2",), ("objective.in_batch", "mixed"), ("objective.sampler=mixed",)),
-    ("sasrec", ("objective.shared=false",), ("objective.shared", "sampled-softmax"), ("objective.loss=bce", *DRAWN)),
+    ("sasrec-sampled", ("objective.sampler.power=0.5",), ("'power'", "'uniform'"), ("objective.sampler=popularity",)),
+    ("sasrec-sampled", ("objective.sampler.in_batch=0.2",), ("'in_batch'", "'uniform'"), ("objective.sampler=mixed",)),
+    ("sasrec", ("objective.sampler.shared=false",), ("'shared'", "'none'"), ("objective.loss=bce", *SAMPLED)),
     *(
-        ("sasrec", (f"objective.{key}",), (f"objective.{key.partition('=')[0]}", "'masked-item'"), MASKED)
-        for key in ("masked=0.5", "most_masked=3", "last_masked=1.0")
+        ("sasrec", (f"objective.task.{key}",), (named(key), "'next-item'"), MASKED)
+        for key in ("share=0.5", "most=3", "last=1.0")
     ),
     *(
         (
             "sasrec",
-            (f"objective.{key}",),
-            (f"objective.{key.partition('=')[0]}", "'recency'"),
+            (f"objective.task.{key}",),
+            (named(key), "'next-item'"),
             ("objective.task=recency",),
         )
-        for key in ("importance=linear", "alpha=0.5", "taken=0.5", "cuts=4")
+        for key in ("importance=linear", "share=0.5", "cuts=4")
     ),
-    ("sasrec", ("objective.cuts=4",), ("'recency' and 'continuation'",), PLANNED),
-    ("sasrec", ("objective.plan=3",), ("objective.plan", "'continuation'"), PLANNED),
+    ("sasrec", ("objective.task.items=3",), ("'items'", "'next-item'"), PLANNED),
     ("sasrec", PLANNED[:1], ("'seq2seq'", "objective.task = 'continuation'"), PLANNED[1:]),
-    ("sasrec", PLANNED[1:], ("'continuation'", "model.builder = 'seq2seq'"), PLANNED[:1]),
+    ("sasrec", PLANNED[1:], ("'continuation'", "model = 'seq2seq'"), PLANNED[:1]),
     ("seq2seq", ("objective.loss=lambdarank",), ("'recency'", "'continuation'"), ("objective.loss=softmax",)),
     ("seq2seq", ("objective.temperature=0.5",), ("objective.temperature at 1", "0.5"), ("objective.temperature=1",)),
     ("seq2seq", ("model.similarity=cosine",), ("'continuation'", "cosine"), ("model.similarity=dot",)),
-    ("seq2seq", ("model.inputs=rated",), ("model.inputs = 'rated'", "seq2seq", "'items'"), ("model.inputs=items",)),
-    ("sasrec", ("model.body=gru",), ("model.body", "seq2seq", '"transformer"'), ("model.body=transformer",)),
+    ("seq2seq", ("model.inputs=rated",), ("model.inputs", "'rated'", "Allowed: items"), ("model.inputs=items",)),
+    ("sasrec", ("model.body=gru",), ("'body'", "'sasrec'"), PLANNED),
     *(
-        ("seq2seq", ("model.body=gru", *(key for key in PLAIN if key != wrong), wrong), (name, "'gru'"), PLAIN)
-        for wrong, name in (
-            ("model.heads=2", "model.heads"),
-            ("model.feed_forward=2", "model.feed_forward"),
-            ("model.positions=oldest", "model.positions"),
+        (
+            "seq2seq",
+            ("model.body=gru", f"model.body.{key}"),
+            (named(key), "'gru'"),
+            ("model.body=transformer",),
         )
+        for key in ("heads=2", "feed_forward=2", "positions=oldest")
     ),
     (
         "sasrec-rss",
-        ("objective.importance=linear", "objective.alpha=0.5"),
-        ("objective.alpha", "'exponential'"),
-        ("objective.importance=exponential",),
+        ("objective.task.importance=linear", "objective.task.importance.alpha=0.5"),
+        ("'alpha'", "'linear'"),
+        ("objective.task.importance=exponential",),
     ),
-    ("sasrec-rss", MASKED, ("objective.cuts", "'recency'"), ("objective.cuts=1",)),
 ]
 
 
@@ -253,31 +264,37 @@ def test_an_impossible_pair_is_refused_with_what_to_change(
 
 
 @pytest.mark.parametrize(
-    ("key", "bad"),
+    ("kind", "key", "bad"),
     [
-        ("negatives", ("-1",)),
-        ("temperature", ("0", "-1", "inf", "nan")),
-        ("in_batch", ("0", "1", "nan")),
-        ("calibration", ("-0.1", "1.1", "nan")),
-        ("regularisation", ("-1", "inf", "nan")),
-        ("masked", ("0", "1", "nan")),
-        ("most_masked", ("0", "-3")),
-        ("last_masked", ("-0.1", "1.1", "nan")),
-        ("alpha", ("0", "1.1", "nan")),
-        ("taken", ("0", "1", "nan")),
-        ("cuts", ("0",)),
-        ("plan", ("0", "-1")),
+        ("objective.sampler=mixed", "sampler.negatives", ("-1", "0")),
+        ("objective.sampler=mixed", "sampler.in_batch", ("0", "1")),
+        ("objective.loss=softmax", "temperature", ("0", "-1")),
+        ("objective.loss=gbce", "loss.calibration", ("-0.1", "1.1")),
+        ("objective.loss=bpr-max", "loss.regularisation", ("-1",)),
+        ("objective.task=masked-item", "task.share", ("0", "1")),
+        ("objective.task=masked-item", "task.most", ("0", "-3")),
+        ("objective.task=masked-item", "task.last", ("-0.1", "1.1")),
+        ("objective.task=recency", "task.importance.alpha", ("0", "1.1")),
+        ("objective.task=recency", "task.share", ("0", "1")),
+        ("objective.task=recency", "task.cuts", ("0",)),
+        ("objective.task=continuation", "task.items", ("0", "-1")),
     ],
 )
-def test_a_number_out_of_range_is_refused_by_name(key: str, bad: tuple[str, ...]) -> None:
+def test_a_number_out_of_range_is_refused_by_name(kind: str, key: str, bad: tuple[str, ...]) -> None:
     for value in bad:
-        with pytest.raises(SettingsError, match=rf"objective\.{key} must be .*, got {value}"):
-            shipped("sasrec", f"objective.{key}={value}")
+        with pytest.raises(SettingsError, match=rf"objective\.{key}: expected .*, got {value}"):
+            shipped("sasrec", kind, f"objective.{key}={value}")
 
 
-@pytest.mark.parametrize("stride", ["-0.1", "1.5", "nan"])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_a_number_that_is_not_finite_is_refused_by_name(value: str) -> None:
+    with pytest.raises(SettingsError, match=rf"objective\.temperature: expected a finite number, got {value}"):
+        shipped("sasrec", f"objective.temperature={value}")
+
+
+@pytest.mark.parametrize("stride", ["-0.1", "1.5"])
 def test_windows_with_gaps_between_them_are_refused(stride: str) -> None:
-    with pytest.raises(SettingsError, match=rf"train.stride must lie in \[0, 1\], .*; got {stride}"):
+    with pytest.raises(SettingsError, match=rf"train\.stride: expected float .*, got {stride}"):
         shipped("sasrec", f"train.stride={stride}")
 
 
@@ -288,16 +305,19 @@ SMALL = ("model.width=8", "model.depth=2", f"model.length={LENGTH}", "model.drop
 
 
 def fewer_negatives(name: str) -> tuple[str, ...]:
-    return ("objective.negatives=8",) if shipped(name).objective.negatives > 8 else ()
+    return ("objective.sampler.negatives=8",) if shipped(name).objective.negatives > 8 else ()
 
 
 def narrow(name: str) -> tuple[str, ...]:
-    return () if shipped(name).model.builder in {"hstu"} | UNPLACED else ("model.feed_forward=1",)
+    kind = kind_of(shipped(name).model)
+    if kind == "seq2seq":
+        return ("model.body.feed_forward=1",)
+    return () if kind in {"hstu"} | UNPLACED else ("model.feed_forward=1",)
 
 
 def built(name: str) -> tuple[SequenceModel, Objective]:
     settings = shipped(name, *SMALL, *narrow(name), *fewer_negatives(name))
-    facts = facts_of(settings.model, titled(MANY_ITEMS))
+    facts = settings.model.items.facts(titled(MANY_ITEMS))
     model = build_model(settings.model, MANY_ITEMS, generator=torch.Generator().manual_seed(1), facts=facts).eval()
     return model, Objective(settings.objective, np.r_[0, np.ones(MANY_ITEMS, dtype=np.int64)], length=model.length)
 
@@ -316,7 +336,7 @@ def long_users(count: int, length: int) -> Batch:
 
 
 def both_ways(name: str) -> bool:
-    return shipped(name).model.builder in BIDIRECTIONAL
+    return kind_of(shipped(name).model) in BIDIRECTIONAL
 
 
 @every_recipe
@@ -346,7 +366,7 @@ def test_bert4rec_sees_the_future_and_the_others_never_do(name: str) -> None:
     assert differs[:middle].all() if both_ways(name) else not differs[:middle].any()
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if shipped(name).model.builder not in UNPLACED])
+@pytest.mark.parametrize("name", [name for name in RECIPES if kind_of(shipped(name).model) not in UNPLACED])
 def test_the_place_that_is_asked_in_service_was_asked_in_training(name: str) -> None:
     """Otherwise the answer to a long history hangs on a position that is as it was drawn at the start."""
     model, objective = built(name)
@@ -372,18 +392,18 @@ QUICK = (
     "train.warmup=5",
     "train.threads=1",
 )
-A_SECOND = "objective.days=1.2e-5"  # events are a second apart: in that time there is one
+A_SECOND = "objective.task.days=1.2e-5"  # events are a second apart: in that time there is one
 NEEDS = {
-    "bert4rec": ("train.epochs=25", "objective.masked=0.4", "objective.last_masked=1.0"),
+    "bert4rec": ("train.epochs=25", "objective.task.share=0.4", "objective.task.last=1.0"),
     "gru4rec": ("train.epochs=7", "model.state_width=0"),
     "gru4rec-bprmax": ("train.epochs=7", "model.state_width=0"),
     "gsasrec": ("train.epochs=14",),
     "pinnerformer": ("train.epochs=12", A_SECOND),
-    "pinnerformer-paper": ("train.epochs=14", "model.item_width=16", "model.heads=2", A_SECOND),
+    "pinnerformer-paper": ("train.epochs=14", "model.output.item_width=16", "model.heads=2", A_SECOND),
     "sasrec-rss": (
         "train.epochs=14",
         "model.width=16",
-        "objective.cuts=2",
+        "objective.task.cuts=2",
     ),  # more would take most of such short histories away
 }
 """Fewer answers an epoch, or a slower loss."""
@@ -416,7 +436,7 @@ def test_a_recipe_learns_the_planted_cycle(name: str, tmp_path: Path) -> None:
     recipe = TrainingSetup(
         model=settings.model, objective=settings.objective, train=settings.train, evaluate=settings.evaluate
     )
-    facts = facts_of(settings.model, titled(N_ITEMS))
+    facts = settings.model.items.facts(titled(N_ITEMS))
     model, _ = planted().chosen(recipe, tmp_path, seen="excluded", facts=facts)
     popularity = share_right(Popularity.fit(SplitLog(planted().sequences, planted().split, N_ITEMS)))
     assert popularity < 0.3

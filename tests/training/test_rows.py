@@ -140,7 +140,7 @@ def gradients_of(model: SequenceModel, objective: Objective, batch: Batch) -> di
 @pytest.mark.parametrize("loss", [{}, SAMPLED], ids=["softmax", "sampled-softmax"])
 def test_sparse_gradients_are_the_dense_ones(loss: dict[str, Any], tied: bool) -> None:
     """A loss over every item leaves a dense gradient, and so the whole table to be learned."""
-    recipe, log = recipe_of(model={"tied": tied, "dropout": 0.0}, objective=loss), a_log()
+    recipe, log = recipe_of(model={"items__tied": tied, "dropout": 0.0}, objective=loss), a_log()
     model = build_model(recipe.model, N_ITEMS, generator=torch.Generator().manual_seed(1))
     objective = Objective(recipe.objective, log.counts)
     batch = next(log.windows(recipe).batches(50, np.random.default_rng(0)))
@@ -168,7 +168,7 @@ def chosen_by_rows(recipe: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, *
 def test_training_by_rows_is_taken_up_to_the_same_numbers(
     tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = recipe_of(epochs=3, tokens=30, objective=SAMPLED, model={"tied": tied})
+    recipe = recipe_of(epochs=3, tokens=30, objective=SAMPLED, model={"items__tied": tied})
     dense, _ = a_log().chosen(recipe, tmp_path / "dense")
     whole = chosen_by_rows(recipe, tmp_path / "whole", monkeypatch)
     assert not same_weights(whole, weights_of(dense)), "a large table is learned by rows"

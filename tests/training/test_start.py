@@ -14,6 +14,7 @@ import torch
 from cycle_logs import N_ITEMS, Log, cycle, recipe_of, same_weights, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from settings_tables import model_settings
 
 from segue.data.batch import Batch
 from segue.data.sequences import Sequences
@@ -23,10 +24,9 @@ from segue.errors import InputError
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.checkpoint import fill_model
-from segue.models.facts import Facts, facts_of
+from segue.models.facts import DataFacts
 from segue.models.items.content import ContentTable
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.models.warm_start import transfer_weights
 from segue.training.state import TrainingRecord
 from segue.training.train import STATE, STATE_ALL, TrainingSetup, choose_epoch, train_for
@@ -41,9 +41,9 @@ def vocabulary(ids: list[str], **columns: list[Any]) -> Vocabulary:
 
 def built(known: Vocabulary, seed: int, kinds: tuple[str, ...] = (), **model: Any) -> SequenceModel:
     """A model with every weight drawn, biases too."""
-    shape = msgspec.convert({**SMALL, **model}, ModelSettings)
+    shape = model_settings(**{**SMALL, **model})
     made = build_model(
-        shape, len(known), generator=torch.Generator().manual_seed(seed), facts=facts_of(shape, known, kinds)
+        shape, len(known), generator=torch.Generator().manual_seed(seed), facts=shape.items.facts(known, kinds)
     ).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -69,7 +69,7 @@ def scores(model: SequenceModel, known: Vocabulary, history: list[str], kinds: l
 
 @pytest.mark.parametrize(
     "model",
-    [{"builder": "sasrec"}, {"builder": "esasrec", "tied": False}, {"builder": "bert4rec"}, {"builder": "gru4rec"}],
+    [{"kind": "sasrec"}, {"kind": "esasrec", "items__tied": False}, {"kind": "bert4rec"}, {"kind": "gru4rec"}],
     ids=lambda model: "-".join(map(str, model.values())),
 )
 @given(names=st.permutations(list("abcdefg")), kept=st.integers(1, 7), more=st.integers(0, 3))
@@ -98,7 +98,8 @@ def test_categories_are_carried_over_by_name() -> None:
     before = vocabulary(["a", "b", "c"], colour=["red", "blue", None])
     now = vocabulary(["x", "c", "a", "y"], colour=["green", None, "blue", "red"])  # a has another colour now
     old, new, fresh = (
-        built(known, seed, builder="sasrec", category="colour") for known, seed in ((before, 1), (now, 2), (now, 2))
+        built(known, seed, kind="sasrec", items="categories", items__column="colour")
+        for known, seed in ((before, 1), (now, 2), (now, 2))
     )
     transfer_weights(old, new, before=before, now=now, category="colour")
     vectors, were, start = (each.items.output()[1:] for each in (new, old, fresh))
@@ -108,7 +109,7 @@ def test_categories_are_carried_over_by_name() -> None:
 
 def test_kinds_are_carried_over_by_name() -> None:
     before, now = vocabulary(["a", "b"]), vocabulary(["b", "a"])
-    model: dict[str, Any] = {"builder": "pinnerformer", "inputs": "events"}
+    model: dict[str, Any] = {"kind": "pinnerformer", "inputs": "events"}
     old = built(before, 1, ("buy", "view"), **model)
     new = built(now, 2, ("", "view", "save", "buy"), **model)
     transfer_weights(old, new, before=before, now=now)
@@ -126,23 +127,24 @@ def test_content_is_read_as_it_was(items: str) -> None:
     titles = ["red tea", "green tea", "red cup", "blue cup", "tea pot"]
     before = vocabulary(list("abcde"), title=titles)
     now = vocabulary(list("xeca"), title=["green tea pot", titles[4], titles[2], titles[0]])
-    model: dict[str, Any] = {"builder": "sasrec", "items": items, "texts": ["title"], "text_width": 3}
+    model: dict[str, Any] = {
+        "kind": "sasrec",
+        "items": items,
+        "items__texts": ["title"],
+        "items__text_encoder__width": 3,
+    }
     old = built(before, 1, **model)
     assert isinstance(old.items, ContentTable)
-    shape = msgspec.convert({**SMALL, **model}, ModelSettings)
-    facts = facts_of(shape, now, texts=old.items.texts)
+    shape = model_settings(**{**SMALL, **model})
+    facts = shape.items.facts(now, texts=old.items.texts)
     new = build_model(shape, len(now), generator=torch.Generator().manual_seed(2), facts=facts).eval()
     transfer_weights(old, new, before=before, now=now)
     assert torch.allclose(new.item_vectors()[2:], old.item_vectors()[[5, 3, 1]], atol=1e-6)
     own, theirs = scores(new, now, ["a", "e"]), scores(old, before, ["a", "e"])
     assert {name: own[name] for name in "eca"} == {name: pytest.approx(theirs[name], abs=1e-4) for name in "eca"}
     assert new.item_vectors()[1].any(), "the new item is known by its words"
-    wider = build_model(
-        msgspec.structs.replace(shape, text_width=4),
-        len(now),
-        generator=torch.Generator(),
-        facts=facts_of(msgspec.structs.replace(shape, text_width=4), now),
-    )
+    more = model_settings(**{**SMALL, **model, "items__text_encoder__width": 4})
+    wider = build_model(more, len(now), generator=torch.Generator(), facts=more.items.facts(now))
     with pytest.raises(InputError, match="features of each item"):
         transfer_weights(old, wider, before=before, now=now)
 
@@ -175,7 +177,7 @@ def started(model: SequenceModel, folder: Path, out: Path, *, all_events: bool =
         folder,
         all_events=all_events,
         setup=RECIPE,
-        facts=Facts(),
+        facts=DataFacts(),
         before=before,
         now=now,
         trained=log.counts > 0,
@@ -272,7 +274,7 @@ def test_another_catalogue_is_refused(yesterday: tuple[SequenceModel, float, Pat
             folder,
             all_events=False,
             setup=RECIPE,
-            facts=Facts(),
+            facts=DataFacts(),
             before=before,
             now=vocabulary(["x", "y"]),
             trained=np.ones(3, dtype=bool),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from segue.data.batch import cut_by_budget, ragged_rows
 from segue.data.sequences import Sequences
 from segue.data.split import Cases, Split, Target
-from segue.errors import SettingsError
+from segue.kinds import Count, CountOrZero
 
 SeenRule = Literal["excluded", "kept"]
 
@@ -27,23 +28,15 @@ class EvaluateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     targets are repeats."""
     target: Target = "each"
     """Which of a user's held-out events are asked for. It matters where a split in time leaves several."""
-    at: tuple[int, ...] = (1, 5, 10, 50)
+    at: Annotated[tuple[Count, ...], Meta(min_length=1)] = (1, 5, 10, 50)
     """The depths of the list at which metrics are taken."""
-    bootstrap: int = 1000
+    bootstrap: CountOrZero = 1000
     """Resamples behind an interval; 0 leaves the intervals out."""
-    days: float = 0.0
+    days: Annotated[float, Meta(ge=0, le=MOST_DAYS)] = 0.0
     """Where above 0, under --split time:WHEN, validation chooses the epoch by recall@10 over what its first so many
     days bring, in the place of the next event's ndcg@10."""
     interest: str = ""
     """A column of the catalogue, such as a category: evaluation by window then says how varied a user's list is."""
-
-    def __post_init__(self) -> None:
-        if not self.at or min(self.at) < 1:
-            raise SettingsError(f"evaluate.at must hold depths of at least 1, got {list(self.at)}.")
-        if self.bootstrap < 0:
-            raise SettingsError(f"evaluate.bootstrap must be at least 0, got {self.bootstrap}.")
-        if not 0 <= self.days <= MOST_DAYS:
-            raise SettingsError(f"evaluate.days must be a number of days from 0 to {MOST_DAYS}, got {self.days}.")
 
 
 def seen_rule(settings: EvaluateSettings, sequences: Sequences, split: Split) -> tuple[SeenRule, float]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from segue.index.exact import ExactIndex, Pairs, finite, read_file, reading, write_file
 from segue.index.search import RECALL_AT, MergedRows, Ragged, Recall, recall, recall_of_scores
-from segue.index.settings import IndexSettings
+from segue.index.settings import CHUNK, RECALL
 
 SAMPLE = 400  # item vectors that serve as queries if none are given
 SEED = 1
@@ -51,24 +51,25 @@ class ApproximateIndex:
         vectors: Tensor,
         *,
         candidates: np.ndarray | None = None,
-        settings: IndexSettings | None = None,
+        chunk: int = CHUNK,
+        least_recall: float = RECALL,
         queries: Tensor | None = None,
     ) -> ApproximateIndex:
         """See `ExactIndex.build`. One half of the `queries` [N, D] sets the number of probes, the other half measures
         the recall; without queries, item vectors are used."""
-        exact = ExactIndex.build(vectors, candidates=candidates, settings=settings)
+        exact = ExactIndex.build(vectors, candidates=candidates, chunk=chunk)
         if queries is None:
             rows = np.random.default_rng(SEED).permutation(len(exact.numbers))[:SAMPLE]
             queries = exact.vectors[torch.from_numpy(rows)]
         unmeasured = Recall(k=RECALL_AT, share=1.0, queries=0)
         index = ApproximateIndex(exact, Lists.of(exact.vectors), probes=1, recall=unmeasured)
-        index.probes = index._fewest_probes(finite(queries[::2]))
+        index.probes = index._fewest_probes(finite(queries[::2]), least_recall)
         others = queries[1::2]
         index.recall = Recall(k=RECALL_AT, share=recall(index, exact, others, RECALL_AT), queries=len(others))
         return index
 
-    def _fewest_probes(self, queries: Tensor) -> int:
-        """The fewest probes that reach the recall of the settings."""
+    def _fewest_probes(self, queries: Tensor, least_recall: float) -> int:
+        """The fewest probes that reach a recall."""
         _, best = self.exact.search(queries, RECALL_AT)
 
         def share(probes: int) -> float:
@@ -76,7 +77,7 @@ class ApproximateIndex:
             return recall_of_scores(self._best(queries, depth, best.shape[1], probes=probes)[1], best)
 
         steps = np.unique(np.geomspace(1, len(self.lists.centres), 64).astype(np.int64)).tolist()
-        return int(steps[min(bisect_left(steps, self.exact.settings.recall, key=share), len(steps) - 1)])
+        return int(steps[min(bisect_left(steps, least_recall, key=share), len(steps) - 1)])
 
     @property
     def n_items(self) -> int:
@@ -170,7 +171,7 @@ class ApproximateIndex:
                 "owners": torch.from_numpy(self.lists.owners),
                 "ranges": torch.from_numpy(self.lists.ranges),
             },
-            _Facts(n_items=self.n_items, settings=self.exact.settings, probes=self.probes, recall=self.recall),
+            _Facts(n_items=self.n_items, chunk=self.exact.chunk, probes=self.probes, recall=self.recall),
         )
 
     @staticmethod
@@ -178,9 +179,7 @@ class ApproximateIndex:
         """Read what `save` wrote."""
         with reading(path):
             arrays, facts = read_file(path, _Facts)
-            exact = ExactIndex(
-                arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, settings=facts.settings
-            )
+            exact = ExactIndex(arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, chunk=facts.chunk)
             centres, owners, ranges = (arrays[name].numpy() for name in ("centres", "owners", "ranges"))
             lists = Lists(centres, owners, ranges, exact.vectors)
             return ApproximateIndex(exact, lists, probes=facts.probes, recall=facts.recall)
@@ -190,7 +189,7 @@ class _Facts(msgspec.Struct, tag_field="kind", tag="approximate", forbid_unknown
     """The file's header."""
 
     n_items: int
-    settings: IndexSettings
+    chunk: int
     probes: int
     recall: Recall
 

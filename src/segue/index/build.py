@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +20,16 @@ from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex, read_header, reading
 from segue.index.mol import Cut, MolIndex
 from segue.index.search import RECALL_AT, ItemIndex, Recall, recall
-from segue.index.settings import IndexSettings, faiss_installed, refuse_misfit
+from segue.index.settings import (
+    CHUNK,
+    ApproximateSettings,
+    AutoSettings,
+    ExactSettings,
+    IndexSettings,
+    faiss_installed,
+    refuse_misfit,
+)
+from segue.kinds import kind_of
 from segue.layers.packed import tensors
 from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
@@ -32,7 +41,6 @@ LEAST_TWO_STAGE = 2 * Cut().averaged  # items of which the first stage drops at 
 SAMPLE, TOKENS = 400, 16384  # queries that measure recall, and events encoded at a time
 SAMPLE_OF_ALL = 50  # queries for a mixture of logits, where scoring all items is slow
 
-IndexKind = Literal["exact", "approximate", "two-stage", "codes"]
 SampleQueries = Callable[[], Tensor | None]
 """Returns typical queries [N, Q], or None if there are none."""
 
@@ -58,19 +66,24 @@ def build_index(
         if mixture is not None:
             index = MolIndex.build(mixture, vectors, candidates=candidates, cut=Cut() if kind == "two-stage" else None)
         elif kind == "exact":
-            index = ExactIndex.build(vectors, candidates=candidates, settings=settings)
+            index = ExactIndex.build(
+                vectors, candidates=candidates, chunk=settings.chunk if isinstance(settings, ExactSettings) else CHUNK
+            )
         else:
             from segue.index.approximate import ApproximateIndex
 
             sample = None if queries is None else queries()
-            index = ApproximateIndex.build(vectors, candidates=candidates, settings=settings, queries=sample)
+            assert isinstance(settings, ApproximateSettings | AutoSettings)
+            index = ApproximateIndex.build(
+                vectors, candidates=candidates, chunk=settings.chunk, least_recall=settings.recall, queries=sample
+            )
     return index
 
 
-def _kind(settings: IndexSettings, items: int, *, mixed: bool, coded: bool) -> IndexKind:
-    refuse_misfit(settings.kind, similarity="mol" if mixed else "dot", items="codes" if coded else "ids")
-    if settings.kind != "auto":
-        return settings.kind
+def _kind(settings: IndexSettings, items: int, *, mixed: bool, coded: bool) -> str:
+    refuse_misfit(settings, mixture=mixed, codes=coded)
+    if not isinstance(settings, AutoSettings):
+        return kind_of(settings)
     if mixed:
         return "two-stage" if items >= LEAST_TWO_STAGE else "exact"
     if coded:
@@ -144,7 +157,7 @@ def load_index(path: Path) -> ItemIndex:
     if not faiss_installed():
         raise FolderError(
             f"{path} needs faiss, which is not installed; run `pip install 'segue[ann]'`, or train again "
-            "with --set index.kind=exact."
+            "with --set index=exact."
         )
     from segue.index.approximate import ApproximateIndex
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from segue.errors import FolderError
 from segue.index.search import MergedRows, Ragged
-from segue.index.settings import IndexSettings
+from segue.index.settings import CHUNK
 
 F = TypeVar("F", bound=msgspec.Struct)
 
@@ -33,24 +33,22 @@ GROUP = 16
 class ExactIndex:
     """The vectors of the items that may be recommended, in the order of their numbers."""
 
-    def __init__(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int, settings: IndexSettings) -> None:
+    def __init__(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int, chunk: int = CHUNK) -> None:
         self._groups = _whole_groups(vectors)
         self.vectors = self._groups[: len(vectors)]  # [n, D] float32
         self.numbers = numbers  # [n] int64, ascending: the items of these rows
-        self.settings = settings
+        self.chunk = chunk
         self._n_items = n_items
-        self._chunk = -(-settings.chunk // GROUP) * GROUP
+        self._chunk = -(-chunk // GROUP) * GROUP
 
     @staticmethod
-    def build(
-        vectors: Tensor, *, candidates: np.ndarray | None = None, settings: IndexSettings | None = None
-    ) -> ExactIndex:
+    def build(vectors: Tensor, *, candidates: np.ndarray | None = None, chunk: int = CHUNK) -> ExactIndex:
         """From the vectors of all items [V + 1, D]; row 0 is padding and never returned.
 
         `candidates` [V + 1] bool: items that may be recommended; usually those seen in training.
         """
         rows, numbers = candidate_rows(vectors, candidates)
-        return ExactIndex(rows, numbers, n_items=len(vectors) - 1, settings=settings or IndexSettings())
+        return ExactIndex(rows, numbers, n_items=len(vectors) - 1, chunk=chunk)
 
     @property
     def n_items(self) -> int:
@@ -119,14 +117,14 @@ class ExactIndex:
         """See `ItemIndex.with_items`."""
         merged = MergedRows.of(self.numbers, numbers)
         rows = torch.cat((self.vectors, finite_items(vectors)))[merged.order]
-        return ExactIndex(rows, merged.numbers, n_items=n_items, settings=self.settings)
+        return ExactIndex(rows, merged.numbers, n_items=n_items, chunk=self.chunk)
 
     def save(self, path: Path) -> None:
         """Write vectors, numbers and the chunk size to one safetensors file."""
         write_file(
             path,
             {"vectors": self.vectors, "numbers": torch.from_numpy(self.numbers)},
-            _Facts(n_items=self.n_items, settings=self.settings),
+            _Facts(n_items=self.n_items, chunk=self.chunk),
         )
 
     @staticmethod
@@ -134,16 +132,14 @@ class ExactIndex:
         """Read what `save` wrote."""
         with reading(path):
             arrays, facts = read_file(path, _Facts)
-            return ExactIndex(
-                arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, settings=facts.settings
-            )
+            return ExactIndex(arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, chunk=facts.chunk)
 
 
 class _Facts(msgspec.Struct, tag_field="kind", tag="exact", forbid_unknown_fields=True):
     """The file's header."""
 
     n_items: int
-    settings: IndexSettings
+    chunk: int
 
 
 def _whole_groups(vectors: Tensor) -> Tensor:

@@ -1,61 +1,76 @@
-"""How answers are looked up, in numbers."""
+"""The section `index`: how the best items of a query are found."""
 
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal
+from typing import Annotated
 
-import msgspec
+from msgspec import Meta
 
 from segue.errors import SettingsError
+from segue.kinds import Count, Kind
 
-Kind = Literal["auto", "exact", "approximate", "two-stage", "codes"]
+CHUNK, RECALL = 65536, 0.99
+RecallShare = Annotated[float, Meta(gt=0, le=1)]
 
 
-class IndexSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The section `index` of the settings."""
+class ExactSettings(Kind, frozen=True, tag="exact"):
+    """Every item is scored."""
 
-    kind: Kind = "auto"
-    """Exact: every item is scored. Approximate: only the parts of the catalogue that a question points to, through
-    faiss (the extra `ann`). Two-stage: a mixture of logits of what cheap products leave. Codes: the best by sums over
-    items' codes, exactly, without their vectors. Auto: codes where the model has them; else exact while the catalogue
-    is small enough to be scored as fast, and where faiss is missing."""
-    recall: float = 0.99
-    """Approximate: the share of the best 100 that must be found on a sample of questions. The less, the faster."""
-    chunk: int = 65536
+    chunk: Count = CHUNK
     """Items scored at a time. It bounds memory and changes no answer."""
 
+
+class ApproximateSettings(ExactSettings, frozen=True, tag="approximate"):
+    """Only the parts of the catalogue near a query are scored, through faiss (the extra `ann`)."""
+
+    recall: RecallShare = RECALL
+    """The share of the best 100 items that must be found on a sample of queries. The less, the faster."""
+
     def __post_init__(self) -> None:
-        if self.chunk < 1:
-            raise SettingsError(f"index.chunk must be at least 1, got {self.chunk}.")
-        if not 0 < self.recall <= 1:
-            raise SettingsError(f"index.recall must be a share above 0 and at most 1, got {self.recall}.")
-        if self.kind == "approximate" and not faiss_installed():
+        if not faiss_installed():
             raise SettingsError(
-                "index.kind = 'approximate' needs faiss, which is not installed; run `pip install 'segue[ann]'`, or "
-                "choose 'auto' or 'exact'."
+                "index = 'approximate' needs faiss, which is not installed: run `pip install 'segue[ann]'`, or choose "
+                "'auto' or 'exact'."
             )
+
+
+class AutoSettings(ExactSettings, frozen=True, tag="auto"):
+    """Codes if the model has them; approximate for a large catalogue if faiss is installed; two-stage for a mixture of
+    logits over a large catalogue; otherwise exact."""
+
+    recall: RecallShare = RECALL
+    """The share of the best 100 items that an approximate index must find on a sample of queries."""
+
+
+class TwoStageSettings(Kind, frozen=True, tag="two-stage"):
+    """A mixture of logits scores only the items that a cheap first stage leaves."""
+
+
+class CodeIndexSettings(Kind, frozen=True, tag="codes"):
+    """The best items by sums over their codes, exactly, without their vectors."""
+
+
+IndexSettings = AutoSettings | ExactSettings | ApproximateSettings | TwoStageSettings | CodeIndexSettings
 
 
 def faiss_installed() -> bool:
     return importlib.util.find_spec("faiss") is not None
 
 
-def refuse_misfit(kind: Kind, *, similarity: str, items: str) -> None:
-    """Inner products (`similarity` "dot" or "cosine") and mixtures of logits ("mol") are looked up differently, and so
-    are `items` of "codes"."""
-    if kind == "codes" and (items != "codes" or similarity == "mol"):
+def refuse_misfit(settings: IndexSettings, *, mixture: bool, codes: bool) -> None:
+    """Refuse an index that cannot search a model: one with a `mixture` of logits, or with `codes` of items."""
+    if isinstance(settings, CodeIndexSettings) and (mixture or not codes):
         raise SettingsError(
-            "index.kind = 'codes' looks up sums over items' codes, which need model.items = 'codes' and a single "
-            f"product, got model.items = {items!r} and model.similarity = {similarity!r}: choose index.kind = 'auto'."
+            "index = 'codes' needs model.items = 'codes' and model.similarity = 'dot' or 'cosine': choose index = "
+            "'auto'."
         )
-    if kind == "two-stage" and similarity != "mol":
+    if isinstance(settings, TwoStageSettings) and not mixture:
         raise SettingsError(
-            f"index.kind = 'two-stage' looks up mixtures of logits, and model.similarity = {similarity!r} is a single "
-            "product: choose index.kind = 'auto', 'exact' or 'approximate'."
+            "index = 'two-stage' needs model.similarity = 'mol': choose index = 'auto', 'exact' or 'approximate'."
         )
-    if kind == "approximate" and similarity == "mol":
+    if isinstance(settings, ApproximateSettings) and mixture:
         raise SettingsError(
-            "index.kind = 'approximate' looks up single products, and model.similarity = 'mol' mixes several: choose "
-            "index.kind = 'auto', 'exact' or 'two-stage'."
+            "index = 'approximate' needs model.similarity = 'dot' or 'cosine': choose index = 'auto', 'exact' or "
+            "'two-stage'."
         )

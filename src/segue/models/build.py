@@ -1,4 +1,4 @@
-"""Settings → a model, started from a generator."""
+"""Settings → a model, with weights drawn from a generator."""
 
 from __future__ import annotations
 
@@ -7,42 +7,16 @@ from collections.abc import Callable
 import torch
 
 from segue.errors import SettingsError
-from segue.models.encoders.bert4rec import bert4rec
-from segue.models.encoders.caser import caser
-from segue.models.encoders.esasrec import esasrec
-from segue.models.encoders.gru4rec import gru4rec
-from segue.models.encoders.hstu import hstu, sasrec_meta
-from segue.models.encoders.narm import narm
-from segue.models.encoders.nextitnet import nextitnet
-from segue.models.encoders.pinnerformer import pinnerformer
-from segue.models.encoders.sasrec import sasrec
-from segue.models.encoders.seq2seq import seq2seq
-from segue.models.encoders.transformer import transformer
-from segue.models.facts import NO_FACTS, Facts
-from segue.models.items.code_assignment import code_values
-from segue.models.items.coded import CodeTable
+from segue.kinds import kind_of
+from segue.models.encoders import ModelSettings
+from segue.models.facts import NO_FACTS, DataFacts
 from segue.models.items.content import ContentTable
-from segue.models.items.tables import CategoryTable, IdTable, ItemTable
-from segue.models.sequence import SequenceModel
-from segue.models.settings import BIDIRECTIONAL, ModelSettings
+from segue.models.sequence import Parts, SequenceModel
+from segue.models.similarity.dot import DotSettings
 
-Builder = Callable[[ModelSettings, ItemTable, torch.Generator], SequenceModel]
-"""Settings and the item table → a model over that table, with weights drawn from the generator."""
-
-BUILDERS: dict[str, Builder] = {
-    "sasrec": sasrec,
-    "esasrec": esasrec,
-    "bert4rec": bert4rec,
-    "hstu": hstu,
-    "sasrec-meta": sasrec_meta,
-    "transformer": transformer,
-    "gru4rec": gru4rec,
-    "narm": narm,
-    "caser": caser,
-    "nextitnet": nextitnet,
-    "seq2seq": seq2seq,
-    "pinnerformer": pinnerformer,
-}
+Builder = Callable[[ModelSettings, Parts, torch.Generator], SequenceModel]
+"""An encoder from outside: the section `model` and the parts to build around → a model, with weights drawn from the
+generator."""
 
 
 def build_model(
@@ -50,66 +24,55 @@ def build_model(
     n_items: int,
     *,
     generator: torch.Generator,
-    facts: Facts = NO_FACTS,
+    facts: DataFacts = NO_FACTS,
     encoder: Builder | None = None,
 ) -> SequenceModel:
-    """A new model. `facts`: what the settings ask for, as `facts_of` finds it; `encoder`: the builder from outside,
-    where `model.encoder` names one.
+    """Build a new model. `facts`: what `settings.items.facts` returns; `encoder`: the builder from outside, if
+    `model.encoder` names one.
 
-    The caller's global random state is left as it was.
+    The caller's global random state does not change.
     """
-    assert (facts.categories is not None) == bool(settings.category)
-    assert (facts.content is not None) == settings.has_content
-    assert (facts.codes is not None) == (settings.items == "codes")
     refuse_other_builder(settings, encoder, whose="The model")
     with torch.random.fork_rng(devices=[]):
-        items = make_items(settings, n_items, facts)
-        items.kinds = facts.kinds
-        built: object = (encoder or BUILDERS[settings.builder])(settings, items, generator)
-    if not isinstance(built, SequenceModel):
+        parts = make_parts(settings, n_items, facts)
+        model: object = settings.build(parts, generator) if encoder is None else encoder(settings, parts, generator)
+    if not isinstance(model, SequenceModel):
         raise SettingsError(
-            f"An encoder must be a function that builds a SequenceModel, and {settings.encoder} gave "
-            f"{type(built).__name__}; docs/your-model.md shows one that works."
+            f"An encoder must be a function that builds a SequenceModel, and {settings.encoder} returned "
+            f"{type(model).__name__}; docs/your-model.md shows one that works."
         )
-    if isinstance(built.items, ContentTable):
-        built.items.begin(generator)
-    built.kinds = facts.kinds
-    return built
+    if isinstance(model.items, ContentTable):
+        model.items.begin(generator)
+    model.kinds = facts.kinds
+    return model
 
 
-def make_items(settings: ModelSettings, n_items: int, facts: Facts) -> ItemTable:
-    """A vector for each item, for each category where the facts have them, or of the items' content or codes.
+def make_parts(settings: ModelSettings, n_items: int, facts: DataFacts = NO_FACTS) -> Parts:
+    """The item table, inputs, similarity and output of a model.
 
-    Models that look both ways have a mask and, as BERT4Rec does, a bias for each item. Not so where scores are no
-    inner products of a bias's kind: of a cosine or a mixture; nor where items share their vector or its parts or have
-    content, for what was never trained on would have none.
+    Bidirectional models have a mask and, as in BERT4Rec, a bias for each item. There is no bias if scores are not plain
+    inner products, or if items share weights or have content: items unseen in training would have none.
     """
-    mask = settings.builder in BIDIRECTIONAL
-    if facts.content is not None:
-        assert len(facts.content) == n_items + 1
-        ids, hidden = settings.items == "ids+vectors", settings.content_hidden
-        dropped = settings.id_dropout if ids else 0.0
-        return ContentTable(facts, settings.item_features, hidden=hidden, ids=ids, id_dropout=dropped, mask=mask)
-    if facts.codes is not None:
-        assert len(facts.codes) == n_items + 1
-        values = code_values(settings, n_items)
-        return CodeTable(facts.codes, settings.item_features, values=values, tied=settings.tied, mask=mask)
-    if facts.categories is not None:
-        assert len(facts.categories) == n_items + 1
-        return CategoryTable(facts.categories, settings.item_features, tied=settings.tied, mask=mask)
-    bias = mask and settings.similarity == "dot"
-    return IdTable(n_items, settings.item_features, tied=settings.tied, mask=mask, bias=bias)
+    mask = settings.bidirectional
+    bias = mask and isinstance(settings.similarity, DotSettings)
+    items = settings.items.table(facts, n_items, settings.item_width, mask=mask, bias=bias)
+    return Parts(
+        items=items,
+        inputs=settings.inputs.build(settings.item_width, settings.width, len(facts.kinds)),
+        similarity=settings.similarity.build(settings.item_width),
+        output=settings.output.build(settings.width),
+    )
 
 
 def builder_name(build: Builder) -> str:
-    """How settings name a builder from outside."""
+    """The name of a builder from outside in the settings."""
     named = build if hasattr(build, "__qualname__") else type(build)
     return f"{named.__module__}:{named.__qualname__}"
 
 
 def refuse_other_builder(settings: ModelSettings, encoder: Builder | None, *, whose: str) -> None:
-    """A model can only be built by the builder that its settings name. The module may be another: what was trained
-    in a script, as `__main__`, is opened by those who import it. `whose`: the sentence's subject."""
+    """A model can only be built by the builder that its settings name. The module may differ: a model that a script
+    trained, as `__main__`, is opened by others that import the builder. `whose`: the sentence's subject."""
     if encoder is None and settings.encoder:
         raise SettingsError(
             f"{whose} has an encoder from outside segue, {settings.encoder}, and no folder holds code: give its "
@@ -120,12 +83,12 @@ def refuse_other_builder(settings: ModelSettings, encoder: Builder | None, *, wh
     if not callable(encoder):
         raise SettingsError(
             f"encoder= must be a function that builds a model, and {encoder!r} is none; segue's own encoders are named "
-            "by model.builder, and docs/your-model.md shows one of your own."
+            "by model.kind, and docs/your-model.md shows one of your own."
         )
-    given = builder_name(encoder)
+    name = builder_name(encoder)
     if not settings.encoder:
         raise SettingsError(
-            f"{whose} has an encoder of segue's own, {settings.builder}, and not {given}: leave encoder= out."
+            f"{whose} has an encoder of segue's own, {kind_of(settings)}, and not {name}: leave encoder= out."
         )
-    if settings.encoder.rpartition(":")[2] != given.rpartition(":")[2]:
-        raise SettingsError(f"{whose} has the encoder {settings.encoder}, and encoder= gives {given}: give that one.")
+    if settings.encoder.rpartition(":")[2] != name.rpartition(":")[2]:
+        raise SettingsError(f"{whose} has the encoder {settings.encoder}, and encoder= gives {name}: give that one.")

@@ -1,4 +1,4 @@
-"""A model ↔ two files: `model.json` says what to build, `weights.safetensors` fills it."""
+"""A model ↔ two files: the table `model` of `settings.toml` says what to build, `weights.safetensors` fills it."""
 
 from __future__ import annotations
 
@@ -6,101 +6,97 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from segue.errors import FolderError
-from segue.folders import write_json
+from segue.errors import FolderError, SettingsError
+from segue.kinds import decode, parse_toml, to_toml
 from segue.models.build import Builder, build_model, refuse_other_builder
-from segue.models.facts import TEXT_ENCODERS, Facts
+from segue.models.encoders import ModelSettings
+from segue.models.facts import DataFacts
+from segue.models.items.content import VectorSettings
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.models.text.encoder import TextEncoder
 
-DESCRIPTION, WEIGHTS = "model.json", "weights.safetensors"
+SETTINGS, WEIGHTS = "settings.toml", "weights.safetensors"
 TEXTS = "items.texts."
-
-
-class ModelDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All that is needed to build the model again."""
-
-    n_items: int
-    settings: ModelSettings
-    kinds: tuple[str, ...] = ()
 
 
 def save_model(model: SequenceModel, settings: ModelSettings, folder: Path) -> None:
     """Write both files into `folder`."""
-    description = ModelDescription(n_items=model.items.n_items, settings=settings, kinds=model.kinds)
-    write_json(folder / DESCRIPTION, description)
+    (folder / SETTINGS).write_text(to_toml({"model": msgspec.to_builtins(settings)}), encoding="utf-8")
     save_weights(model, folder / WEIGHTS)
 
 
 def save_weights(model: SequenceModel, path: Path) -> None:
-    """Write what a model has learned, and what it keeps of the catalogue."""
-    save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, path)
+    """Write the weights of a model, what it stores of the catalogue, and what else is needed to build it again."""
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    kinds = msgspec.json.encode(model.kinds).decode()
+    save_file(tensors, path, metadata={"n_items": str(model.items.n_items), "kinds": kinds})
 
 
 def fill_model(model: SequenceModel, path: Path) -> None:
-    """Give a model of the same shape what `save_weights` wrote."""
+    """Give a model of the same shape the weights that `save_weights` wrote."""
     model.load_state_dict(_read(path))
 
 
-def read_description(folder: Path) -> ModelDescription:
-    """What a run folder's model is built from."""
+def read_model_settings(folder: Path) -> ModelSettings:
+    """The section `model` of a run folder's settings."""
     try:
-        return msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=ModelDescription)
-    except (OSError, msgspec.MsgspecError) as error:
+        table = parse_toml((folder / SETTINGS).read_bytes(), str(folder / SETTINGS))["model"]
+        return decode(table, ModelSettings, path="model")  # type: ignore[arg-type]  # a union is a type to msgspec
+    except (OSError, KeyError, SettingsError) as error:
         raise FolderError(f"The model in {folder} cannot be read ({error}); train it again.") from error
 
 
-def load_model(
-    folder: Path, encoder: Builder | None = None, *, description: ModelDescription | None = None
-) -> SequenceModel:
+def load_model(folder: Path, encoder: Builder | None = None, *, settings: ModelSettings | None = None) -> SequenceModel:
     """The model of a run folder, on the CPU, in evaluation mode.
 
     encoder: its builder, if that is not segue's.
-    description: what `read_description` gave, so that it is not read again.
+    settings: what `read_model_settings` gave, so that it is not read again.
     """
     try:
-        description = description or read_description(folder)
-        refuse_other_builder(description.settings, encoder, whose=str(folder))
+        settings = settings or read_model_settings(folder)
+        refuse_other_builder(settings, encoder, whose=str(folder))
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            metadata = file.metadata() or {}
         weights = load_file(folder / WEIGHTS)
         model = build_model(
-            description.settings,
-            description.n_items,
+            settings,
+            int(metadata["n_items"]),
             generator=torch.Generator(),
-            facts=_facts(description, weights),
+            facts=_facts(settings, weights, msgspec.json.decode(metadata["kinds"], type=tuple[str, ...])),
             encoder=encoder,
         )
         model.load_state_dict(weights)
-    except (OSError, KeyError, msgspec.MsgspecError, SafetensorError, RuntimeError) as error:
+    except (OSError, KeyError, ValueError, msgspec.MsgspecError, SafetensorError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(":.")
         otherwise = "train it again" if encoder is None else "give its builder as it was, or train it again"
         raise FolderError(f"The model in {folder} cannot be read ({reason}); {otherwise}.") from error
     return _with_plain_attributes(model.eval().requires_grad_(requires_grad=False))
 
 
-def _facts(description: ModelDescription, weights: dict[str, Tensor]) -> Facts:
-    """What the model was built from, of its files."""
-    settings = description.settings
-    return Facts(
-        categories=weights["items.categories"].numpy() if settings.category else None,
-        content=weights["items.content"].numpy() if settings.has_content else None,
-        codes=weights["items.codes"].numpy() if settings.items == "codes" else None,
-        kinds=description.kinds,
-        texts=_texts(settings, weights) if settings.texts else None,
-    )
+def _facts(settings: ModelSettings, weights: dict[str, Tensor], kinds: tuple[str, ...]) -> DataFacts:
+    """What the model was built from, as its buffers store it."""
+    stored = {
+        name: weights[f"items.{name}"].numpy()
+        for name in ("categories", "content", "codes")
+        if f"items.{name}" in weights
+    }
+    return DataFacts(**stored, kinds=kinds, texts=_texts(settings, weights))
 
 
-def _texts(settings: ModelSettings, weights: dict[str, Tensor]) -> TextEncoder:
+def _texts(settings: ModelSettings, weights: dict[str, Tensor]) -> TextEncoder | None:
+    if not (isinstance(settings.items, VectorSettings) and settings.items.texts):
+        return None
     buffers = {name.removeprefix(TEXTS): tensor for name, tensor in weights.items() if name.startswith(TEXTS)}
-    return TEXT_ENCODERS[settings.text_encoder].from_buffers(buffers)
+    return settings.items.text_encoder.encoder.from_buffers(buffers)
 
 
-def saved_texts(path: Path, settings: ModelSettings) -> TextEncoder:
-    """What makes vectors of words, of what `save_weights` wrote of a model of these settings, which has it."""
+def saved_texts(path: Path, settings: ModelSettings) -> TextEncoder | None:
+    """The text encoder among the weights that `save_weights` wrote of a model of these settings; None if it has
+    none."""
     return _texts(settings, _read(path))
 
 

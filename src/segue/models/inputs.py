@@ -4,21 +4,24 @@ that is known of an event."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from segue.errors import SettingsError
+from segue.kinds import Count, Kind
 from segue.layers.packed import PackedBatch
 from segue.layers.positions.periods import ABSOLUTE, RELATIVE, Periods, log_seconds
 from segue.models.items.tables import ItemTable
-from segue.models.settings import ModelSettings
 
 LONG = 14.7  # the logarithm of four weeks in seconds: logarithms of times are divided by it, to be of size one
 QUIET = 0.2  # what the first weights of times are, as a share of those of items
 
 TimeSignal = Literal["absolute", "since-newest", "since-previous"]
+FIVE_STARS = (1.5, 2.5, 3.5, 4.5)
 
 
 class Inputs(Protocol):
@@ -230,20 +233,78 @@ def _sizes(values: Tensor | None, like: Tensor) -> Tensor:
     return torch.stack((sound.sign() * sound.abs().log1p(), known.to(like.dtype)), dim=1)
 
 
-def make_inputs(settings: ModelSettings, items: ItemTable) -> Inputs:
-    """What `model.inputs` asks for, of a log whose kinds of events the item table names."""
-    match settings.inputs:
-        case "items":
-            return ItemInputs(settings.width)
-        case "rated":
-            return RatedInputs(settings.width, settings.value_width, settings.value_edges)
-        case "combined":
-            return CombinedInputs(settings.width, settings.value_edges)
-        case "events":
-            return EventInputs(
-                settings.item_features,
-                settings.width,
-                kinds=len(items.kinds),
-                kind_width=settings.kind_width,
-                times=settings.times,
-            )
+class ItemInputSettings(Kind, frozen=True, tag="items"):
+    """A token is an item."""
+
+    def extra_width(self) -> int:
+        """Features of a token beyond `model.width`."""
+        return 0
+
+    def build(self, item_width: int, width: int, kinds: int) -> Inputs:  # noqa: ARG002  # a token is as wide as an item
+        return ItemInputs(width)
+
+
+class RatedInputSettings(Kind, frozen=True, tag="rated"):
+    """A token is an item and its event's value, side by side."""
+
+    value_width: Count = 8
+    """Features of a value."""
+    value_edges: tuple[float, ...] = FIVE_STARS
+    """Bounds between ranges of values, ascending. Values in one range share a vector. The default has a range for each
+    of five stars."""
+
+    def __post_init__(self) -> None:
+        _refuse_unordered(self.value_edges)
+
+    def extra_width(self) -> int:
+        """Features of a token beyond `model.width`."""
+        return self.value_width
+
+    def build(self, item_width: int, width: int, kinds: int) -> Inputs:  # noqa: ARG002  # as above
+        return RatedInputs(width, self.value_width, self.value_edges)
+
+
+class CombinedInputSettings(Kind, frozen=True, tag="combined"):
+    """An event is two tokens: its item, then its value."""
+
+    value_edges: tuple[float, ...] = FIVE_STARS
+    """Bounds between ranges of values, ascending. Values in one range share a vector."""
+
+    def __post_init__(self) -> None:
+        _refuse_unordered(self.value_edges)
+
+    def extra_width(self) -> int:
+        """Features of a token beyond `model.width`."""
+        return 0
+
+    def build(self, item_width: int, width: int, kinds: int) -> Inputs:  # noqa: ARG002  # as above
+        return CombinedInputs(width, self.value_edges)
+
+
+class EventInputSettings(Kind, frozen=True, tag="events"):
+    """A token is a whole event: item, kind, value and times side by side through a linear map."""
+
+    kind_width: Count = 16
+    """Features of an event's kind."""
+    times: tuple[TimeSignal, ...] = ("absolute", "since-newest", "since-previous")
+    """What a token knows of its event's time: the date; the time before the newest event in the window; the time since
+    the previous event. With 'since-newest' earlier tokens know when later events happened, and nothing else of them."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.times)) < len(self.times):
+            raise SettingsError(f"model.inputs.times must name each signal once, got {list(self.times)}.")
+
+    def extra_width(self) -> int:
+        """Features of a token beyond `model.width`."""
+        return 0
+
+    def build(self, item_width: int, width: int, kinds: int) -> Inputs:
+        return EventInputs(item_width, width, kinds=kinds, kind_width=self.kind_width, times=self.times)
+
+
+InputSettings = ItemInputSettings | RatedInputSettings | CombinedInputSettings | EventInputSettings
+
+
+def _refuse_unordered(edges: tuple[float, ...]) -> None:
+    if not edges or any(not low < high for low, high in pairwise(edges)):
+        raise SettingsError(f"model.inputs.value_edges must be ascending numbers, at least one, got {list(edges)}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
@@ -24,6 +25,26 @@ from segue.models.similarity.dot import Dot, Similarity
 from segue.models.similarity.outputs import MLPOutput
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What every encoder is built around."""
+
+    items: ItemTable
+    inputs: Inputs
+    similarity: Similarity
+    output: nn.Module | None = None
+    """Applied to a query before it is compared with items."""
+
+    @property
+    def width(self) -> int:
+        """Features of a token."""
+        return self.inputs.width
+
+    def tokens(self, events: int) -> int:
+        """Tokens of so many events."""
+        return events * self.inputs.tokens_an_event
+
+
 class SequenceModel(nn.Module):
     """An encoder over packed tokens.
 
@@ -38,40 +59,37 @@ class SequenceModel(nn.Module):
 
     def __init__(
         self,
-        items: ItemTable,
-        inputs: Inputs,
+        parts: Parts,
         positions: Positions,
         blocks: Sequence[nn.Module],
         *,
         norm: nn.Module,
         scale: float,
         dropout: float,
-        similarity: Similarity,
         norm_tokens: nn.Module | None = None,
         query_transform: nn.Module | None = None,
-        output: nn.Module | None = None,
         target_time: bool = False,
     ) -> None:
-        """`norm_tokens` stands before the blocks and `norm` after them; `query_transform` and then `output` only where
-        a state is asked: `output` gets the features that are compared with items.
+        """`norm_tokens` stands before the blocks and `norm` after them; `query_transform` and then the output part
+        only for states that make a query: the output part gets the features that are compared with items.
 
         `target_time` says whether answers depend on the moment of the question.
         """
         super().__init__()
-        self.items = items
-        self.inputs = inputs
+        self.items = parts.items
+        self.inputs = parts.inputs
         self.positions = positions
         self.target_time = target_time
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
         self.scale = scale
         self.drop = Dropout(dropout)
-        self.similarity = similarity
+        self.similarity = parts.similarity
         self.norm_tokens = norm_tokens or nn.Identity()
         self.query_transform = query_transform or nn.Identity()
-        self.output = output or nn.Identity()
+        self.output = parts.output or nn.Identity()
         # The first features of a state, as many as an item has, unless an output network reads all of them.
-        self._query_features = output.width if isinstance(output, MLPOutput) else items.width
+        self._query_features = parts.output.width if isinstance(parts.output, MLPOutput) else parts.items.width
 
     @property
     def length(self) -> int:

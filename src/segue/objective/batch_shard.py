@@ -69,6 +69,7 @@ def _between(examples: Examples, first: int, last: int, rows: np.ndarray) -> Exa
         targets=examples.targets[rows],
         positions=None if all_states else positions - before,
         weights=None if examples.weights is None else examples.weights[rows],
+        grouped=examples.grouped,
     )
     if examples.own is None:
         return shard

@@ -14,10 +14,10 @@ from segue.data.read.new_items import fitted
 from segue.data.vocabulary import PADDING, Vocabulary
 from segue.errors import InputError
 from segue.index.search import ItemIndex
-from segue.models.facts import Facts, content_of
+from segue.models.facts import DataFacts
 from segue.models.items.coded import CodeTable
-from segue.models.items.content import ContentTable
-from segue.models.items.tables import CategoryTable, ItemTable
+from segue.models.items.content import ContentTable, VectorSettings
+from segue.models.items.tables import CategorySettings, CategoryTable, ItemTable
 from segue.models.sequence import SequenceModel
 from segue.recommend.search import whole_groups
 
@@ -28,8 +28,8 @@ MOST_NAMED = 5  # ids in a message
 MOST_DEVIATIONS = 1e6  # of a feature of new content
 UNKNOWN = -1  # a category that no item has
 NEEDED = (
-    "train a run whose items are known by their content: --set model.items=vectors or ids+vectors, with model.vectors "
-    "or model.texts naming columns of the catalogue"
+    "train a run whose items are known by their content: --set model.items=vectors or ids+vectors, with "
+    "model.items.vectors or model.items.texts naming columns of the catalogue"
 )
 
 
@@ -124,39 +124,42 @@ def _item_table(recommender: Recommender, rows: pl.DataFrame, numbers: np.ndarra
     return longer
 
 
-def _of(facts: Facts, rows: np.ndarray) -> Facts:
+def _of(facts: DataFacts, rows: np.ndarray) -> DataFacts:
     """The facts of some rows, counted from 0; padding stays the first."""
     chosen = np.concatenate(([PADDING], rows + 1))
-    return Facts(
+    return DataFacts(
         categories=None if facts.categories is None else facts.categories[chosen],
         content=None if facts.content is None else facts.content[chosen],
     )
 
 
-def _facts(recommender: Recommender, rows: pl.DataFrame) -> Facts:
+def _facts(recommender: Recommender, rows: pl.DataFrame) -> DataFacts:
     """The content or categories of new items, as of a catalogue of their own. A category that the run does not have is
     -1; empty content is zero."""
-    items, settings = recommender.model.items, recommender.settings
-    assert settings is not None
+    items = recommender.model.items
+    assert recommender.settings is not None
+    settings = recommender.settings.items
     if isinstance(items, ContentTable):
-        return Facts(content=content_of(settings, Vocabulary(rows), items.texts))
-    assert isinstance(items, CategoryTable)
-    names = recommender.vocabulary.table[settings.category].cast(pl.String).fill_null("").to_list()
+        assert isinstance(settings, VectorSettings)
+        return DataFacts(content=settings.content(Vocabulary(rows), items.texts))
+    assert isinstance(items, CategoryTable) and isinstance(settings, CategorySettings)
+    names = recommender.vocabulary.table[settings.column].cast(pl.String).fill_null("").to_list()
     numbers = dict(zip(names, items.categories[1:].tolist(), strict=True))
-    new = rows[settings.category].cast(pl.String).fill_null("").to_list()
-    return Facts(categories=np.array([PADDING, *(numbers.get(name, UNKNOWN) for name in new)], dtype=np.int64))
+    new = rows[settings.column].cast(pl.String).fill_null("").to_list()
+    return DataFacts(categories=np.array([PADDING, *(numbers.get(name, UNKNOWN) for name in new)], dtype=np.int64))
 
 
 def _without_content(recommender: Recommender, rows: pl.DataFrame) -> pl.Series:
     """The reason why the content of an item cannot be used [n]; null if it can."""
-    facts, settings = _facts(recommender, rows), recommender.settings
-    assert settings is not None
-    if facts.categories is not None:
+    assert recommender.settings is not None
+    facts, settings = _facts(recommender, rows), recommender.settings.items
+    if isinstance(settings, CategorySettings):
+        assert facts.categories is not None
         unknown = facts.categories[1:] == UNKNOWN
         names = rows[settings.category].cast(pl.String).fill_null("")
         why = pl.format("its {} is '{}', which no item of the run has", pl.lit(settings.category), names)
     else:
-        assert facts.content is not None
+        assert isinstance(settings, VectorSettings) and facts.content is not None
         unknown = ~facts.content[1:].any(axis=1)
         columns = " or ".join(repr(name) for name in (settings.vectors, *settings.texts) if name)
         why = pl.lit(f"the run knows items by {columns}, which is empty for it")

@@ -21,9 +21,9 @@ from segue.index.codes import CodeIndex
 from segue.index.exact import ExactIndex
 from segue.index.search import ItemIndex, Ragged
 from segue.models.build import Builder
-from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, read_description, save_model
+from segue.models.checkpoint import SETTINGS, WEIGHTS, load_model, read_model_settings, save_weights
+from segue.models.encoders import ModelSettings
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.models.similarity.mol import MixtureOfLogits
 from segue.recommend.answer import (
     BEAM,
@@ -55,7 +55,7 @@ from segue.recommend.rules import Rules, read_rules
 from segue.recommend.search import search_items, unit_vectors
 
 ITEMS, INDEX = "items.parquet", "index.safetensors"
-NEEDED = (DESCRIPTION, WEIGHTS, ITEMS, INDEX)
+NEEDED = (SETTINGS, WEIGHTS, ITEMS, INDEX)
 OF_TRAINING = ("training.safetensors", "warm-start.safetensors", "warm-start-all.safetensors")
 """Training state. It covers only the items of the training, and is larger than the rest of the run."""
 
@@ -108,8 +108,8 @@ class Recommender:
         folders.verify_contents(folder, manifest, "run", names=NEEDED)
         vocabulary = Vocabulary(pl.read_parquet(folder / ITEMS))
         index = load_index(folder / INDEX)
-        description = read_description(folder)
-        model = load_model(folder, encoder, description=description)
+        settings = read_model_settings(folder)
+        model = load_model(folder, encoder, settings=settings)
         if not len(vocabulary) == index.n_items == model.items.n_items:
             raise FolderError(f"{folder} is damaged: its model, index and items.parquet differ in size; train again.")
         return Recommender(
@@ -117,7 +117,7 @@ class Recommender:
             index,
             vocabulary,
             seen=manifest["seen"],
-            settings=description.settings,
+            settings=settings,
             manifest=manifest,
             folder=folder,
         )
@@ -127,14 +127,13 @@ class Recommender:
         if self.folder is None:
             raise FolderError("This Recommender was not opened from a run folder, so there is nothing to copy.")
         with folders.complete_folder(Path(folder)) as staging:
-            rewritten = (*NEEDED, *OF_TRAINING) if self.changed else ()
+            rewritten = (WEIGHTS, ITEMS, INDEX, *OF_TRAINING) if self.changed else ()
             for name in (*self.manifest["files"], folders.MANIFEST):
                 if name not in rewritten:
                     (staging / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(self.folder / name, staging / name)
             if self.changed:
-                assert self.settings is not None
-                save_model(self.model, self.settings, staging)
+                save_weights(self.model, staging / WEIGHTS)
                 self.vocabulary.table.write_parquet(staging / ITEMS)
                 self.index.save(staging / INDEX)
                 facts = {name: fact for name, fact in self.manifest.items() if name not in ("kind", "format", "files")}

@@ -8,12 +8,15 @@ from typing import Any
 import msgspec
 
 from segue import folders
-from segue.config import DEFAULT_RECIPE, Settings, make_settings, read_recipe, refuse_another_model
+from segue.config.changes import refuse_another_model
+from segue.config.recipes import DEFAULT_RECIPE, read_recipe
+from segue.config.settings import Settings, make_settings
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
 from segue.evaluation.split_log import SplitLog
+from segue.kinds import kind_of
 from segue.models.build import builder_name, refuse_other_builder
-from segue.models.facts import facts_of, refuse_silence
+from segue.models.inputs import EventInputSettings
 from segue.models.items.content import ContentTable
 from segue.models.sequence import SequenceModel
 from segue.models.text.encoder import TextEncoder
@@ -48,7 +51,7 @@ def begin(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[
         raise FolderError(
             f"{folder} holds unfinished training; add --resume to continue it, or remove it to begin again."
         )
-    refuse_silence(settings.model, data.vocabulary)
+    settings.model.items.refuse_silent_catalogue(data.vocabulary)
     record = PartialRecord(
         recipe=str(request.recipe or (DEFAULT_RECIPE if origin is None else origin.manifest["recipe"])),
         digest=data.digest,
@@ -95,7 +98,9 @@ def _write_initial_weights(origin: Recommender, data: Data, partial: PartialRun)
         folder,
         all_events=all_events,
         setup=partial.recipe,
-        facts=facts_of(settings.model, data.vocabulary, data.kinds, _text_encoder(origin.model), codes),
+        facts=settings.model.items.facts(
+            data.vocabulary, tuple(data.kinds), texts=_text_encoder(origin.model), codes=codes
+        ),
         before=origin.vocabulary,
         now=data.vocabulary,
         trained=SplitLog.of(data).training_counts > 0,
@@ -123,13 +128,14 @@ def _refuse_missing_times(settings: Settings, data: Data) -> None:
     """Refuse a model that reads times on a log that has an order and no times."""
     if data.manifest["has_time"]:
         return
-    if settings.model.builder == "hstu":
+    if settings.model.timed:
         raise SettingsError(
-            f"model.builder = 'hstu' needs the time between events, and {data.folder} has only their order: "
-            "prepare the log with --time, or choose another recipe, such as default."
+            f"model = {kind_of(settings.model)!r} needs the time between events, and {data.folder} has only their "
+            "order: prepare the log with --time, or choose another recipe, such as default."
         )
-    if settings.model.inputs == "events" and settings.model.times:
+    inputs = settings.model.inputs
+    if isinstance(inputs, EventInputSettings) and inputs.times:
         raise SettingsError(
-            f"model.times = {msgspec.json.encode(settings.model.times).decode()} needs times, and {data.folder} has "
-            "only an order: prepare the log with --time, or leave times out with --set model.times=[]."
+            f"model.inputs.times = {msgspec.json.encode(inputs.times).decode()} needs times, and {data.folder} has "
+            "only an order: prepare the log with --time, or leave times out with --set model.inputs.times=[]."
         )

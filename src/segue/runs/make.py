@@ -18,7 +18,6 @@ from segue.errors import FolderError, SettingsError
 from segue.evaluation.settings import seen_rule
 from segue.evaluation.split_log import SplitLog
 from segue.models.checkpoint import saved_texts
-from segue.models.facts import facts_of
 from segue.process_group import ProcessGroup
 from segue.recommend.recommender import Recommender
 from segue.runs.begin import begin
@@ -123,9 +122,9 @@ def _train(
     counts = SplitLog.of(data).training_counts
     seen, _ = seen_rule(settings.evaluate, sequences, data.split)
     start = group.on_first(lambda: partial.initial_weights(WARM_START))
-    texts = saved_texts(start, settings.model) if start is not None and settings.model.texts else None
+    texts = saved_texts(start, settings.model) if start is not None else None
     codes = group.on_first(lambda: partial.codes(CODES, data, data.split.train_end, progress))
-    facts = facts_of(settings.model, data.vocabulary, data.kinds, texts, codes)
+    facts = settings.model.items.facts(data.vocabulary, tuple(data.kinds), texts=texts, codes=codes)
     model, chosen = choose_epoch(
         partial.recipe,
         SplitLog.of(data),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from segue.config import Settings
+from segue.config.settings import Settings
 from segue.data.dataset import Data
 from segue.errors import InputError
 from segue.evaluation.evaluate import Evaluation, evaluate

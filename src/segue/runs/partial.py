@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 
 from segue import folders
-from segue.config import Settings, settings_toml
+from segue.config.settings import Settings, settings_toml
 from segue.data.dataset import Data
 from segue.errors import FolderError
 from segue.evaluation.split_log import counts_before
 from segue.models.build import Builder
+from segue.models.items.coded import CodeSettings
 from segue.runs.read import SETTINGS, Origin, refuse_added
 from segue.training.item_codes import CODES, CODES_ALL, ensure_item_codes
 from segue.training.loop import TrainingProgress
@@ -68,12 +69,12 @@ class PartialRun:
         self, name: str, data: Data, ends: np.ndarray, progress: Callable[[TrainingProgress], None] | None
     ) -> np.ndarray | None:
         """Item codes by the events before `ends` [U], read from the file `name` or computed and written there."""
-        model, train = self.settings.model, self.settings.train
-        if self.record.origin is not None and model.codes == "learned":
+        items, train = self.settings.model.items, self.settings.train
+        if self.record.origin is not None and isinstance(items, CodeSettings):
             # Known items keep their codes. New items only need their nearest neighbours, which clusters give.
-            model = msgspec.structs.replace(model, codes="clusters")
+            items = msgspec.structs.replace(items, assignment="clusters")
         path, n_items = self.folder / name, len(data.vocabulary)
-        return ensure_item_codes(path, model, train, data.sequences, ends, n_items, progress=progress)
+        return ensure_item_codes(path, items, train, data.sequences, ends, n_items, progress=progress)
 
     def all_codes(
         self, data: Data, counts: np.ndarray, progress: Callable[[TrainingProgress], None] | None

@@ -8,9 +8,12 @@ from pathlib import Path
 import msgspec
 
 from segue import folders
-from segue.config import make_settings, parse_toml, read_recipe, refuse_changes
+from segue.config.changes import refuse_changes
+from segue.config.recipes import read_recipe
+from segue.config.settings import make_settings
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
+from segue.kinds import parse_toml
 from segue.models.build import refuse_other_builder
 from segue.runs.begin import encoder_override
 from segue.runs.measure import refuse_unmeasurable

@@ -14,13 +14,13 @@ import polars as pl
 import torch
 
 from segue import folders
-from segue.config import settings_toml
+from segue.config.settings import settings_toml
 from segue.data.dataset import Data
 from segue.evaluation.evaluate import Evaluation
 from segue.evaluation.settings import SeenRule
 from segue.evaluation.split_log import SplitLog
 from segue.index.build import build_index, index_facts, sample_queries
-from segue.models.checkpoint import save_model
+from segue.models.checkpoint import WEIGHTS, save_weights
 from segue.models.items.code_assignment import shared_codes
 from segue.models.items.coded import CodeTable
 from segue.models.sequence import SequenceModel
@@ -50,7 +50,7 @@ def write_run(run: Path, partial: PartialRun, data: Data, trained: TrainedModel)
     model, counts, settings = trained.model, trained.counts, partial.settings
     with folders.complete_folder(run, overwrite="run" if partial.replaces else None) as staging:
         (staging / SETTINGS).write_text(settings_toml(settings))
-        save_model(model, settings.model, staging)
+        save_weights(model, staging / WEIGHTS)
         table = data.vocabulary.table.with_columns(pl.Series("count", counts[1:].astype(np.int64)))
         table.write_parquet(staging / "items.parquet")
         queries = bind(sample_queries, model, data.sequences, data.split.cases("valid", "last"))

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import Batch
+from segue.kinds import decode, override
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import Builder, build_model, builder_name
-from segue.models.facts import NO_FACTS, Facts
+from segue.models.encoders import ModelSettings
+from segue.models.encoders.esasrec import ESASRecSettings
+from segue.models.facts import NO_FACTS, DataFacts
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 
 N_ITEMS = 30
-SMALL = ModelSettings(width=32, depth=2, heads=2, length=64, dropout=0.0, feed_forward=2)
+SMALL = ESASRecSettings(width=32, depth=2, heads=2, length=64, dropout=0.0, feed_forward=2)
 
 
 @dataclass(frozen=True)
@@ -27,19 +29,25 @@ class Case:
     """A builder and its settings. Histories have up to 64 events, so `model.length` must be at least 64; the laws set
     dropout themselves."""
 
-    build: Builder
+    build: Builder | None = None
+    """The builder from outside; None: that of the settings' kind."""
     settings: ModelSettings = SMALL
     n_items: int = N_ITEMS
-    facts: Facts = NO_FACTS
+    facts: DataFacts = NO_FACTS
     """What else the settings need, such as the items' content."""
 
     def changed(self, **settings: Any) -> Case:
         """The same builder with other settings, by their names in the section `model`."""
-        return replace(self, settings=msgspec.structs.replace(self.settings, **settings))
+        table = msgspec.to_builtins(self.settings)
+        for name, value in settings.items():
+            table = override(table, ModelSettings, [name], value, path="model")
+        return replace(self, settings=decode(table, ModelSettings, path="model"))  # type: ignore[arg-type]
 
     @property
     def run_settings(self) -> ModelSettings:
         """The settings as a run of this builder stores them."""
+        if self.build is None:
+            return self.settings
         return msgspec.structs.replace(self.settings, encoder=builder_name(self.build))
 
     def new(self, *, seed: int = 0) -> SequenceModel:

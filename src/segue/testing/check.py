@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from segue.models.build import Builder
-from segue.models.settings import ModelSettings
+from segue.models.encoders import ModelSettings
 from segue.testing import laws
 from segue.testing.cases import SMALL, Case
 from segue.testing.learning import memorises_eight_users

@@ -12,7 +12,10 @@ from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.tasks.examples import Continuation, MaskedItem, Task, next_item
+from segue.objective.tasks.continuation import Continuation
+from segue.objective.tasks.examples import Task
+from segue.objective.tasks.masked_item import MaskedItem
+from segue.objective.tasks.next_item import NextItem
 from segue.testing.cases import Case, batch_of, packed_of, random_users
 from segue.training.optimiser import optimiser
 from segue.training.settings import TrainSettings
@@ -25,7 +28,7 @@ def task_of(model: SequenceModel) -> Task:
     if model.has_decoder:
         return Continuation(items=3, cuts=8)  # of ten events: fewer cuts would leave the result to chance
     mask = model.items.mask_number
-    return next_item if model.items.mask is None else MaskedItem(mask=mask, share=0.3, most=20, last=1.0)
+    return NextItem() if model.items.mask is None else MaskedItem(mask=mask, share=0.3, most=20, last=1.0)
 
 
 class Learner:

@@ -10,8 +10,12 @@ import numpy as np
 from segue.data.sequences import Sequences
 from segue.evaluation.settings import EvaluateSettings
 from segue.folders import complete_file
+from segue.models.encoders.sasrec import SASRecSettings
+from segue.models.items import ItemSettings
 from segue.models.items.code_assignment import assigned_codes, learned_codes
-from segue.models.settings import ModelSettings
+from segue.models.items.coded import CodeSettings
+from segue.objective.losses.sampled import SampledSoftmaxSettings
+from segue.objective.samplers.samplers import UniformSettings
 from segue.objective.settings import ObjectiveSettings
 from segue.training.loop import TrainingCallback, TrainingProgress
 from segue.training.settings import TrainSettings
@@ -26,7 +30,7 @@ STEPS_AN_EPOCH, LEAST_TOKENS, LEAST_STEPS = 200, 200, 500  # a short log has sma
 
 def ensure_item_codes(
     path: Path,
-    model: ModelSettings,
+    items: ItemSettings,
     train: TrainSettings,
     sequences: Sequences,
     ends: np.ndarray,
@@ -39,11 +43,11 @@ def ensure_item_codes(
     They are saved because a resumed training, on whatever machine, needs the same codes. None for a model without
     codes. While codes are learned, the state of that training is in a file beside `path`.
     """
-    if model.items != "codes":
+    if not isinstance(items, CodeSettings):
         return None
     if not path.exists():
         state = path.with_suffix(".safetensors")
-        assigned = assign_item_codes(model, train, sequences, ends, n_items, state_file=state, progress=progress)
+        assigned = assign_item_codes(items, train, sequences, ends, n_items, state_file=state, progress=progress)
         with complete_file(path, option="--out") as staging, staging.open("wb") as file:
             np.save(file, assigned)
         state.unlink(missing_ok=True)
@@ -52,7 +56,7 @@ def ensure_item_codes(
 
 
 def assign_item_codes(
-    model: ModelSettings,
+    items: CodeSettings,
     train: TrainSettings,
     sequences: Sequences,
     ends: np.ndarray,
@@ -66,17 +70,18 @@ def assign_item_codes(
     Learned codes are those of the item vectors of a small model, which is trained first, with its state in
     `state_file`.
     """
-    if model.codes != "learned":
-        return assigned_codes(model, sequences, ends, n_items, seed=train.seed)
+    if items.assignment != "learned":
+        return assigned_codes(sequences, ends, n_items, parts=items.parts, values=items.values, seed=train.seed)
 
     def show(step: TrainingProgress) -> None:
         if progress is not None:
             progress(replace(step, of="codes", scores=None))
 
-    setup = _small_model(model.code_parts, int((ends - np.asarray(sequences.offsets)[:-1]).sum()), train)
+    setup = _small_model(items.parts, int((ends - np.asarray(sequences.offsets)[:-1]).sum()), train)
     epochs = setup.train.epochs
     small, counts = train_for(setup, sequences, ends, n_items, epochs=epochs, state_file=state_file, progress=show)
-    return learned_codes(model, small.item_vectors(), counts, seed=train.seed)
+    vectors = small.item_vectors()
+    return learned_codes(vectors, counts, parts=items.parts, values=items.values, seed=train.seed)
 
 
 def _small_model(parts: int, events: int, train: TrainSettings) -> TrainingSetup:
@@ -85,15 +90,14 @@ def _small_model(parts: int, events: int, train: TrainSettings) -> TrainingSetup
     steps = max(1, events // tokens)
     epochs = max(EPOCHS, -(-LEAST_STEPS // steps))
     return TrainingSetup(
-        model=ModelSettings(
-            builder="sasrec",
+        model=SASRecSettings(
             width=parts * FEATURES_A_PART,
             depth=1,
             length=50,
             dropout=0.1,
             feed_forward=1,
         ),
-        objective=ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=NEGATIVES),
+        objective=ObjectiveSettings(loss=SampledSoftmaxSettings(), sampler=UniformSettings(negatives=NEGATIVES)),
         train=TrainSettings(
             epochs=epochs,
             tokens=tokens,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from segue.errors import TrainingError
+from segue.kinds import kind_of
 from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
 from segue.models.sequence import SequenceModel
@@ -155,9 +156,9 @@ def _epoch(
             progress(_progress(record, epochs, done, windows, loss=total / weights, elapsed=seconds))
     if not targets:
         raise TrainingError(
-            f"No event before the split is a target: objective.task = {objective.settings.task!r} needs positive "
-            "events (objective.positive) that are later than others of their user, within objective.days for a task "
-            "over days. A log without times needs objective.task = 'next-item'."
+            f"No event before the split can be a target: objective.task = {kind_of(objective.settings.task)!r} needs "
+            "positive events (objective.task.positive) later than other events of their user, and within "
+            "objective.task.days if it has that key. A log without times needs objective.task = 'next-item'."
         )
     state.settle()
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):

@@ -21,9 +21,9 @@ from segue.evaluation.window.cases import validation_window
 from segue.evaluation.window.evaluate import rank_targets, user_values
 from segue.models.build import Builder, build_model
 from segue.models.checkpoint import fill_model
-from segue.models.facts import NO_FACTS, Facts
+from segue.models.encoders import ModelSettings
+from segue.models.facts import NO_FACTS, DataFacts
 from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.positive import PositiveEvents
@@ -57,7 +57,7 @@ class _TrainingData:
     sequences: Sequences
     ends: np.ndarray
     counts: np.ndarray  # [V + 1], those events by item
-    facts: Facts
+    facts: DataFacts
 
 
 def choose_epoch(
@@ -67,7 +67,7 @@ def choose_epoch(
     seen: SeenRule,
     folder: Path,
     progress: TrainingCallback | None,
-    facts: Facts = NO_FACTS,
+    facts: DataFacts = NO_FACTS,
     warm_start: Path | None = None,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[SequenceModel, TrainingRecord]:
@@ -104,7 +104,7 @@ def choose_epoch(
 
 
 def _validation(
-    setup: TrainingSetup, log: SplitLog, evaluator: Callable[[SequenceModel], Evaluator], facts: Facts
+    setup: TrainingSetup, log: SplitLog, evaluator: Callable[[SequenceModel], Evaluator], facts: DataFacts
 ) -> Validate:
     """Validation after each epoch, on the next events or, with `evaluate.days`, on the items of the first days."""
     settings = setup.evaluate
@@ -140,7 +140,7 @@ def train_for(
     epochs: int,
     state_file: Path,
     progress: TrainingCallback | None,
-    facts: Facts = NO_FACTS,
+    facts: DataFacts = NO_FACTS,
     warm_start: Path | None = None,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[SequenceModel, np.ndarray]:
@@ -180,7 +180,7 @@ def _fit(
         fill_model(model, warm_start)
     model = model.to(device_of(setup.train, group))
     # With content, categories or codes, items share weights: a negative would push away all items that share them.
-    shared = setup.model.items != "ids" or bool(setup.model.category)
+    shared = setup.model.items.shared
     objective = Objective(setup.objective, data.counts, data.facts.kinds, length=model.length, only_trained=shared)
     stride = max(1, round(setup.train.stride * model.length)) if setup.train.stride else None
     windows = training_windows(data.sequences, data.ends, length=model.length + objective.extra, stride=stride)

@@ -15,8 +15,9 @@ from segue.errors import InputError
 from segue.folders import write_whole
 from segue.models.build import build_model
 from segue.models.checkpoint import save_weights
-from segue.models.facts import Facts
+from segue.models.facts import DataFacts
 from segue.models.items.coded import CodeTable
+from segue.models.items.tables import CategorySettings
 from segue.models.sequence import SequenceModel
 from segue.models.warm_start import ITEM_CODES, merge_codes, transfer_weights
 from segue.training.item_codes import CODES
@@ -35,7 +36,7 @@ def write_warm_start(
     *,
     all_events: bool,
     setup: TrainingSetup,
-    facts: Facts,
+    facts: DataFacts,
     before: Vocabulary,
     now: Vocabulary,
     trained: np.ndarray,
@@ -61,6 +62,7 @@ def write_warm_start(
             chosen.items.codes.copy_(_codes_of_choice(folder))
         seen_then = np.load(folder / TRAINED_ITEMS) if (folder / TRAINED_ITEMS).exists() else np.zeros_like(seen)
         starts = [(chosen, WARM_START, seen_then), (old, WARM_START_ALL, seen)]
+    items = setup.model.items
     for model, name, then in starts:
         generator = torch.Generator().manual_seed(setup.train.seed)  # new rows are initialised as in a new model
         new = build_model(setup.model, len(now), generator=generator, facts=facts, encoder=setup.encoder)
@@ -71,7 +73,7 @@ def write_warm_start(
             now=now,
             had_codes=_with_codes(model, then),
             has_codes=trained,
-            category=setup.model.category,
+            category=items.column if isinstance(items, CategorySettings) else "",
         )
         save_weights(new, out / name)
 

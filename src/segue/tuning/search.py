@@ -13,13 +13,13 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from segue.config import Settings, settings_toml
+from segue.config.settings import Settings, settings_toml
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError, TrainingError
 from segue.evaluation.settings import SeenRule, seen_rule
 from segue.evaluation.split_log import SplitLog
 from segue.folders import explained_writing
-from segue.models.facts import facts_of
+from segue.kinds import kind_of
 from segue.training.item_codes import CODES, ensure_item_codes
 from segue.training.loop import SCORE, TrainingProgress
 from segue.training.state import read_training_record
@@ -161,8 +161,8 @@ class _Trainer:
                 seen=self.seen,
                 folder=folder,
                 progress=watch,
-                facts=facts_of(
-                    settings.model, self.data.vocabulary, self.data.kinds, codes=self._codes(settings, watch)
+                facts=settings.model.items.facts(
+                    self.data.vocabulary, tuple(self.data.kinds), codes=self._codes(settings, watch)
                 ),
             )
         except (MemoryError, RuntimeError) as error:
@@ -175,7 +175,8 @@ class _Trainer:
         """The item codes, which are the same in every trial; None if the settings have none."""
         data, path = self.data, self.job.folder / CODES
         ends, n_items = data.split.train_end, len(data.vocabulary)
-        return ensure_item_codes(path, settings.model, settings.train, data.sequences, ends, n_items, progress=watch)
+        items = settings.model.items
+        return ensure_item_codes(path, items, settings.train, data.sequences, ends, n_items, progress=watch)
 
 
 def _next_trial(study: optuna.Study, job: Search) -> optuna.Trial:
@@ -199,7 +200,7 @@ def _proposed(trial: optuna.Trial, job: Search) -> Settings:
     """The settings of a trial: a value for each setting that its loss has."""
     values: Values = {}
     for name, knob in job.space.items():
-        if knob.losses and values.get(LOSS, job.settings.objective.loss) not in knob.losses:
+        if knob.losses and values.get(LOSS, kind_of(job.settings.objective.loss)) not in knob.losses:
             continue
         if knob.choices:
             values[name] = trial.suggest_categorical(name, knob.choices)

@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
-from segue.config import Settings, make_settings
+from segue.config.settings import Settings
 from segue.data.dataset import Data
 from segue.errors import SettingsError, TrainingError
-from segue.models.settings import UNPLACED
+from segue.kinds import KIND, Table, decode, kind_of, override, variants_of
+from segue.objective.losses import AnyLossSettings
+from segue.objective.losses.sampled import SampledLossSettings
 from segue.training.windows import training_windows
 
 
@@ -32,25 +34,22 @@ Space = dict[str, Knob]
 Values = dict[str, Any]
 """section.key → value, of the knobs that belong to one loss."""
 
-LOSS = "objective.loss"
+LOSS, SAMPLER, NEGATIVES = "objective.loss", "objective.sampler", "objective.sampler.negatives"
+HEADS = ("model.heads", "model.body.heads")
+"""Where attention heads are set, in the encoders that have them."""
 SAMPLED = ("sampled-softmax", "gbce")
 SPACE: Space = {
     LOSS: Knob(choices=("softmax", *SAMPLED)),  # first: whether others belong depends on it
-    "objective.sampler": Knob(choices=("uniform", "popularity"), losses=SAMPLED),
-    "objective.negatives": Knob(choices=(256, 1000, 3000), losses=SAMPLED),
+    SAMPLER: Knob(choices=("uniform", "popularity"), losses=SAMPLED),
+    NEGATIVES: Knob(choices=(256, 1000, 3000), losses=SAMPLED),
     "model.length": Knob(choices=(20, 50, 100, 200, 400)),
     "model.width": Knob(choices=(32, 64, 96, 128, 192)),
     "model.depth": Knob(choices=(1, 2, 3)),
-    "model.heads": Knob(choices=(1, 2, 4)),
+    **{name: Knob(choices=(1, 2, 4)) for name in HEADS},
     "model.dropout": Knob(low=0.0, high=0.5),
     "train.tokens": Knob(choices=(1000, 2000, 4000, 8000)),
     "train.learning_rate": Knob(low=3e-4, high=5e-3, log=True),
 }
-OWNED_KEYS = {
-    LOSS: ("sampler", "negatives", "shared", "power", "in_batch", "log_q", "calibration", "regularisation"),
-    "objective.sampler": ("power", "in_batch", "log_q"),
-}
-"""Keys of [objective] that mean something to one loss or one sampler only: another choice starts from defaults."""
 
 MOST_ITEMS_OF_SOFTMAX = 200_000  # beyond, one step over the whole catalogue takes seconds: a trial would be a day
 LEAST_STEPS = 10  # an epoch of fewer steps learns too little for epochs to be compared
@@ -92,27 +91,30 @@ def space_for(recipe: Settings, log: LogFacts) -> Space:
     """
     own, model = _table(recipe), recipe.model
     covering = min((length for length in _numbers("model.length") if length >= log.longest), default=0)
-    fewest = min(_numbers("objective.negatives"))
+    fewest = min(_numbers(NEGATIVES))
     sensible: dict[str, Callable[[Any], bool]] = {
         LOSS: lambda loss: fewest < log.items if loss in SAMPLED else log.items <= MOST_ITEMS_OF_SOFTMAX,
-        "objective.negatives": lambda count: count < log.items,
+        NEGATIVES: lambda count: count < log.items,
         "model.length": lambda length: length < log.longest or (length == covering and model.length < log.longest),
         "model.width": lambda width: _is_accepted(recipe, {"model.width": width}),
-        "model.heads": lambda heads: heads == 1 or not (model.builder in UNPLACED or model.body == "gru"),
         "train.tokens": lambda tokens: tokens * LEAST_STEPS <= log.events,
     }
     space: Space = {}
     for name, knob in SPACE.items():
-        mine = not knob.losses or recipe.objective.loss in knob.losses
+        mine = not knob.losses or own[LOSS] in knob.losses
+        if mine and name not in own:
+            continue  # the recipe's encoder has no such key
         kept = [value for value in knob.choices if sensible.get(name, _always)(value)]
         space[name] = _widened(knob, kept, own[name]) if mine else msgspec.structs.replace(knob, choices=tuple(kept))
     widths = space["model.width"].choices
-    heads = [
-        heads
-        for heads in space["model.heads"].choices
-        if all(_is_accepted(recipe, {"model.width": width, "model.heads": heads}) for width in widths)
-    ]
-    space["model.heads"] = Knob(choices=tuple(heads))
+    for name in HEADS:
+        if name in space:
+            heads = [
+                heads
+                for heads in space[name].choices
+                if all(_is_accepted(recipe, {"model.width": width, name: heads}) for width in widths)
+            ]
+            space[name] = Knob(choices=tuple(heads))
     losses = [loss for loss in space[LOSS].choices if loss == own[LOSS] or _possible(recipe, space, str(loss))]
     space[LOSS] = Knob(choices=tuple(losses))
     return {name: knob for name, knob in space.items() if _is_open(knob, losses)}
@@ -166,7 +168,7 @@ def belonging(space: Space, loss: str) -> Iterator[str]:
 def own_values(recipe: Settings, space: Space) -> Values:
     """The recipe as a point of the space."""
     own = _table(recipe)
-    return {name: own[name] for name in belonging(space, recipe.objective.loss)}
+    return {name: own[name] for name in belonging(space, kind_of(recipe.objective.loss))}
 
 
 def rounded(values: Values, own: Values) -> Values:
@@ -180,15 +182,11 @@ def rounded(values: Values, own: Values) -> Values:
 def laid_over(recipe: Settings, values: Values) -> Settings:
     """The recipe with these values, checked as any settings are."""
     tables = msgspec.to_builtins(recipe)
-    own = _table(recipe)
-    for name, keys in OWNED_KEYS.items():
-        if name in values and values[name] != own[name]:
-            for key in keys:
-                tables["objective"].pop(key, None)
-    for name, value in values.items():
-        section, _, key = name.partition(".")
-        tables[section][key] = value
-    return make_settings(tables)
+    if LOSS in values and not issubclass(variants_of(AnyLossSettings)[values[LOSS]], SampledLossSettings):
+        values = {**values, SAMPLER: "none"}
+    for name in sorted(values, key=lambda name: name.count(".")):
+        tables = override(tables, Settings, name.split("."), values[name])
+    return decode(tables, Settings)
 
 
 def changes(recipe: Settings, values: Values) -> dict[str, tuple[Any, Any]]:
@@ -198,9 +196,17 @@ def changes(recipe: Settings, values: Values) -> dict[str, tuple[Any, Any]]:
 
 
 def _table(settings: Settings) -> Values:
-    """Every setting as section.key → value."""
-    return {
-        f"{section}.{key}": value
-        for section, table in msgspec.to_builtins(settings).items()
-        for key, value in table.items()
-    }
+    """Every setting as section.key → value; of a choice, its kind."""
+    return _flat(msgspec.to_builtins(settings), "")
+
+
+def _flat(table: Table, path: str) -> Values:
+    values: Values = {}
+    for key, value in table.items():
+        if not isinstance(value, dict):
+            values[f"{path}{key}"] = value
+            continue
+        values |= _flat(value, f"{path}{key}.")
+        if KIND in value:
+            values[f"{path}{key}"] = value[KIND]
+    return values

@@ -25,9 +25,11 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from segue import folders
-from segue.config import DEFAULT_RECIPE, About, Settings, make_settings, parse_toml, read_recipe, settings_toml
+from segue.config.recipes import DEFAULT_RECIPE, read_recipe
+from segue.config.settings import About, Settings, make_settings, settings_toml
 from segue.data.dataset import Data
 from segue.errors import FolderError, SettingsError
+from segue.kinds import parse_toml
 from segue.models.build import refuse_other_builder
 from segue.training.train import device_of
 from segue.tuning.report import Outcome, TrialRecord, Tuning

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
+from settings_tables import BIDIRECTIONAL, BUILDERS, CONTINUING, UNPLACED, model_settings
 
-from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
-from segue.models.settings import BIDIRECTIONAL, CONTINUING, UNPLACED, ModelSettings
 from segue.testing.cases import (
     N_ITEMS,
     Case,
@@ -93,25 +91,26 @@ looking_both_ways = pytest.mark.parametrize("builder", sorted(BIDIRECTIONAL))
 tied_or_not = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 
 
-def settings_of(builder: str, **changed: Any) -> ModelSettings:
+def settings_of(builder: str, **changed: Any) -> Any:
     """HSTU knows the times of the history only, unless it is told otherwise: then all laws of the others hold.
 
     Recurrent and convolutional builders have no places, heads or feed-forward parts: where a law speaks of them, it
     holds for these without.
     """
     builder, chosen = CHOICES.get(builder, (builder, {}))
-    numbers = {"builder": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0}
+    numbers = {"kind": builder, "width": 8, "depth": 2, "heads": 2, "length": 64, "dropout": 0.0}
     numbers |= {"target_time": False} if builder == "hstu" else {"feed_forward": 2}
     unplaced = builder in UNPLACED or chosen.get("body") == "gru"
     left_out = {"heads", "feed_forward", "positions"} if unplaced else set()
-    return msgspec.convert(
-        {k: v for k, v in {**numbers, **chosen, **changed}.items() if k not in left_out}, ModelSettings
-    )
+    keys = {key: value for key, value in {**numbers, **chosen, **changed}.items() if key not in left_out}
+    if builder == "seq2seq":
+        keys = {f"body__{key}" if key in ("heads", "feed_forward", "positions") else key: keys[key] for key in keys}
+    return model_settings(**keys)
 
 
 def case_of(builder: str, **changed: Any) -> Case:
     """As the laws take it."""
-    return Case(BUILDERS[CHOICES.get(builder, (builder, {}))[0]], settings_of(builder, **changed))
+    return Case(settings=settings_of(builder, **changed))
 
 
 def new_model(builder: str, *, seed: int = 0, n_items: int = N_ITEMS, **changed: Any) -> SequenceModel:

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-from segue.models.build import BUILDERS
-from segue.models.settings import BIDIRECTIONAL, CONTINUING, UNPLACED
+from settings_tables import BIDIRECTIONAL, BUILDERS, CONTINUING, UNPLACED
 
 TESTS = Path(__file__).parents[2]
 NOT_OF_BUILDERS = "It is a law of this room's functions, which know no builder: it holds for all of them at once."

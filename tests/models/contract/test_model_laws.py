@@ -34,13 +34,14 @@ from model_cases import (
     task_of,
     tied_or_not,
 )
+from settings_tables import BIDIRECTIONAL, BUILDERS
 
 from segue.errors import SegueError
 from segue.layers.packed import tensors
 from segue.models.attention_map import attention_maps
-from segue.models.build import BUILDERS
-from segue.models.settings import BIDIRECTIONAL, ModelSettings
-from segue.objective.tasks.examples import MaskedItem, next_item
+from segue.models.encoders import ModelSettings
+from segue.objective.tasks.masked_item import MaskedItem
+from segue.objective.tasks.next_item import NextItem
 from segue.testing import laws
 
 WITHOUT_ATTENTION = frozenset({"gru4rec", "caser", "nextitnet"})
@@ -124,7 +125,7 @@ def test_a_longer_user_in_the_batch_changes_nothing(builder: str) -> None:
 @tied_or_not
 def test_states_and_gradients_of_a_batch_are_those_of_its_users(builder: str, tied: bool) -> None:
     """Packed equals padded: a user alone needs no padding, a batch pads all but the longest."""
-    case = case_of(builder, tied=tied)
+    case = case_of(builder, items__tied=tied)
     laws.batches_change_nothing(case)
     laws.parameters_learn(case)
 
@@ -169,8 +170,8 @@ def test_who_knows_distances_alone_cannot_count(positions: str, counts: bool) ->
 def test_a_query_is_the_head_of_the_newest_state_and_scores_are_its_products(builder: str, tied: bool) -> None:
     """The query of one block and of many, alone and in company."""
     for depth in (1, 3):
-        laws.queries_are_the_newest_states(case_of(builder, tied=tied, depth=depth))
-    model = model_of(builder, tied=tied).double()
+        laws.queries_are_the_newest_states(case_of(builder, items__tied=tied, depth=depth))
+    model = model_of(builder, items__tied=tied).double()
     query = model.query(packed_of(*random_users([3, 1, 6])))
     expected = np.einsum("bd,vd->bv", query.detach().numpy(), model.item_vectors().detach().numpy())
     assert_close(model.score_all(query), torch.from_numpy(expected), 1e-10)
@@ -178,7 +179,7 @@ def test_a_query_is_the_head_of_the_newest_state_and_scores_are_its_products(bui
 
 @every_builder
 def test_tied_means_one_vector_an_item(builder: str) -> None:
-    tied, untied = model_of(builder, tied=True), model_of(builder, tied=False)
+    tied, untied = model_of(builder, items__tied=True), model_of(builder, items__tied=False)
     assert len(list(untied.parameters())) == len(list(tied.parameters())) + 1
     batch = packed_of([3, 4])
     for model, moved in ((tied, True), (untied, False)):
@@ -284,7 +285,7 @@ def test_building_leaves_the_global_random_state_alone_and_draws_from_its_genera
 @every_builder
 @tied_or_not
 def test_the_padding_row_starts_at_zero(builder: str, tied: bool) -> None:
-    laws.padding_is_zero(case_of(builder, tied=tied))
+    laws.padding_is_zero(case_of(builder, items__tied=tied))
 
 
 @looking_back
@@ -296,7 +297,7 @@ def test_targets_never_reach_the_encoder(builder: str) -> None:
     items, times = batch.items.copy(), batch.times.copy()
     items[ends - 1] = items[ends - 1] % N_ITEMS + 1
     times[ends - 1] += 10**6
-    true, shuffled = next_item(batch, rng), next_item(replace(batch, items=items, times=times), rng)
+    true, shuffled = NextItem()(batch, rng), NextItem()(replace(batch, items=items, times=times), rng)
     assert (true.targets != shuffled.targets).sum() == 3
     assert torch.equal(model.encode(tensors(true.inputs)), model.encode(tensors(shuffled.inputs)))
 
@@ -357,7 +358,7 @@ def test_what_is_asked_in_training_is_what_is_asked_in_service(builder: str) -> 
 @every_builder
 @tied_or_not
 def test_cosine_scores_are_products_of_directions(builder: str, tied: bool) -> None:
-    model, users = model_of(builder, tied=tied, similarity="cosine").double(), random_users([3, 1, 6])
+    model, users = model_of(builder, items__tied=tied, similarity="cosine").double(), random_users([3, 1, 6])
     query, items = model.query(packed_of(*users)), model.item_vectors()
     ones = torch.ones(N_ITEMS, dtype=torch.float64)
     assert_close(query.norm(dim=1), ones[:3], 1e-12)

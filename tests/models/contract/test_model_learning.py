@@ -29,18 +29,18 @@ from model_cases import (
     task_of,
     tied_or_not,
 )
+from settings_tables import BUILDERS, objective_settings
 
 from segue.data.batch import Batch
 from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
-from segue.models.build import BUILDERS
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.testing.learning import QUICK, Learner, memorises_eight_users
 
 COUNTS = np.r_[0, np.ones(N_ITEMS, dtype=np.int64)]
-SAMPLED = ObjectiveSettings(loss="sampled-softmax", sampler="uniform", negatives=12)
+SAMPLED = objective_settings(loss="sampled-softmax", sampler="uniform", sampler__negatives=12)
 
 
 def trained(
@@ -58,7 +58,7 @@ def trained(
     ],
 )
 def test_eight_users_of_ten_items_are_learned_by_heart(builder: str, tied: bool) -> None:
-    memorises_eight_users(case_of(builder, width=16, length=10, tied=tied), steps=150)
+    memorises_eight_users(case_of(builder, width=16, length=10, items__tied=tied), steps=150)
 
 
 @looking_back
@@ -87,7 +87,7 @@ def test_what_depends_on_the_event_before_the_last_is_learned(builder: str) -> N
 @tied_or_not
 def test_what_is_hidden_of_eight_users_is_learned_by_heart(builder: str, tied: bool) -> None:
     """The last event, which every step asked for; and of all events, each hidden alone, nearly all."""
-    case, users = case_of(builder, width=32, depth=1, length=10, tied=tied), eight_users(N_ITEMS)
+    case, users = case_of(builder, width=32, depth=1, length=10, items__tied=tied), eight_users(N_ITEMS)
     memorises_eight_users(case, steps=150)
     model, right = case.new(), 0
     trained(model, batch_of(*users), 150)
@@ -144,7 +144,7 @@ def test_random_targets_stay_at_chance_on_users_not_trained_on(builder: str) -> 
     batch, others = batch_of(*random_users([20] * 60, seed=3)), batch_of(*random_users([20] * 20, seed=4))
     model = new_model(builder)
     trained(model, batch, 25, learning_rate=3e-3)
-    objective = Objective(ObjectiveSettings(), COUNTS)
+    objective = Objective(objective_settings(), COUNTS)
     examples = task_of(model)(others, np.random.default_rng(1))
     states = model.encode(tensors(examples.inputs))
     assert objective.loss(model, states, examples, torch.Generator()).item() > math.log(N_ITEMS) - 0.02
@@ -152,9 +152,9 @@ def test_random_targets_stay_at_chance_on_users_not_trained_on(builder: str) -> 
 
 @every_builder
 @tied_or_not
-@pytest.mark.parametrize("loss", [ObjectiveSettings(), SAMPLED], ids=["softmax", "sampled-softmax"])
+@pytest.mark.parametrize("loss", [objective_settings(), SAMPLED], ids=["softmax", "sampled-softmax"])
 def test_the_padding_row_stays_zero(builder: str, tied: bool, loss: ObjectiveSettings) -> None:
-    model = new_model(builder, tied=tied)
+    model = new_model(builder, items__tied=tied)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     trained(model, batch_of(*random_users([5, 2, 7])), 5, loss=loss, weight_decay=0.1)
     assert all(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

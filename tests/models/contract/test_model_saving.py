@@ -19,14 +19,14 @@ from model_cases import (
 
 from segue.errors import FolderError
 from segue.models.attention_map import attention_maps
-from segue.models.checkpoint import DESCRIPTION, WEIGHTS, load_model, save_model
+from segue.models.checkpoint import SETTINGS, WEIGHTS, load_model, save_model
 from segue.testing import laws
 
 
 @every_builder_and_place
 @tied_or_not
 def test_saved_and_loaded_is_the_same_model(builder: str, tied: bool, positions: str) -> None:
-    laws.saving_changes_nothing(case_of(builder, tied=tied, positions=positions))
+    laws.saving_changes_nothing(case_of(builder, items__tied=tied, positions=positions))
 
 
 @every_builder
@@ -34,7 +34,7 @@ def test_a_shipped_model_comes_back_from_two_files(builder: str, tmp_path: Path)
     """Without being told who built it, and with the attention that it had."""
     model, batch = model_of(builder), packed_of(*random_users([4, 1, 7]))
     save_model(model, settings_of(builder), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([DESCRIPTION, WEIGHTS])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([SETTINGS, WEIGHTS])
     before = torch.get_rng_state()
     again = load_model(tmp_path)
     assert torch.equal(torch.get_rng_state(), before)
@@ -54,7 +54,7 @@ def test_a_loaded_model_is_ready_to_answer(builder: str, tmp_path: Path) -> None
 
 
 @every_builder
-@pytest.mark.parametrize("name", [DESCRIPTION, WEIGHTS])
+@pytest.mark.parametrize("name", [SETTINGS, WEIGHTS])
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "other"])
 def test_damaged_files_are_refused_with_a_sentence(builder: str, name: str, damage: str, tmp_path: Path) -> None:
     save_model(model_of(builder), settings_of(builder), tmp_path)

@@ -3,23 +3,24 @@ Transformer", CIKM 2019."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Annotated, ClassVar
+
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.layers.blocks.transformer import PostNormBlock
-from segue.layers.positions.embeddings import LearnedPositions
-from segue.models.inputs import make_inputs
-from segue.models.items.tables import ItemTable
-from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
-from segue.models.similarity.mol import make_similarity
-from segue.models.similarity.outputs import make_output
+from segue.layers.positions.embeddings import Positions
+from segue.models.encoders.sasrec import SASRecSettings
+from segue.models.inputs import CombinedInputSettings, ItemInputSettings, RatedInputSettings
+from segue.models.sequence import Parts, SequenceModel
 from segue.models.weight_init import truncated_normal_init
 
 
 class MaskedHead(nn.Module):
-    """What is done to the states that are questioned, and to no others, before they meet the items."""
+    """Applied to the states that make a query, before they are compared with items."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -31,38 +32,46 @@ class MaskedHead(nn.Module):
         return result
 
 
-def _block(width: int, settings: ModelSettings) -> PostNormBlock:
-    """As BERT has it."""
-    return PostNormBlock(
-        width,
-        settings.heads,
-        settings.feed_forward * width,
-        settings.dropout,
-        causal=False,
-        activation=functional.gelu,
-        eps=1e-12,
-    )
+def bert4rec(
+    parts: Parts,
+    positions: Positions,
+    *,
+    depth: int,
+    heads: int,
+    hidden: int,
+    dropout: float,
+    generator: torch.Generator,
+) -> SequenceModel:
+    """Bidirectional post-norm blocks; the query is the state of a mask after the history.
 
-
-def bert4rec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
-    """Post-norm blocks that look both ways; the answer is read from a mask that stands after the history.
-
-    The original's vector for the type of a token is left out: there is one type, and the places' vectors can hold it.
+    The original's vector for the type of a token is left out: there is one type, and the positions' vectors can hold
+    it.
     """
-    inputs = make_inputs(settings, items)
-    width = inputs.width
+    width = parts.width
     model = SequenceModel(
-        items,
-        inputs,
-        LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.counted_from),
-        [_block(width, settings) for _ in range(settings.depth)],
+        parts,
+        positions,
+        [
+            PostNormBlock(width, heads, hidden, dropout, causal=False, activation=functional.gelu, eps=1e-12)
+            for _ in range(depth)
+        ],
         norm_tokens=nn.LayerNorm(width, eps=1e-12),
         norm=nn.Identity(),
         query_transform=MaskedHead(width),
         scale=1.0,
-        dropout=settings.dropout,
-        similarity=make_similarity(settings),
-        output=make_output(settings),
+        dropout=dropout,
     )
     truncated_normal_init(model, generator)
     return model
+
+
+class BERT4RecSettings(SASRecSettings, frozen=True, tag="bert4rec"):
+    """BERT4Rec: bidirectional post-norm blocks, trained to recover masked items."""
+
+    builder: ClassVar[Callable[..., SequenceModel]] = bert4rec
+    bidirectional: ClassVar[bool] = True
+
+    length: Annotated[int, Meta(ge=2)] = 200
+    """Newest events of a history that the model reads, at most, with the mask that makes the query."""
+    inputs: ItemInputSettings | RatedInputSettings | CombinedInputSettings = ItemInputSettings()
+    """What a token is made of. Whole events would show the kind and the time of a masked one."""

@@ -6,35 +6,60 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from segue.kinds import Count
 from segue.layers.blocks.convolution import CaserBlock
 from segue.layers.positions.embeddings import NoPositions
-from segue.models.inputs import make_inputs
-from segue.models.items.tables import ItemTable
-from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
-from segue.models.similarity.mol import make_similarity
-from segue.models.similarity.outputs import make_output
+from segue.models.sequence import Parts, SequenceModel
+from segue.models.settings import EncoderSettings
 from segue.models.weight_init import xavier_init
 
 
-def caser(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
+class CaserSettings(EncoderSettings, frozen=True, tag="caser"):
+    """Caser: convolutions over the newest few events."""
+
+    image_events: Count = 5
+    """Newest events that the convolutions see."""
+    horizontal: Count = 16
+    """Filters over one event, over two and so on up to all that it sees: this many of each."""
+    vertical: Count = 4
+    """Filters over one feature of all events that it sees."""
+
+    def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        return caser(
+            parts,
+            image_events=self.image_events,
+            horizontal=self.horizontal,
+            vertical=self.vertical,
+            depth=self.depth,
+            length=self.length,
+            dropout=self.dropout,
+            generator=generator,
+        )
+
+
+def caser(
+    parts: Parts,
+    *,
+    image_events: int,
+    horizontal: int,
+    vertical: int,
+    depth: int,
+    length: int,
+    dropout: float,
+    generator: torch.Generator,
+) -> SequenceModel:
     """Horizontal and vertical convolutions over the last few events, at every event.
 
-    The original also learns a vector for each user; here there is none, for a run holds no users, and who comes later
-    is answered all the same. It asks for the next three items and takes padding for an item, which is left out too.
+    The original also learns a vector for each user; here there is none, because a run holds no users and answers new
+    ones. It also predicts the next three items and takes padding for an item; both are left out.
     """
-    inputs = make_inputs(settings, items)
-    shape = inputs.width, settings.image_events, settings.horizontal, settings.vertical, settings.dropout
     model = SequenceModel(
-        items,
-        inputs,
-        NoPositions(settings.length * inputs.tokens_an_event),
-        [CaserBlock(*shape) for _ in range(settings.depth)],
+        parts,
+        NoPositions(parts.tokens(length)),
+        [CaserBlock(parts.width, image_events, horizontal, vertical, dropout) for _ in range(depth)],
         norm=nn.Identity(),
-        scale=inputs.width**0.5,
-        dropout=0.0,  # it drops what the filters found, and nothing before
-        similarity=make_similarity(settings),
-        output=make_output(settings),
+        scale=parts.width**0.5,
+        dropout=0.0,  # only the outputs of the filters are dropped
     )
     xavier_init(model, generator)
     return model

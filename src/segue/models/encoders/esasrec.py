@@ -3,34 +3,43 @@ RecSys 2025: SASRec's task on the gated pre-norm blocks (LiGR)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import torch
 from torch import nn
 
 from segue.layers.blocks.transformer import GatedBlock
-from segue.layers.positions.embeddings import LearnedPositions
-from segue.models.inputs import make_inputs
-from segue.models.items.tables import ItemTable
-from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
-from segue.models.similarity.mol import make_similarity
-from segue.models.similarity.outputs import make_output
+from segue.layers.positions.embeddings import Positions
+from segue.models.encoders.sasrec import SASRecSettings
+from segue.models.sequence import Parts, SequenceModel
 from segue.models.weight_init import xavier_init
 
 
-def esasrec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
+def esasrec(
+    parts: Parts,
+    positions: Positions,
+    *,
+    depth: int,
+    heads: int,
+    hidden: int,
+    dropout: float,
+    generator: torch.Generator,
+) -> SequenceModel:
     """Gated pre-norm blocks with SwiGLU, item vectors as they are, no norm at the end."""
-    inputs = make_inputs(settings, items)
-    width, hidden = inputs.width, settings.feed_forward * inputs.width
     model = SequenceModel(
-        items,
-        inputs,
-        LearnedPositions(settings.length * inputs.tokens_an_event, width, settings.counted_from),
-        [GatedBlock(width, settings.heads, hidden, settings.dropout) for _ in range(settings.depth)],
+        parts,
+        positions,
+        [GatedBlock(parts.width, heads, hidden, dropout) for _ in range(depth)],
         norm=nn.Identity(),
         scale=1.0,
-        dropout=settings.dropout,
-        similarity=make_similarity(settings),
-        output=make_output(settings),
+        dropout=dropout,
     )
     xavier_init(model, generator)
     return model
+
+
+class ESASRecSettings(SASRecSettings, frozen=True, tag="esasrec"):
+    """eSASRec: gated pre-norm blocks."""
+
+    builder: ClassVar[Callable[..., SequenceModel]] = esasrec

@@ -6,38 +6,56 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from segue.kinds import CountOrZero
 from segue.layers.blocks.recurrent import GRUBlock
 from segue.layers.positions.embeddings import NoPositions
-from segue.models.inputs import make_inputs
-from segue.models.items.tables import ItemTable
-from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
-from segue.models.similarity.mol import make_similarity
-from segue.models.similarity.outputs import make_output
+from segue.models.sequence import Parts, SequenceModel
+from segue.models.settings import EncoderSettings
 from segue.models.weight_init import recurrent_init
 
 
-def gru4rec(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
-    """Layers of gated recurrent units, and a linear map from a state to what is compared with items.
+class GRU4RecSettings(EncoderSettings, frozen=True, tag="gru4rec"):
+    """GRU4Rec: gated recurrent units."""
 
-    The original walks many sessions side by side, an event at a time, and learns nothing from one event to the next;
-    here histories are whole, and gradients reach back through all of them. Its cell is the older form of the unit, of
-    the same power but with other weights: see `GRUBlock`. Its losses are `top1` and `bpr` in its first paper,
-    `top1-max` and `bpr-max` in its second.
-    """
-    inputs = make_inputs(settings, items)
-    states = settings.state_width or inputs.width
+    state_width: CountOrZero = 0
+    """Features of a recurrent state; 0: as many as a token has."""
+
+    def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        return gru4rec(
+            parts,
+            width=self.width,
+            state_width=self.state_width or parts.width,
+            depth=self.depth,
+            length=self.length,
+            dropout=self.dropout,
+            generator=generator,
+        )
+
+
+def gru4rec(
+    parts: Parts,
+    *,
+    width: int,
+    state_width: int,
+    depth: int,
+    length: int,
+    dropout: float,
+    generator: torch.Generator,
+) -> SequenceModel:
+    """Layers of gated recurrent units, and a linear map from a state to a query of `width` features.
+
+    The original steps through many sessions side by side, an event at a time, and its gradients end at the event
+    before; here histories are whole, and gradients reach back through all of them. Its cell is the older form of the
+    unit, of the same power but with other weights: see `GRUBlock`. Its losses are `top1` and `bpr` in its first paper,
+    `top1-max` and `bpr-max` in its second."""
     model = SequenceModel(
-        items,
-        inputs,
-        NoPositions(settings.length * inputs.tokens_an_event),
-        [GRUBlock(states if layer else inputs.width, states, settings.dropout) for layer in range(settings.depth)],
+        parts,
+        NoPositions(parts.tokens(length)),
+        [GRUBlock(state_width if layer else parts.width, state_width, dropout) for layer in range(depth)],
         norm=nn.Identity(),
-        scale=inputs.width**0.5,
-        dropout=settings.dropout,
-        query_transform=nn.Linear(states, settings.width),
-        similarity=make_similarity(settings),
-        output=make_output(settings),
+        scale=parts.width**0.5,
+        dropout=dropout,
+        query_transform=nn.Linear(state_width, width),
     )
     recurrent_init(model, generator)
     return model

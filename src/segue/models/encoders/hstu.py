@@ -5,64 +5,84 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
 
+from segue.kinds import Count
 from segue.layers.blocks.hstu import HSTUBlock
 from segue.layers.blocks.transformer import SASRecBlock
-from segue.layers.positions.embeddings import LearnedPositions
-from segue.models.inputs import Inputs, make_inputs
-from segue.models.items.tables import ItemTable
-from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
-from segue.models.similarity.mol import make_similarity
-from segue.models.similarity.outputs import make_output
+from segue.layers.positions.embeddings import Positions
+from segue.models.encoders.sasrec import SASRecSettings
+from segue.models.positions import LearnedPositionSettings, NewestPositionSettings
+from segue.models.sequence import Parts, SequenceModel
+from segue.models.settings import EncoderSettings, refuse_uneven_heads
 from segue.models.weight_init import hstu_init
 
 
-def hstu(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
-    """Pointwise attention with biases by distance and by time; no feed-forward, no norm at the end."""
-    inputs = make_inputs(settings, items)
-    places = settings.length * inputs.tokens_an_event
-    blocks = [
-        HSTUBlock(inputs.width, settings.heads, settings.dropout, length=places, target_time=settings.target_time)
-        for _ in range(settings.depth)
-    ]
-    return _meta_model(settings, items, inputs, blocks, generator, target_time=settings.target_time)
+class HSTUSettings(EncoderSettings, frozen=True, tag="hstu"):
+    """HSTU: gated pointwise attention with biases by distance and by time."""
+
+    timed: ClassVar[bool] = True
+
+    heads: Count = 1
+    """Attention heads; they share the features of a token evenly."""
+    positions: LearnedPositionSettings = NewestPositionSettings()
+    """Where learned positions are counted from."""
+    target_time: bool = True
+    """Whether the model knows the time of the query, which at the service is now, or only the history's times."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_uneven_heads(self, self.heads)
+
+    def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        length = parts.tokens(self.length)
+        blocks = [
+            HSTUBlock(parts.width, self.heads, self.dropout, length=length, target_time=self.target_time)
+            for _ in range(self.depth)
+        ]
+        return hstu(
+            parts,
+            self.positions.build(length, parts.width),
+            blocks,
+            dropout=self.dropout,
+            generator=generator,
+            target_time=self.target_time,
+        )
 
 
-def sasrec_meta(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
-    """SASRec's blocks with a projection after the heads and norms without weights; no norm at the end."""
-    inputs = make_inputs(settings, items)
-    width, hidden = inputs.width, settings.feed_forward * inputs.width
-    blocks = [
-        SASRecBlock(width, settings.heads, hidden, settings.dropout, output=True, weighted_norms=False)
-        for _ in range(settings.depth)
-    ]
-    return _meta_model(settings, items, inputs, blocks, generator, target_time=False)
+class SASRecMetaSettings(SASRecSettings, frozen=True, tag="sasrec-meta"):
+    """SASRec as HSTU's authors compare with it: a projection after the heads and norms without weights."""
+
+    def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        width, hidden = parts.width, self.feed_forward * parts.width
+        blocks = [
+            SASRecBlock(width, self.heads, hidden, self.dropout, output=True, weighted_norms=False)
+            for _ in range(self.depth)
+        ]
+        positions = self.positions.build(parts.tokens(self.length), width)
+        return hstu(parts, positions, blocks, dropout=self.dropout, generator=generator, target_time=False)
 
 
-def _meta_model(
-    settings: ModelSettings,
-    items: ItemTable,
-    inputs: Inputs,
+def hstu(
+    parts: Parts,
+    positions: Positions,
     blocks: Sequence[nn.Module],
-    generator: torch.Generator,
     *,
+    dropout: float,
+    generator: torch.Generator,
     target_time: bool,
 ) -> SequenceModel:
-    """What both have around their blocks."""
+    """Blocks with learned positions before them and no norm after them."""
     model = SequenceModel(
-        items,
-        inputs,
-        LearnedPositions(settings.length * inputs.tokens_an_event, inputs.width, settings.counted_from),
+        parts,
+        positions,
         blocks,
         norm=nn.Identity(),
-        scale=math.sqrt(inputs.width),
-        dropout=settings.dropout,
-        similarity=make_similarity(settings),
-        output=make_output(settings),
+        scale=math.sqrt(parts.width),
+        dropout=dropout,
         target_time=target_time,
     )
     hstu_init(model, generator)

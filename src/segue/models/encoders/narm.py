@@ -5,21 +5,82 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from segue.kinds import CountOrZero, Kind, NonNegative, PositiveNumber, kind_of
 from segue.layers.blocks.narm import NarmBlock
 from segue.layers.blocks.recurrent import GRUBlock
 from segue.layers.positions.embeddings import NoPositions
-from segue.models.inputs import make_inputs
-from segue.models.items.tables import ItemTable
+from segue.models.encoders.transformer import Scores
 from segue.models.sampled_attention import SampledAttention
-from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
-from segue.models.similarity.mol import make_similarity
-from segue.models.similarity.outputs import make_output
+from segue.models.sequence import Parts, SequenceModel
+from segue.models.settings import EncoderSettings
 from segue.models.weight_init import recurrent_init
 
 
+class SoftChoiceSettings(Kind, frozen=True, tag="soft"):
+    """The mean of all states by their weights."""
+
+
+class _HardChoiceSettings(Kind, frozen=True):
+    temperature: PositiveNumber = 1.0
+    """Divisor of the scores: a low one makes samples sure and gradients steep. It is the same from the first step to
+    the last. If it fell during training, as is usual for 'gumbel', a training that stops early or resumes with more
+    epochs would be another model."""
+
+
+class StraightThroughChoiceSettings(_HardChoiceSettings, frozen=True, tag="straight-through"):
+    """The state with the highest score, with the gradient of the mean."""
+
+
+class GumbelChoiceSettings(_HardChoiceSettings, frozen=True, tag="gumbel"):
+    """A sampled state, with the gradient of the mean (Gumbel-softmax)."""
+
+
+class ReinforceChoiceSettings(_HardChoiceSettings, frozen=True, tag="reinforce"):
+    """A sampled state, learned from its loss (REINFORCE)."""
+
+    entropy_bonus: NonNegative = 0.0
+    """What the loss pays for a unit of entropy of the samples, so that the model keeps exploring."""
+
+
+ChoiceSettings = SoftChoiceSettings | StraightThroughChoiceSettings | GumbelChoiceSettings | ReinforceChoiceSettings
+
+
+class NARMSettings(EncoderSettings, frozen=True, tag="narm"):
+    """NARM: gated recurrent units, then attention from the newest state to all states."""
+
+    state_width: CountOrZero = 0
+    """Features of a recurrent state; 0: as many as a token has."""
+    scores: Scores = "scaled-dot"
+    """How two states make a score; 'additive' is the original's."""
+    choice: ChoiceSettings = SoftChoiceSettings()
+    """Whether attention takes the mean of all states, or one state alone."""
+
+    def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        choice = self.choice
+        states = self.state_width or parts.width
+        attention = NarmBlock(
+            states,
+            parts.width,
+            self.dropout,
+            scores=self.scores,
+            choice=kind_of(choice),  # type: ignore[arg-type]  # the kinds are the block's choices
+            temperature=choice.temperature if isinstance(choice, _HardChoiceSettings) else 1.0,
+        )
+        model = narm(
+            parts,
+            attention,
+            state_width=states,
+            depth=self.depth,
+            length=self.length,
+            dropout=self.dropout,
+            generator=generator,
+        )
+        model.entropy_bonus = choice.entropy_bonus if isinstance(choice, ReinforceChoiceSettings) else 0.0
+        return model
+
+
 class NarmModel(SequenceModel):
-    """A `SequenceModel` whose last block may have drawn what it looked at: then its states carry the chances."""
+    """A `SequenceModel` whose last block may sample what it attends to: then its states carry the log-probabilities."""
 
     entropy_bonus = 0.0
 
@@ -30,37 +91,33 @@ class NarmModel(SequenceModel):
         return SampledAttention(log_probability=states[:, -2], entropy=states[:, -1], bonus=self.entropy_bonus)
 
 
-def narm(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
-    """Layers of gated recurrent units; then each state looks back at its user's states, and what it finds is joined to
-    it and mapped to what is compared with items.
+def narm(
+    parts: Parts,
+    attention: NarmBlock,
+    *,
+    state_width: int,
+    depth: int,
+    length: int,
+    dropout: float,
+    generator: torch.Generator,
+) -> NarmModel:
+    """Layers of gated recurrent units; then each state attends to its user's states, and the result is joined to it and
+    mapped to a query.
 
-    As its authors' program has it and not as the paper says, one recurrent network serves both parts, and weights add
-    up to one. With `scores` 'additive' and `choice` 'soft' it is the original, but for its units, whose gates are hard
+    As in its authors' program and not as in the paper, one recurrent network serves both parts, and weights add up to
+    one. With `scores` 'additive' and `choice` 'soft' it is the original, but for its units, whose gates are hard
     sigmoids there, and for its sessions, of which it keeps the oldest 19 events.
     """
-    inputs = make_inputs(settings, items)
-    states = settings.state_width or inputs.width
     model = NarmModel(
-        items,
-        inputs,
-        NoPositions(settings.length * inputs.tokens_an_event),
+        parts,
+        NoPositions(parts.tokens(length)),
         [
-            *(GRUBlock(states if layer else inputs.width, states, settings.dropout) for layer in range(settings.depth)),
-            NarmBlock(
-                states,
-                inputs.width,
-                settings.dropout,
-                scores=settings.scores,
-                choice=settings.choice,
-                temperature=settings.choice_temperature,
-            ),
+            *(GRUBlock(state_width if layer else parts.width, state_width, dropout) for layer in range(depth)),
+            attention,
         ],
         norm=nn.Identity(),
-        scale=inputs.width**0.5,
-        dropout=settings.dropout,
-        similarity=make_similarity(settings),
-        output=make_output(settings),
+        scale=parts.width**0.5,
+        dropout=dropout,
     )
-    model.entropy_bonus = settings.entropy_bonus
     recurrent_init(model, generator)
     return model

@@ -2,42 +2,63 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from msgspec import Meta
 from torch import nn
 
+from segue.kinds import Count
 from segue.layers.blocks.convolution import DilatedBlock
 from segue.layers.positions.embeddings import NoPositions
-from segue.models.inputs import make_inputs
-from segue.models.items.tables import ItemTable
-from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
-from segue.models.similarity.mol import make_similarity
-from segue.models.similarity.outputs import make_output
+from segue.models.sequence import Parts, SequenceModel
+from segue.models.settings import EncoderSettings
 from segue.models.weight_init import truncated_normal_init
 
 
-def nextitnet(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
-    """Residual blocks of dilated causal convolutions, and a linear map from a state to what is compared with items.
+class NextItNetSettings(EncoderSettings, frozen=True, tag="nextitnet"):
+    """NextItNet: dilated causal convolutions. `depth` is how often its dilations are repeated."""
 
-    The dilations are gone through `depth` times. The original learns from padding as if it were an item, which is
-    left out, and maps a state straight to every item's score; here items have the vectors that they come in with,
-    unless they are untied.
+    kernel: Count = 3
+    """Events that a convolution sees."""
+    dilations: Annotated[tuple[Count, ...], Meta(min_length=1)] = (1, 2)
+    """Distance between these events, block by block; in a block's second convolution it is twice as large."""
+
+    def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        return nextitnet(
+            parts,
+            width=self.width,
+            kernel=self.kernel,
+            dilations=self.dilations * self.depth,
+            length=self.length,
+            dropout=self.dropout,
+            generator=generator,
+        )
+
+
+def nextitnet(
+    parts: Parts,
+    *,
+    width: int,
+    kernel: int,
+    dilations: tuple[int, ...],
+    length: int,
+    dropout: float,
+    generator: torch.Generator,
+) -> SequenceModel:
+    """Residual blocks of dilated causal convolutions, and a linear map from a state to a query of `width` features.
+
+    The original learns from padding as if it were an item, which is left out, and maps a state straight to every item's
+    score; here items keep the vectors that they have as inputs, unless they are untied.
     """
-    inputs = make_inputs(settings, items)
     model = SequenceModel(
-        items,
-        inputs,
-        NoPositions(settings.length * inputs.tokens_an_event),
-        [
-            DilatedBlock(inputs.width, settings.kernel, dilation, settings.dropout)
-            for dilation in settings.dilations * settings.depth
-        ],
+        parts,
+        NoPositions(parts.tokens(length)),
+        [DilatedBlock(parts.width, kernel, dilation, dropout) for dilation in dilations],
         norm=nn.Identity(),
         scale=1.0,
-        dropout=settings.dropout,
-        query_transform=nn.Linear(inputs.width, settings.width),
-        similarity=make_similarity(settings),
-        output=make_output(settings),
+        dropout=dropout,
+        query_transform=nn.Linear(parts.width, width),
     )
     truncated_normal_init(model, generator)
     return model

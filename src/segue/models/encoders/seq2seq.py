@@ -5,27 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from segue.data.batch import ragged_rows
+from segue.errors import SettingsError
+from segue.kinds import Count, Kind
 from segue.layers.blocks.block import Block
 from segue.layers.blocks.transformer import PostNormBlock
 from segue.layers.decoders.decoder import Decoder, EncodedHistories
 from segue.layers.decoders.recurrent import BidirectionalGRU, RecurrentDecoder
 from segue.layers.decoders.transformer import TransformerDecoder
 from segue.layers.packed import PackedBatch
-from segue.layers.positions.embeddings import LearnedPositions, NoPositions, Positions
+from segue.layers.positions.embeddings import NoPositions, Positions
 from segue.models.attention_map import AttentionMap
-from segue.models.inputs import make_inputs
-from segue.models.items.tables import ItemTable
-from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
-from segue.models.similarity.mol import make_similarity
-from segue.models.similarity.outputs import make_output
+from segue.models.inputs import ItemInputSettings
+from segue.models.positions import LearnedPositionSettings, NewestPositionSettings
+from segue.models.sequence import Parts, SequenceModel
+from segue.models.settings import EncoderSettings
 from segue.models.weight_init import xavier_init
 
 
@@ -49,28 +49,18 @@ class EncoderDecoder(SequenceModel):
 
     def __init__(
         self,
-        items: ItemTable,
-        settings: ModelSettings,
+        parts: Parts,
         positions: Positions,
         blocks: Sequence[nn.Module],
         decoder: nn.Module,
         *,
         norm: nn.Module,
+        dropout: float,
     ) -> None:
         """`blocks` read; `decoder` is a `Decoder`, and `norm` stands after it."""
-        super().__init__(
-            items,
-            make_inputs(settings, items),
-            positions,
-            blocks,
-            norm=norm,
-            scale=math.sqrt(settings.width),
-            dropout=settings.dropout,
-            similarity=make_similarity(settings),
-            output=make_output(settings),
-        )
+        super().__init__(parts, positions, blocks, norm=norm, scale=math.sqrt(parts.width), dropout=dropout)
         self.decoder = decoder
-        self.start = nn.Parameter(torch.zeros(settings.width))
+        self.start = nn.Parameter(torch.zeros(parts.width))
 
     def encode(self, batch: PackedBatch) -> Tensor:
         """The states that ask for what comes after each history and after each event that continues it [T, D]; the
@@ -169,44 +159,75 @@ class _Parts:
         )
 
 
-def seq2seq(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
-    """Two recurrent networks with attention between them, or the Transformer, as it was first made.
+class GRUBodySettings(Kind, frozen=True, tag="gru"):
+    """Two recurrent networks with attention between them."""
 
-    Items begin so that their scaled vectors are of size one, as the decoder's places are."""
-    model = _recurrent(settings, items) if settings.body == "gru" else _transformer(settings, items)
+    def build(self, parts: Parts, *, depth: int, length: int, dropout: float) -> EncoderDecoder:
+        return EncoderDecoder(
+            parts,
+            NoPositions(length),  # a recurrent network knows the order by itself
+            [BidirectionalGRU(parts.width, depth)],
+            RecurrentDecoder(parts.width, depth, dropout),
+            norm=nn.LayerNorm(parts.width),
+            dropout=dropout,
+        )
+
+
+class TransformerBodySettings(Kind, frozen=True, tag="transformer"):
+    """The Transformer as it was first published: an encoder and a decoder of attention alone."""
+
+    heads: Count = 1
+    """Attention heads; they share the features of a token evenly."""
+    feed_forward: Count = 4
+    """Hidden width of a block's feed-forward part, in multiples of the width."""
+    positions: LearnedPositionSettings = NewestPositionSettings()
+    """Where learned positions are counted from."""
+
+    def build(self, parts: Parts, *, depth: int, length: int, dropout: float) -> EncoderDecoder:
+        width, hidden = parts.width, self.feed_forward * parts.width
+        return EncoderDecoder(
+            parts,
+            self.positions.build(length, width),
+            [PostNormBlock(width, self.heads, hidden, dropout, causal=False) for _ in range(depth)],
+            TransformerDecoder(width, depth, self.heads, hidden, dropout),
+            norm=nn.Identity(),  # the last block ends with one
+            dropout=dropout,
+        )
+
+
+class Seq2SeqSettings(EncoderSettings, frozen=True, tag="seq2seq"):
+    """An encoder that reads the history and a decoder that continues it."""
+
+    decodes: ClassVar[bool] = True
+
+    inputs: ItemInputSettings = ItemInputSettings()
+    """What a token is made of. A plan has no values, kinds and times."""
+    body: TransformerBodySettings | GRUBodySettings = TransformerBodySettings()
+    """What the encoder and the decoder are made of."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.body, TransformerBodySettings) and self.width % self.body.heads:
+            raise SettingsError(
+                f"model.body.heads must divide model.width, got {self.body.heads} heads of {self.width} features; "
+                "change one of them."
+            )
+
+    def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        model = self.body.build(parts, depth=self.depth, length=self.length, dropout=self.dropout)
+        return seq2seq(model, generator)
+
+
+def seq2seq(model: EncoderDecoder, generator: torch.Generator) -> EncoderDecoder:
+    """Draw the first weights. Scaled item vectors start at size one, like the decoder's positions."""
     xavier_init(model, generator)
     nn.init.normal_(model.start, generator=generator)
-    for table in items.learned:
-        nn.init.normal_(table, std=settings.width**-0.5, generator=generator)
-    items.clear_padding()
+    for table in model.items.learned:
+        nn.init.normal_(table, std=model.inputs.width**-0.5, generator=generator)
+    model.items.clear_padding()
     for part in model.modules():
         if isinstance(part, nn.GRU):
             for name, weight in part.named_parameters():
                 if name.startswith("bias"):
                     nn.init.zeros_(weight)
     return model
-
-
-def _recurrent(settings: ModelSettings, items: ItemTable) -> EncoderDecoder:
-    width, depth = settings.width, settings.depth
-    return EncoderDecoder(
-        items,
-        settings,
-        NoPositions(settings.length),  # a recurrent network knows the order by itself
-        [BidirectionalGRU(width, depth)],
-        RecurrentDecoder(width, depth, settings.dropout),
-        norm=nn.LayerNorm(width),
-    )
-
-
-def _transformer(settings: ModelSettings, items: ItemTable) -> EncoderDecoder:
-    width, hidden = settings.width, settings.feed_forward * settings.width
-    shape = (width, settings.heads, hidden, settings.dropout)
-    return EncoderDecoder(
-        items,
-        settings,
-        LearnedPositions(settings.length, width, settings.counted_from),
-        [PostNormBlock(*shape, causal=False) for _ in range(settings.depth)],
-        TransformerDecoder(width, settings.depth, settings.heads, hidden, settings.dropout),
-        norm=nn.Identity(),  # the last block ends with one
-    )

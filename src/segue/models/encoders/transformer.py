@@ -1,73 +1,87 @@
-"""The Transformer, as an encoder that looks back: Vaswani et al., "Attention Is All You Need", NeurIPS 2017. Where its
-norms stand, how places count and how scores are made are choices."""
+"""The Transformer as a causal encoder: Vaswani et al., "Attention Is All You Need", NeurIPS 2017. The position of its
+norms, its positions and its attention scores are choices."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import nn
 
-from segue.layers.attention.multi_head import Relative
+from segue.errors import SettingsError
+from segue.kinds import Count
 from segue.layers.blocks.transformer import PostNormBlock, PreNormBlock
-from segue.layers.positions.embeddings import LearnedPositions, NoPositions, Positions, SinusoidalPositions
-from segue.layers.positions.relative import RelativeBuckets, Rotary
-from segue.models.inputs import make_inputs
-from segue.models.items.tables import ItemTable
-from segue.models.sequence import SequenceModel
-from segue.models.settings import ModelSettings
-from segue.models.similarity.mol import make_similarity
-from segue.models.similarity.outputs import make_output
+from segue.layers.positions.embeddings import Positions
+from segue.models.positions import AnyPositionSettings, NewestPositionSettings, RotaryPositionSettings
+from segue.models.sequence import Parts, SequenceModel
+from segue.models.settings import EncoderSettings, refuse_uneven_heads
 from segue.models.weight_init import transformer_init
 
+Scores = Literal["dot", "scaled-dot", "bilinear", "additive"]
 
-def transformer(settings: ModelSettings, items: ItemTable, generator: torch.Generator) -> SequenceModel:
-    """Item vectors scaled by sqrt(width); a layer norm at the end, unless every block has one there."""
-    inputs = make_inputs(settings, items)
-    places = settings.length * inputs.tokens_an_event
-    model = SequenceModel(
-        items,
-        inputs,
-        _positions(settings, places, inputs.width),
-        [_block(settings, places, inputs.width) for _ in range(settings.depth)],
-        norm=nn.LayerNorm(inputs.width) if settings.norm == "pre" else nn.Identity(),
-        scale=math.sqrt(inputs.width),
-        dropout=settings.dropout,
-        similarity=make_similarity(settings),
-        output=make_output(settings),
-    )
+
+class TransformerSettings(EncoderSettings, frozen=True, tag="transformer"):
+    """A Transformer whose parts are chosen."""
+
+    heads: Count = 1
+    """Attention heads; they share the features of a token evenly."""
+    feed_forward: Count = 4
+    """Hidden width of a block's feed-forward part, in multiples of the token's width."""
+    norm: Literal["pre", "post"] = "pre"
+    """Whether norms stand before each part of a block, or after each sum as in the original."""
+    scores: Scores = "scaled-dot"
+    """How a query and a key make a score: by their product, by the product divided by the root of their width, by a
+    product with a matrix between them, or by a small network, which is slow."""
+    positions: AnyPositionSettings = NewestPositionSettings()
+    """How positions are known."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_uneven_heads(self, self.heads)
+        if not isinstance(self.positions, RotaryPositionSettings):
+            return
+        if self.scores not in ("dot", "scaled-dot"):
+            raise SettingsError(
+                f"model.positions = 'rotary' needs scores that are products, got model.scores = {self.scores!r}: "
+                "choose 'dot' or 'scaled-dot', or other positions."
+            )
+        if self.token_width // self.heads % 2:
+            raise SettingsError(
+                f"model.positions = 'rotary' rotates pairs of features, and each of {self.heads} heads has "
+                f"{self.token_width // self.heads}: change model.width or model.heads so that it is even."
+            )
+
+    def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        length, width = parts.tokens(self.length), parts.width
+        block = PreNormBlock if self.norm == "pre" else PostNormBlock
+        blocks = [
+            block(
+                width,
+                self.heads,
+                self.feed_forward * width,
+                self.dropout,
+                scores=self.scores,
+                relative=self.positions.relative(self.heads, length, width),
+            )
+            for _ in range(self.depth)
+        ]
+        norm = nn.LayerNorm(width) if self.norm == "pre" else nn.Identity()
+        positions = self.positions.build(length, width)
+        return transformer(parts, positions, blocks, norm=norm, dropout=self.dropout, generator=generator)
+
+
+def transformer(
+    parts: Parts,
+    positions: Positions,
+    blocks: Sequence[nn.Module],
+    *,
+    norm: nn.Module,
+    dropout: float,
+    generator: torch.Generator,
+) -> SequenceModel:
+    """Item vectors scaled by sqrt(width); `norm` after the last block, unless every block ends with one."""
+    model = SequenceModel(parts, positions, blocks, norm=norm, scale=math.sqrt(parts.width), dropout=dropout)
     transformer_init(model, generator)
     return model
-
-
-def _positions(settings: ModelSettings, places: int, width: int) -> Positions:
-    """What is added to tokens: nothing, where attention knows distances."""
-    match settings.positions:
-        case "newest" | "oldest":
-            return LearnedPositions(places, width, settings.positions)
-        case "sinusoidal":
-            return SinusoidalPositions(places, width)
-        case "rotary" | "buckets":
-            return NoPositions(places)
-
-
-def _relative(settings: ModelSettings, places: int, width: int) -> Relative | None:
-    match settings.positions:
-        case "rotary":
-            return Rotary(places, width // settings.heads)
-        case "buckets":
-            return RelativeBuckets(settings.heads, places, causal=True)
-        case _:
-            return None
-
-
-def _block(settings: ModelSettings, places: int, width: int) -> PreNormBlock | PostNormBlock:
-    kind = PreNormBlock if settings.norm == "pre" else PostNormBlock
-    return kind(
-        width,
-        settings.heads,
-        settings.feed_forward * width,
-        settings.dropout,
-        scores=settings.scores,
-        relative=_relative(settings, places, width),
-    )

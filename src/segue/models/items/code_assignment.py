@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from segue.data.sequences import Sequences
 from segue.models.items.clusters import Clusters
 from segue.models.items.product_quantisation import rotated_parts
 from segue.models.items.svd import right_directions
-from segue.models.settings import ModelSettings
 
 EVENTS = 1 << 22  # of consecutive histories at a time, where pairs are sorted
 NOISE = 1e-5  # of what is scaled to [0, 1]: items that are equal share out their bins by lot
@@ -29,29 +29,34 @@ PUSHES = 3  # by which items that have all codes in common are told apart; those
 
 
 def assigned_codes(
-    settings: ModelSettings, sequences: Sequences, ends: np.ndarray, n_items: int, *, seed: int
+    sequences: Sequences,
+    ends: np.ndarray,
+    n_items: int,
+    *,
+    parts: int,
+    values: int,
+    seed: int,
+    method: Literal["clusters", "svd", "random"] = "clusters",
 ) -> np.ndarray:
     """Codes [V + 1, parts] uint8 of what each user had before `ends` [U].
 
     Items that nobody had take no part in that: nothing is learned of them.
     """
     begins, ends = np.asarray(sequences.offsets)[:-1], np.asarray(ends)
-    if settings.codes == "clusters":
+    if method == "clusters":
         begins, ends = _stretches(begins, ends)
     had = _Had.of(sequences.items, begins, ends, n_items)
-    rng, trained, values = np.random.default_rng(seed), had.trained(), code_values(settings, n_items)
-    parts, codes = settings.code_parts, np.zeros((n_items + 1, settings.code_parts), dtype=np.uint8)
+    rng, trained, values = np.random.default_rng(seed), had.trained(), min(values, n_items)
+    codes = np.zeros((n_items + 1, parts), dtype=np.uint8)
     if not len(trained):
         return codes
-    match settings.codes:
+    match method:
         case "clusters":
             codes[trained] = _by_clusters(had, trained, parts, values, rng)
         case "svd":
             codes[trained] = _by_directions(had, trained, parts, values, rng)
         case "random":
             codes[trained] = np.stack([even_bins(rng.random(len(trained)), values) for _ in range(parts)], axis=1)
-        case "learned":
-            raise AssertionError("they are made of vectors that were learned, by learned_codes")
     return codes
 
 
@@ -74,11 +79,11 @@ def _by_clusters(had: _Had, trained: np.ndarray, parts: int, values: int, rng: n
     return _nearest(pieces, found, rng)
 
 
-def learned_codes(settings: ModelSettings, vectors: Tensor, counts: np.ndarray, *, seed: int) -> np.ndarray:
+def learned_codes(vectors: Tensor, counts: np.ndarray, *, parts: int, values: int, seed: int) -> np.ndarray:
     """Codes [V + 1, parts] uint8 of the vectors [V + 1, X] that a model has learned of items, whose training events are
     `counts` [V + 1]. What common items are like is told more exactly: most answers are theirs."""
-    rng, parts, trained = np.random.default_rng(seed), settings.code_parts, np.flatnonzero(counts)
-    codes, values = np.zeros((len(counts), parts), dtype=np.uint8), code_values(settings, len(counts) - 1)
+    rng, trained = np.random.default_rng(seed), np.flatnonzero(counts)
+    codes, values = np.zeros((len(counts), parts), dtype=np.uint8), min(values, len(counts) - 1)
     if len(trained):
         weights = torch.from_numpy(counts[trained]).to(vectors).sqrt()
         generator = _generator(rng)
@@ -131,11 +136,6 @@ def _stretches(begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.nda
     pieces = -(-(ends - begins) // STRETCH)
     first = np.repeat(begins, pieces) + STRETCH * ragged_rows(np.zeros_like(pieces), pieces)
     return first, np.minimum(first + STRETCH, np.repeat(ends, pieces))
-
-
-def code_values(settings: ModelSettings, n_items: int) -> int:
-    """Values of a code: more than there are items would stay empty."""
-    return min(settings.code_values, n_items)
 
 
 def scaled(feature: np.ndarray) -> np.ndarray:

@@ -6,14 +6,20 @@ which codes items get.
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.data.vocabulary import PADDING
-from segue.models.items.tables import ItemTable
+from segue.data.vocabulary import PADDING, Vocabulary
+from segue.kinds import Count
+from segue.models.facts import DataFacts
+from segue.models.items.tables import ItemTable, ItemTableSettings
 from segue.models.similarity.dot import LEAST_LENGTH
+from segue.models.text.encoder import TextEncoder
 
 AT_A_TIME = 1 << 16  # items scored at a time: what finds their parts is never in memory for all of them
 
@@ -85,3 +91,31 @@ class CodeTable(ItemTable):
 
     def _vectors(self, table: Tensor, numbers: Tensor) -> Tensor:
         return functional.embedding(self.places(numbers), table, padding_idx=PADDING).flatten(-2)
+
+
+class CodeSettings(ItemTableSettings, frozen=True, tag="codes"):
+    """An item's vector is made of parts that many items share, for catalogues whose vectors do not fit into memory."""
+
+    parts: Count = 8
+    """Parts of an item's vector. One byte for each part is stored of an item."""
+    values: Annotated[int, Meta(ge=2, le=256)] = 256
+    """Vectors that a part chooses from; at most as many as there are items."""
+    assignment: Literal["clusters", "learned"] = "clusters"
+    """How codes are found: by clusters of items that come close together in training histories, or by product
+    quantisation of the item vectors of a small model that is trained first, which is more accurate."""
+    tied: bool = True
+    """Whether one vector serves as input and as output, or each has its own."""
+
+    def facts(
+        self,
+        vocabulary: Vocabulary,  # noqa: ARG002
+        kinds: tuple[str, ...] = (),
+        *,
+        texts: TextEncoder | None = None,  # noqa: ARG002
+        codes: np.ndarray | None = None,
+    ) -> DataFacts:
+        return DataFacts(codes=codes, kinds=kinds)
+
+    def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:  # noqa: ARG002
+        assert facts.codes is not None and len(facts.codes) == n_items + 1
+        return CodeTable(facts.codes, width, values=min(self.values, n_items), tied=self.tied, mask=mask)

@@ -9,11 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.data.vocabulary import PADDING
+from segue.data.vocabulary import PADDING, Vocabulary
+from segue.errors import InputError, SettingsError
+from segue.kinds import CountOrZero, Rate, kind_of
 from segue.layers.dropout import STEPS, byte_mask
-from segue.models.facts import Facts
-from segue.models.items.tables import ItemTable, lengthened
+from segue.models.facts import DataFacts
+from segue.models.items.tables import ItemTable, ItemTableSettings, lengthened
 from segue.models.text.encoder import TextEncoder
+from segue.models.text.hashed import HashedTextSettings
+from segue.models.text.sentences import SentenceTextSettings
+
+TextEncoderSettings = HashedTextSettings | SentenceTextSettings
 
 
 class ContentTable(ItemTable):
@@ -30,7 +36,7 @@ class ContentTable(ItemTable):
 
     def __init__(
         self,
-        facts: Facts,
+        facts: DataFacts,
         width: int,
         *,
         hidden: int,
@@ -78,7 +84,7 @@ class ContentTable(ItemTable):
         answerable: np.ndarray = (counts > 0) | self.content.any(dim=1).cpu().numpy()
         return answerable
 
-    def extended(self, facts: Facts) -> ContentTable:
+    def extended(self, facts: DataFacts) -> ContentTable:
         assert facts.content is not None
         added = torch.from_numpy(facts.content[1:]).to(self.content)
         learned: dict[str, nn.Parameter] = {}
@@ -128,3 +134,73 @@ def _centre_and_spread(content: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     centre, spread = described.mean(axis=0), described.std(axis=0)
     spread[spread <= 1e-7 * np.abs(centre)] = 1  # what rounding leaves of it
     return centre.astype(np.float32), spread.astype(np.float32)
+
+
+class VectorSettings(ItemTableSettings, frozen=True, tag="vectors"):
+    """An item's vector is made of its content, what the catalogue says of it, by a small network. An item unseen in
+    training has one too."""
+
+    vectors: str = ""
+    """A column of the catalogue that holds vectors."""
+    texts: tuple[str, ...] = ()
+    """Columns of the catalogue whose texts become a vector, beside `vectors` if both are given."""
+    text_encoder: TextEncoderSettings = HashedTextSettings()
+    """How texts become a vector."""
+    hidden: CountOrZero = 128
+    """Hidden width of the network that reads content; 0: it is linear."""
+
+    def __post_init__(self) -> None:
+        if not self.vectors and not self.texts:
+            raise SettingsError(
+                f"model.items = {kind_of(self)!r} needs content: name a column of vectors with model.items.vectors, or "
+                'columns of texts, as in model.items.texts = ["title"].'
+            )
+
+    def refuse_silent_catalogue(self, vocabulary: Vocabulary) -> None:
+        content = bool(self.vectors) and bool(vocabulary.vectors(self.vectors).any())
+        content |= bool(self.texts) and any(vocabulary.texts(self.texts))
+        if not content:
+            columns = ", ".join(name for name in (*self.texts, self.vectors) if name)
+            raise InputError(
+                f"The catalogue says nothing of any item in {columns}: give what model.items.texts or "
+                "model.items.vectors name with `segue prepare --items`."
+            )
+        refusal = self.text_encoder.encoder.refusal() if self.texts else None
+        if refusal is not None:
+            encoder = kind_of(self.text_encoder)
+            raise SettingsError(f"model.items.text_encoder = {encoder!r}: {refusal}, or choose 'hashed'.")
+
+    def facts(
+        self,
+        vocabulary: Vocabulary,
+        kinds: tuple[str, ...] = (),
+        *,
+        texts: TextEncoder | None = None,
+        codes: np.ndarray | None = None,  # noqa: ARG002
+    ) -> DataFacts:
+        if self.texts and texts is None:
+            texts = self.text_encoder.encoder.fitted(vocabulary.texts(self.texts), self.text_encoder.width)
+        return DataFacts(content=self.content(vocabulary, texts), kinds=kinds, texts=texts)
+
+    def content(self, vocabulary: Vocabulary, texts: TextEncoder | None) -> np.ndarray:
+        """The content features of each item [V + 1, F]; zero for padding and for items without content."""
+        parts = [vocabulary.vectors(self.vectors)] if self.vectors else []
+        if texts is not None:
+            vectors = texts.encode(vocabulary.texts(self.texts))
+            parts.append(np.concatenate((np.zeros((1, texts.width), dtype=np.float32), vectors)))
+        return np.concatenate(parts, axis=1)
+
+    def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:  # noqa: ARG002
+        assert facts.content is not None and len(facts.content) == n_items + 1
+        return ContentTable(facts, width, hidden=self.hidden, mask=mask)
+
+
+class IdVectorSettings(VectorSettings, frozen=True, tag="ids+vectors"):
+    """The sum of a learned vector for the item id and one made of its content."""
+
+    id_dropout: Rate = 0.1
+    """Share of the items whose id vector is left out in a training step, so that content alone is learned as well."""
+
+    def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:  # noqa: ARG002
+        assert facts.content is not None and len(facts.content) == n_items + 1
+        return ContentTable(facts, width, hidden=self.hidden, ids=True, id_dropout=self.id_dropout, mask=mask)

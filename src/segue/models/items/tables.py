@@ -6,16 +6,18 @@ Here those whose vectors are learned; `content.py` has the one that makes them o
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.data.vocabulary import PADDING
+from segue.data.vocabulary import PADDING, Vocabulary
 from segue.errors import SettingsError
-from segue.models.facts import Facts
+from segue.kinds import Kind
+from segue.models.facts import DataFacts
+from segue.models.text.encoder import TextEncoder
 
 
 class ItemTable(nn.Module):
@@ -28,8 +30,6 @@ class ItemTable(nn.Module):
     """Others for the way out, where the two ways differ."""
     sparse_gradients = False
     """Whether looking up rows gives a gradient of these rows only; the trainer decides it, by the table's size."""
-    kinds: tuple[str, ...] = ()
-    """What can be done with items: names of the kinds of events in the log, by number. Builders read it here."""
 
     def __init__(self, n_items: int, width: int, *, mask: bool = False, bias: bool = False) -> None:
         super().__init__()
@@ -68,12 +68,12 @@ class ItemTable(nn.Module):
         """Which items may be answered [V + 1] bool: of vectors that are learned, those that were trained on."""
         return counts > 0
 
-    def extended(self, facts: Facts) -> ItemTable:  # noqa: ARG002  # what is learned for an id is learned in training
+    def extended(self, facts: DataFacts) -> ItemTable:  # noqa: ARG002  # what is learned for an id is learned in training
         """A table with new items at the end, of which `facts` tell as of a catalogue of their own (row 0 is padding);
         this one stays as it is, and nothing is trained."""
         raise SettingsError(
             "This model knows its items by their ids alone, so it can say nothing of new ones: train one with "
-            "model.items = 'ids+vectors' or 'vectors', and content (model.texts or model.vectors)."
+            "model.items = 'ids+vectors' or 'vectors', and content (model.items.texts or model.items.vectors)."
         )
 
     def clear_padding(self) -> None:
@@ -132,7 +132,7 @@ class CategoryTable(IdTable):
         answerable: np.ndarray = (np.bincount(categories, weights=counts) > 0)[categories]
         return answerable
 
-    def extended(self, facts: Facts) -> CategoryTable:
+    def extended(self, facts: DataFacts) -> CategoryTable:
         """Of the new items' categories, the numbers that they have here."""
         assert facts.categories is not None and facts.categories.max() < len(self.into)
         added = torch.from_numpy(facts.categories[1:]).to(self.categories.device)
@@ -157,3 +157,67 @@ def lengthened(table: T, buffers: dict[str, Tensor], parameters: dict[str, nn.Pa
         longer.__dict__.pop(name, None)  # a plain attribute would hide it
     longer.n_items = len(next(iter(buffers.values()))) - 1
     return longer
+
+
+class ItemTableSettings(Kind, frozen=True):
+    """What every kind of item table can do."""
+
+    shared: ClassVar[bool] = True
+    """Whether items share weights with others, which would be pushed away with an item that is a negative."""
+
+    def refuse_silent_catalogue(self, vocabulary: Vocabulary) -> None:
+        """Refuse a catalogue without the content that these settings need."""
+
+    def facts(
+        self,
+        vocabulary: Vocabulary,  # noqa: ARG002
+        kinds: tuple[str, ...] = (),
+        *,
+        texts: TextEncoder | None = None,  # noqa: ARG002
+        codes: np.ndarray | None = None,  # noqa: ARG002
+    ) -> DataFacts:
+        """The facts that a table of this kind needs. `kinds`: the event kinds of the data. `texts`: the text encoder of
+        a trained model; without it one is fitted. `codes`: the items' codes, which come from the log."""
+        return DataFacts(kinds=kinds)
+
+    def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:
+        """The table, with a vector for a hidden item if `mask`, and a bias for each item if `bias` and it can."""
+        raise NotImplementedError
+
+
+class IdSettings(ItemTableSettings, frozen=True, tag="ids"):
+    """A learned vector for each item id."""
+
+    shared: ClassVar[bool] = False
+    tied: bool = True
+    """Whether one vector serves as input and as output, or each has its own."""
+
+    def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:  # noqa: ARG002
+        return IdTable(n_items, width, tied=self.tied, mask=mask, bias=bias)
+
+
+class CategorySettings(ItemTableSettings, frozen=True, tag="categories"):
+    """A learned vector for each value of a catalogue column: items with the same value share it, and an item unseen in
+    training has one too."""
+
+    column: str
+    """The column of the catalogue."""
+    tied: bool = True
+    """Whether one vector serves as input and as output, or each has its own."""
+
+    def refuse_silent_catalogue(self, vocabulary: Vocabulary) -> None:
+        vocabulary.categories(self.column)
+
+    def facts(
+        self,
+        vocabulary: Vocabulary,
+        kinds: tuple[str, ...] = (),
+        *,
+        texts: TextEncoder | None = None,  # noqa: ARG002
+        codes: np.ndarray | None = None,  # noqa: ARG002
+    ) -> DataFacts:
+        return DataFacts(categories=vocabulary.categories(self.column), kinds=kinds)
+
+    def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:  # noqa: ARG002
+        assert facts.categories is not None and len(facts.categories) == n_items + 1
+        return CategoryTable(facts.categories, width, tied=self.tied, mask=mask)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from segue.kinds import Kind
 
 LEAST_LENGTH = 1e-6  # a vector shorter than this is not made longer than one: gradients stay finite
 
@@ -86,3 +88,20 @@ class Dot(nn.Module):
 
     def _side(self, vectors: Tensor) -> Tensor:
         return functional.normalize(vectors, dim=-1, eps=LEAST_LENGTH) if self.normal else vectors
+
+
+class DotSettings(Kind, frozen=True, tag="dot"):
+    """Score by inner product."""
+
+    def build(self, width: int) -> Similarity:  # noqa: ARG002
+        return Dot()
+
+
+class CosineSettings(Kind, frozen=True, tag="cosine"):
+    """Score by cosine, which wants a low temperature."""
+
+    temperature: Literal["fixed", "learned"] = "fixed"
+    """Whether the loss divides the cosine by objective.temperature or by a learned number, never below .01."""
+
+    def build(self, width: int) -> Similarity:
+        return Dot(normal=True, learned_from=first_temperature(width) if self.temperature == "learned" else None)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from segue.kinds import Count, CountOrZero, Kind, NonNegative, PositiveNumber, Rate
 from segue.layers.blocks.feed_forward import silu_gate
 from segue.layers.dropout import Dropout, byte_mask
 from segue.layers.padded import tracing
-from segue.models.settings import ModelSettings
-from segue.models.similarity.dot import LEAST_LENGTH, Dot, Similarity, first_temperature
+from segue.models.similarity.dot import LEAST_LENGTH, CosineSettings, DotSettings, Similarity
 
 TILE_PAIRS = 4096  # pairs of a question and an item whose gates are in memory at a time, so that they stay in the cache
 KEPT_PAIRS = 1 << 18  # pairs up to which all steps are kept for the gradient, half a gigabyte; of more pairs they are
@@ -284,20 +284,41 @@ def _gate(width: int, hidden: int, out: int, *, bias: bool) -> nn.Module:
     return nn.Sequential(nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, out, bias=bias))
 
 
-def make_similarity(settings: ModelSettings) -> Similarity:
-    """What `model.similarity` asks for."""
-    if settings.similarity != "mol":
-        first = first_temperature(settings.item_features) if settings.temperature == "learned" else None
-        return Dot(normal=settings.similarity == "cosine", learned_from=first)
-    return MixtureOfLogits(
-        settings.item_features,
-        query_parts=settings.mol_query_parts,
-        item_parts=settings.mol_item_parts,
-        part_width=settings.mol_part_width,
-        query_hidden=settings.mol_query_hidden,
-        gate_hidden=settings.mol_gate_hidden,
-        temperature=settings.mol_temperature,
-        item_dropout=settings.mol_item_dropout,
-        gate_dropout=settings.mol_gate_dropout,
-        balance=settings.mol_balance,
-    )
+class MoLSettings(Kind, frozen=True, tag="mol"):
+    """Score by a mixture of logits: the products of several components of query and item."""
+
+    query_parts: Count = 8
+    """Components of a query."""
+    item_parts: Count = 4
+    """Components of an item."""
+    part_width: Count = 64
+    """Features of a component."""
+    query_hidden: CountOrZero = 512
+    """Hidden width of the network that makes a query's components; 0: it is linear."""
+    gate_hidden: CountOrZero = 128
+    """Hidden width of the gates; 0: they are linear."""
+    temperature: PositiveNumber = 0.05
+    """Divisor of the components' products; objective.temperature stays 1."""
+    item_dropout: Rate = 0.1
+    """Share of an item's features dropped in training, before its components are made."""
+    gate_dropout: Rate = 0.2
+    """Share of the gates dropped in training."""
+    balance: NonNegative = 0.001
+    """Weight of the loss term against gates that are all equal or that few components dominate."""
+
+    def build(self, width: int) -> Similarity:
+        return MixtureOfLogits(
+            width,
+            query_parts=self.query_parts,
+            item_parts=self.item_parts,
+            part_width=self.part_width,
+            query_hidden=self.query_hidden,
+            gate_hidden=self.gate_hidden,
+            temperature=self.temperature,
+            item_dropout=self.item_dropout,
+            gate_dropout=self.gate_dropout,
+            balance=self.balance,
+        )
+
+
+SimilaritySettings = DotSettings | CosineSettings | MoLSettings

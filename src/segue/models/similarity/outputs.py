@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.models.settings import ModelSettings
+from segue.kinds import CountOrZero, Kind
 
 EPS = 1e-6
 
@@ -38,14 +38,35 @@ class MLPOutput(nn.Module):
         return result
 
 
-def make_output(settings: ModelSettings) -> nn.Module | None:
-    """What `model.output` asks for."""
-    match settings.output:
-        case "none":
-            return None
-        case "l2":
-            return L2Output()
-        case "layer-norm":
-            return LayerNormOutput()
-        case "mlp":
-            return MLPOutput(settings.width, settings.item_features)
+class NoOutputSettings(Kind, frozen=True, tag="none"):
+    """The query stays as it is."""
+
+    def build(self, width: int) -> nn.Module | None:  # noqa: ARG002
+        return None
+
+
+class L2OutputSettings(Kind, frozen=True, tag="l2"):
+    """The query is scaled to length one."""
+
+    def build(self, width: int) -> nn.Module | None:  # noqa: ARG002
+        return L2Output()
+
+
+class LayerNormOutputSettings(Kind, frozen=True, tag="layer-norm"):
+    """The query's features are centred and scaled."""
+
+    def build(self, width: int) -> nn.Module | None:  # noqa: ARG002
+        return LayerNormOutput()
+
+
+class MLPOutputSettings(Kind, frozen=True, tag="mlp"):
+    """The query goes through a network of two layers."""
+
+    item_width: CountOrZero = 0
+    """Features of an item, with model.inputs = 'events'; 0: as many as a token has."""
+
+    def build(self, width: int) -> nn.Module | None:
+        return MLPOutput(width, self.item_width or width)
+
+
+OutputSettings = NoOutputSettings | L2OutputSettings | LayerNormOutputSettings | MLPOutputSettings

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from segue.kinds import Count, Kind
 from segue.models.items.svd import right_directions
 from segue.models.text.encoder import TextEncoder
 
@@ -182,3 +183,14 @@ def _directions(matrix: _Sparse, width: int) -> Tensor:
     """The right singular vectors of the largest singular values [N, width]."""
     generator = torch.Generator().manual_seed(SEED)
     return right_directions(matrix.times, matrix.transposed.times, matrix.shape, width, generator=generator)[0]
+
+
+class HashedTextSettings(Kind, frozen=True, tag="hashed"):
+    """Hashed words and pieces of words, projected on the directions of largest variance in the catalogue."""
+
+    width: Count = 128
+    """Features of a text's vector."""
+
+    @property
+    def encoder(self) -> type[TextEncoder]:
+        return HashedTexts

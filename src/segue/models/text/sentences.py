@@ -12,16 +12,18 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from msgspec import Meta
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
 from segue.errors import InputError
+from segue.kinds import Kind
 from segue.models.items.svd import right_directions
-from segue.models.settings import SENTENCE_WIDTH
 from segue.models.text.encoder import TextEncoder
 from segue.models.text.word_pieces import WordPieces
 
@@ -38,6 +40,8 @@ MAX_PIECES = 256  # of a text, as published; the rest is ignored
 AT_A_TIME = 64  # texts
 MAX_FITTED = 4096  # texts that the directions are fitted to
 SEED = 7
+SENTENCE_WIDTH = 384
+"""Features that the sentence model makes of a text."""
 
 
 class SentenceTexts(TextEncoder):
@@ -145,3 +149,14 @@ def _states(weights: dict[str, Tensor], texts: Sequence[Sequence[int]]) -> Seque
         middle = functional.gelu(linear(f"{block}.intermediate.dense", states))
         states = norm(f"{block}.output", states + linear(f"{block}.output.dense", middle))
     return torch.split(states, lengths)
+
+
+class SentenceTextSettings(Kind, frozen=True, tag="sentences"):
+    """A sentence model that knows English (the extra `sentences`), projected in the same way."""
+
+    width: Annotated[int, Meta(ge=1, le=SENTENCE_WIDTH)] = 128
+    """Features of a text's vector; 384 are the model's own."""
+
+    @property
+    def encoder(self) -> type[TextEncoder]:
+        return SentenceTexts

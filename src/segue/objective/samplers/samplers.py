@@ -1,12 +1,12 @@
-"""Samplers: negatives for the losses that do not look at every item, each with the log of its probability.
+"""Samplers: negatives for the losses that do not score every item, each with the log of its probability.
 
-All draw with replacement and every draw alike, so that any cut of the draws (a row's of [M, K]) is one of its own.
-`present` [P] are the item numbers of the batch, inputs and answers, with repeats and special tokens; for samplers that
-take negatives from the batch. For those that take them from its answers it holds the answers alone.
+All sample with replacement and independently, so that any cut of the samples (a row of [M, K]) is a sample of its own.
+`present` [P] are the items of the batch that a sampler may take negatives from, as `observe` returns them.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,51 +14,71 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segue.objective.samplers.count_min import CountMin
+from segue.kinds import Count, Kind, ProperShare
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Negatives:
-    """Item numbers and log q, the log-probability with which the sampler draws each."""
+    """Item numbers and log q, the log-probability with which the sampler takes each."""
 
     items: Tensor  # [K] int64
     log_q: Tensor  # [K] float32
 
-    def of(self, questions: Tensor, each: int) -> Negatives:
-        """Those of some questions, where every question has so many of its own."""
-        return Negatives(self.items.view(-1, each)[questions].flatten(), self.log_q.view(-1, each)[questions].flatten())
+    def rows(self, queries: Tensor, each: int) -> Negatives:
+        """The negatives of some queries, if every query has so many of its own."""
+        return Negatives(self.items.view(-1, each)[queries].flatten(), self.log_q.view(-1, each)[queries].flatten())
 
 
 class Sampler(Protocol):
-    """SampledAttention items, and knows how likely any item is drawn."""
+    """Samples items, and knows the probability of any item."""
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What it has counted in training, by name, to be saved with the weights."""
+        ...
+
+    def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """`present`, of a batch's inputs and targets with repeats and special tokens. Called once a batch, first."""
+        ...
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives: ...
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor: ...
 
 
-class UniformSampler:
-    """Every item alike; with `candidates`, item numbers, every one of these, and others never."""
+class _Stateless:
+    """A sampler that counts nothing and may take any item of the batch."""
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.cat((inputs, targets))
+
+
+class UniformSampler(_Stateless):
+    """Every item with the same probability; with `candidates`, item numbers, only these."""
 
     def __init__(self, n_items: int, candidates: Tensor | None = None) -> None:
         self._candidates = candidates
         self._count = n_items if candidates is None else len(candidates)
-        self._drawn = torch.ones(n_items + 1, dtype=torch.bool)  # a byte an item, which may be very many
-        self._drawn[0] = False
+        self._possible = torch.ones(n_items + 1, dtype=torch.bool)  # a byte an item: there may be very many
+        self._possible[0] = False
         if candidates is not None:
-            self._drawn.zero_()[candidates] = True
+            self._possible.zero_()[candidates] = True
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
-        places = torch.randint(self._count, (count,), generator=generator)
-        items = places + 1 if self._candidates is None else self._candidates[places]
+        rows = torch.randint(self._count, (count,), generator=generator)
+        items = rows + 1 if self._candidates is None else self._candidates[rows]
         return Negatives(items, self.log_q(items, present))
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # the batch changes nothing
-        return torch.where(self._drawn[items], -float(np.log(self._count)), -torch.inf)
+        return torch.where(self._possible[items], -math.log(self._count), -torch.inf)
 
 
-class PopularitySampler:
-    """By training count to a power. Items never trained on are never drawn."""
+class PopularitySampler(_Stateless):
+    """By training count to a power. Items unseen in training are never sampled."""
 
     def __init__(self, counts: np.ndarray, power: float) -> None:
         """`counts` [V + 1] int64, by item number; counts[0] is padding's."""
@@ -79,10 +99,10 @@ class PopularitySampler:
         return self._log_q[items]
 
 
-class InBatchSampler:
-    """The items of the batch, every one alike however often it occurs; others are never drawn (log q is -inf).
+class InBatchSampler(_Stateless):
+    """The items of the batch, all with the same probability however often they occur.
 
-    Their vectors are at hand, and negatives follow popularity, weakened: a popular item is in more batches.
+    Their vectors are computed anyway, and negatives follow popularity, weakened: a popular item is in more batches.
     """
 
     def __init__(self, n_items: int) -> None:
@@ -91,7 +111,7 @@ class InBatchSampler:
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         pool = self._pool(present)
         items = pool[torch.randint(len(pool), (count,), generator=generator)]
-        return Negatives(items, torch.full((count,), -float(np.log(len(pool))), dtype=torch.float32))
+        return Negatives(items, torch.full((count,), -math.log(len(pool)), dtype=torch.float32))
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:
         pool = self._pool(present)
@@ -99,53 +119,55 @@ class InBatchSampler:
 
     def _pool(self, present: Tensor) -> Tensor:
         """The distinct items, without padding (0) and a mask token (beyond the catalogue)."""
-        pool: Tensor = torch.unique(present[(present >= 1) & (present <= self.n_items)])
+        pool: Tensor = torch.unique(_items(present, self.n_items))
         return pool
 
 
-class AnswerSampler:
-    """The answers of the batch, each as often as it is one; others are never drawn.
+class TargetSampler:
+    """The targets of the batch, each as often as it is one.
 
-    Negatives then follow popularity in full. What is taken back is how often an item is an answer at all, and not how
-    often it happens to be one in this batch: q is its share of the answers that were observed so far, this batch's
-    among them. They are counted in bounded memory, so that q may be a little too large and is never too small.
+    Negatives then follow popularity in full. The correction uses how often an item is a target in all of training so
+    far, this batch included, and not in this batch alone: q is its share of the targets observed.
     """
 
     def __init__(self, n_items: int) -> None:
         self.n_items = n_items
-        self.counted = CountMin(epsilon=np.e / min(MOST_COUNTERS, max(LEAST_COUNTERS, 4 * n_items)), delta=0.01)
+        self.counts = torch.zeros(n_items + 1, dtype=torch.int64)
 
-    def observe(self, present: Tensor) -> None:
-        """Count a batch. Due before negatives are drawn from it."""
-        self.counted.add(self._pool(present))
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return {"target_counts": self.counts}
+
+    def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002  # targets alone are negatives
+        items = _items(targets, self.n_items)
+        self.counts.index_add_(0, items, torch.ones_like(items))
+        return targets
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
-        pool = self._pool(present)
+        pool = _items(present, self.n_items)
         items = pool[torch.randint(len(pool), (count,), generator=generator)]
         return Negatives(items, self.log_q(items, present))
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # all batches so far count
-        return (self.counted.estimate(items).double() / self.counted.total).log().float()
-
-    def _pool(self, present: Tensor) -> Tensor:
-        return present[(present >= 1) & (present <= self.n_items)]
-
-
-LEAST_COUNTERS, MOST_COUNTERS = 1 << 10, 1 << 20  # of a row; there are five, so that at most 42 MB are kept
+        return (self.counts[items].double() / self.counts.sum()).log().float()
 
 
 class MixedSampler:
-    """Each draw from the batch with the probability `share`, else from the whole catalogue.
+    """From the batch with the probability `share`, else from the whole catalogue.
 
     q is that of the mixture whichever side an item came from: share · q of the batch + (1 - share) / V.
     """
 
-    def __init__(
-        self, n_items: int, share: float, candidates: Tensor | None = None, *, batch: Sampler | None = None
-    ) -> None:
-        """`batch` draws from the batch: by default its distinct items."""
+    def __init__(self, share: float, batch: Sampler, catalogue: Sampler) -> None:
         self.share = share
-        self._catalogue, self._batch = UniformSampler(n_items, candidates), batch or InBatchSampler(n_items)
+        self._catalogue, self._batch = catalogue, batch
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return self._batch.state
+
+    def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self._batch.observe(inputs, targets)
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         near = self._batch.draw(count, generator, present).items
@@ -156,3 +178,78 @@ class MixedSampler:
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:
         near, far = self._batch.log_q(items, present).exp(), self._catalogue.log_q(items, present).exp()
         return (self.share * near + (1 - self.share) * far).log()
+
+
+def _items(numbers: Tensor, n_items: int) -> Tensor:
+    """Without padding (0) and a mask token (beyond the catalogue)."""
+    return numbers[(numbers >= 1) & (numbers <= n_items)]
+
+
+class NoSamplerSettings(Kind, frozen=True, tag="none"):
+    """No negatives: the loss scores every item, or finds its items itself."""
+
+
+class SamplerSettings(Kind, frozen=True):
+    """What every sampler has."""
+
+    negatives: Count = 256
+    """Negatives of a target."""
+    shared: bool = True
+    """Whether negatives are sampled once a batch and shared by all targets, or anew for each target."""
+
+    def sampler(self, counts: np.ndarray, candidates: Tensor | None) -> Sampler:
+        """Sample items, whose training counts are `counts` [V + 1], among the `candidates`; None: all items."""
+        raise NotImplementedError
+
+
+class UniformSettings(SamplerSettings, frozen=True, tag="uniform"):
+    """Every item with the same probability."""
+
+    def sampler(self, counts: np.ndarray, candidates: Tensor | None) -> Sampler:
+        return UniformSampler(len(counts) - 1, candidates)
+
+
+class PopularitySettings(SamplerSettings, frozen=True, tag="popularity"):
+    """By training count to a power."""
+
+    power: float = 1.0
+    """The exponent; 0 would be `uniform`."""
+
+    def sampler(self, counts: np.ndarray, candidates: Tensor | None) -> Sampler:  # noqa: ARG002
+        return PopularitySampler(counts, self.power)
+
+
+class InBatchSettings(SamplerSettings, frozen=True, tag="in-batch"):
+    """The distinct items of the batch."""
+
+    def sampler(self, counts: np.ndarray, candidates: Tensor | None) -> Sampler:  # noqa: ARG002
+        return InBatchSampler(len(counts) - 1)
+
+
+class MixedSettings(SamplerSettings, frozen=True, tag="mixed"):
+    """Partly the distinct items of the batch, partly every item."""
+
+    in_batch: ProperShare = 0.5
+    """Probability of an item of the batch."""
+
+    def sampler(self, counts: np.ndarray, candidates: Tensor | None) -> Sampler:
+        n_items = len(counts) - 1
+        return MixedSampler(self.in_batch, InBatchSampler(n_items), UniformSampler(n_items, candidates))
+
+
+class TargetsSettings(SamplerSettings, frozen=True, tag="targets"):
+    """The targets of the batch, as often as they occur."""
+
+    def sampler(self, counts: np.ndarray, candidates: Tensor | None) -> Sampler:  # noqa: ARG002
+        return TargetSampler(len(counts) - 1)
+
+
+class TargetsUniformSettings(SamplerSettings, frozen=True, tag="targets+uniform"):
+    """Partly the targets of the batch, as often as they occur, partly every item."""
+
+    in_batch: ProperShare = 0.5
+    """Probability of a target of the batch."""
+
+    def sampler(self, counts: np.ndarray, candidates: Tensor | None) -> Sampler:
+        n_items = len(counts) - 1
+        return MixedSampler(self.in_batch, TargetSampler(n_items), UniformSampler(n_items, candidates))

@@ -1,1 +1,19 @@
-"""Tasks: a batch of histories to queries and targets."""
+"""Tasks: a batch of histories → inputs and targets. `AnyTaskSettings` is the choice among them."""
+
+from __future__ import annotations
+
+from segue.objective.tasks.actions import AllActionSettings, DenseAllActionSettings, NextActionSettings
+from segue.objective.tasks.continuation import Continuation
+from segue.objective.tasks.masked_item import MaskedItemSettings
+from segue.objective.tasks.next_item import NextItem
+from segue.objective.tasks.recency import Recency
+
+AnyTaskSettings = (
+    NextItem
+    | MaskedItemSettings
+    | Recency
+    | Continuation
+    | DenseAllActionSettings
+    | AllActionSettings
+    | NextActionSettings
+)

@@ -10,13 +10,18 @@ nothing can be asked is left out of the inputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from segue.data.batch import Batch
-from segue.objective.tasks.examples import EXTRA, Examples
-from segue.objective.tasks.positive import PositiveEvents
+from segue.errors import SettingsError
+from segue.kinds import Count, PositiveNumber
+from segue.objective.tasks.examples import EXTRA, Examples, Task, TaskSettings
+from segue.objective.tasks.positive import Positive, PositiveEvents
+
+SECONDS_A_DAY = 86400
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,3 +144,49 @@ def _examples(batch: Batch, ahead: Ahead, asked: np.ndarray, answers: np.ndarray
         positions=(np.cumsum(kept) - 1)[asked],
         own=((np.cumsum(known) - 1)[owner[own]], batch.items[own]),
     )
+
+
+class ActionTaskSettings(TaskSettings, frozen=True):
+    """Tasks whose targets are positive events later than the input, by the clock."""
+
+    positive: tuple[Positive, ...] = ()
+    """The events that are targets, such as [{kind = "buy"}, {kind = "rate", min_value = 4.0}]; without any, all events.
+    No positive event of a user's training history is a negative of that user. Evaluation by window, and validation with
+    evaluate.days, use them too; validation and reports of the next event use every kind."""
+
+
+class NextActionSettings(ActionTaskSettings, frozen=True, tag="next-action"):
+    """Every state predicts the first later positive event."""
+
+    def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
+        return NextAction(positive=PositiveEvents(self.positive, kinds))
+
+
+class _DaysAheadSettings(ActionTaskSettings, frozen=True):
+    days: PositiveNumber = 28.0
+    """How far ahead targets may lie, in days; at least a second, 1 / 86400."""
+    labels: Count = 32
+    """Events after the inputs that a training window keeps as targets. The newest so many events of a history longer
+    than a window are never inputs."""
+
+    def __post_init__(self) -> None:
+        if self.days < 1 / SECONDS_A_DAY:
+            raise SettingsError(f"objective.task.days must be at least a second, 1 / 86400, got {self.days}.")
+
+    def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
+        assert length is not None, "how much of a window is input depends on how much the model reads"
+        build = AllAction if isinstance(self, AllActionSettings) else DenseAllAction
+        return build(
+            positive=PositiveEvents(self.positive, kinds),
+            seconds=round(self.days * SECONDS_A_DAY),
+            length=length,
+            labels=self.labels,
+        )
+
+
+class DenseAllActionSettings(_DaysAheadSettings, frozen=True, tag="dense-all-action"):
+    """Every state predicts one of the positive events in the days after it, sampled anew each epoch (PinnerFormer)."""
+
+
+class AllActionSettings(_DaysAheadSettings, frozen=True, tag="all-action"):
+    """The newest state predicts all positive events in the days after it, the `labels` next at most."""

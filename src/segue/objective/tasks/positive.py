@@ -23,11 +23,11 @@ class Positive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __post_init__(self) -> None:
         if self.kind is None and self.min_value is None:
             raise SettingsError(
-                "An entry of objective.positive says which events count, by kind, min_value or both, got neither; "
-                "where every event counts, leave objective.positive out."
+                "An entry of objective.task.positive says which events count, by kind, min_value or both, got neither; "
+                "where every event counts, leave objective.task.positive out."
             )
         if self.min_value is not None and not math.isfinite(self.min_value):
-            raise SettingsError(f"objective.positive: min_value must be a finite number, got {self.min_value}.")
+            raise SettingsError(f"objective.task.positive: min_value must be a finite number, got {self.min_value}.")
 
 
 class PositiveEvents:
@@ -42,7 +42,7 @@ class PositiveEvents:
         bounds = [least for _, least in self._entries if least is not None]
         if values is None and bounds:
             raise SettingsError(
-                f"objective.positive asks for values of at least {bounds[0]}, and the log has no values: leave "
+                f"objective.task.positive asks for values of at least {bounds[0]}, and the log has no values: leave "
                 "min_value out, or name the column with `segue prepare --value`."
             )
 
@@ -67,12 +67,12 @@ def _matching(kind: str | None, kinds: Sequence[str]) -> np.ndarray | None:
         return None
     if not kinds:
         raise SettingsError(
-            f"objective.positive names the kind {kind!r}, and the log has no kinds: leave kind out, or name the column "
-            "with `segue prepare --kind`."
+            f"objective.task.positive names the kind {kind!r}, and the log has no kinds: leave kind out, or name the "
+            "column with `segue prepare --kind`."
         )
     matching = np.array([name == kind or name.startswith(f"{kind}@") for name in kinds])
     if not matching.any():
         raise SettingsError(
-            f"objective.positive names the kind {kind!r}, which the log does not have; it has {', '.join(kinds)}."
+            f"objective.task.positive names the kind {kind!r}, which the log does not have; it has {', '.join(kinds)}."
         )
     return matching

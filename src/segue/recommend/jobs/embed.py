@@ -33,7 +33,7 @@ from pyarrow import parquet
 from segue import folders
 from segue.data.dataset import Data
 from segue.errors import FolderError
-from segue.models.checkpoint import DESCRIPTION, WEIGHTS
+from segue.models.checkpoint import SETTINGS, WEIGHTS
 from segue.recommend.jobs.runner import Arrays, JobContext, JobRunner, LocalRunner
 from segue.recommend.recommender import ITEMS, Recommender
 
@@ -135,7 +135,7 @@ def run_digest(recommender: Recommender) -> str:
     """One digest of what embeddings depend on: the model, its weights and the ids of the items."""
     if "files" not in recommender.manifest or recommender.changed:
         raise FolderError("This Recommender differs from its run folder: save it, and open the folder that was saved.")
-    parts = [recommender.manifest["files"][name]["sha256"] for name in (DESCRIPTION, WEIGHTS, ITEMS)]
+    parts = [recommender.manifest["files"][name]["sha256"] for name in (SETTINGS, WEIGHTS, ITEMS)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -1,0 +1,89 @@
+"""The choice of positions: what is added to tokens, and what attention adds to the scores of two tokens."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from segue.kinds import Count, Kind
+from segue.layers.attention.multi_head import Relative
+from segue.layers.positions.embeddings import (
+    LearnedPositions,
+    NoPositions,
+    Positions,
+    RelativeBuckets,
+    Rotary,
+    SinusoidalPositions,
+)
+
+
+class _PositionSettings(Kind, frozen=True):
+    """What every kind of positions can do."""
+
+    counted_from: ClassVar[Literal["newest", "oldest"]] = "oldest"
+
+    def build(self, length: int, width: int) -> Positions:
+        """What is added to `length` tokens of `width` features."""
+        raise NotImplementedError
+
+    def relative(self, heads: int, length: int, width: int) -> Relative | None:  # noqa: ARG002
+        """What each attention layer adds to its scores; None: nothing."""
+        return None
+
+
+class NewestPositionSettings(_PositionSettings, frozen=True, tag="newest"):
+    """A learned vector for each position, counted from the newest event."""
+
+    counted_from: ClassVar[Literal["newest", "oldest"]] = "newest"
+
+    def build(self, length: int, width: int) -> Positions:
+        return LearnedPositions(length, width, self.counted_from)
+
+
+class OldestPositionSettings(_PositionSettings, frozen=True, tag="oldest"):
+    """A learned vector for each position, counted from the oldest event: a prefix is encoded as it is inside the whole
+    history, so that new events can use a KV cache."""
+
+    def build(self, length: int, width: int) -> Positions:
+        return LearnedPositions(length, width, self.counted_from)
+
+
+class SinusoidalPositionSettings(_PositionSettings, frozen=True, tag="sinusoidal"):
+    """Sines and cosines of the position, counted from the oldest event."""
+
+    def build(self, length: int, width: int) -> Positions:
+        return SinusoidalPositions(length, width)
+
+
+class RotaryPositionSettings(_PositionSettings, frozen=True, tag="rotary"):
+    """Queries and keys are rotated by their position."""
+
+    def build(self, length: int, width: int) -> Positions:  # noqa: ARG002
+        return NoPositions(length)
+
+    def relative(self, heads: int, length: int, width: int) -> Relative | None:
+        return Rotary(length, width // heads)
+
+
+class BucketPositionSettings(_PositionSettings, frozen=True, tag="buckets"):
+    """A learned number for each head and each bucket of distances, added to scores."""
+
+    count: Count = 32
+    """Buckets. Short distances have one each, longer ones share wider and wider ones."""
+    furthest: Count = 128
+    """The distance from which on all share the last bucket."""
+
+    def build(self, length: int, width: int) -> Positions:  # noqa: ARG002
+        return NoPositions(length)
+
+    def relative(self, heads: int, length: int, width: int) -> Relative | None:  # noqa: ARG002
+        return RelativeBuckets(heads, length, causal=True, buckets=self.count, furthest=self.furthest)
+
+
+LearnedPositionSettings = NewestPositionSettings | OldestPositionSettings
+AnyPositionSettings = (
+    NewestPositionSettings
+    | OldestPositionSettings
+    | SinusoidalPositionSettings
+    | RotaryPositionSettings
+    | BucketPositionSettings
+)

@@ -1,0 +1,44 @@
+"""Continuation: a decoder predicts the items after a cut of the history, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from segue.data.batch import Batch, ragged_rows
+from segue.kinds import Count
+from segue.objective.tasks.examples import Examples, Task, TaskSettings, sample_without_replacement
+
+
+class Continuation(TaskSettings, frozen=True, tag="continuation"):
+    """Histories are cut, and a decoder predicts the items after a cut one by one, given the items before.
+
+    For encoders with a decoder. A cut may come after any event but the last; each is an example of its own. The history
+    is what lies before it. The targets are the `items` events after it, or as many as there are, and all but the last
+    of them are fed to the decoder (teacher forcing). The state at the history's last event predicts the first of them.
+    """
+
+    items: Count = 5
+    """Items to predict after a cut."""
+    cuts: Count = 1
+    """Cuts of a window, each with equal probability and at most once."""
+
+    def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
+        return self
+
+    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
+        begins = np.cumsum(batch.lengths) - batch.lengths
+        places = batch.lengths - 1  # cuts after 1 … n - 1 events
+        chosen = sample_without_replacement(places, np.minimum(self.cuts, places), rng)
+        user = np.repeat(np.arange(len(places)), places)[chosen]
+        histories = chosen - (np.cumsum(places) - places)[user] + 1
+        asked = np.minimum(self.items, batch.lengths[user] - histories)
+        lengths = histories + asked - 1
+        inputs = batch.tokens(ragged_rows(begins[user], lengths), lengths)
+        return Examples(
+            inputs=replace(inputs, histories=histories),
+            targets=batch.items[ragged_rows(begins[user] + histories, asked)],
+            positions=ragged_rows(np.cumsum(lengths) - asked, asked),
+        )

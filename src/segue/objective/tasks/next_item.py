@@ -1,0 +1,27 @@
+"""Next item: every state predicts the event after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from segue.data.batch import Batch
+from segue.objective.tasks.examples import Examples, Task, TaskSettings
+
+
+class NextItem(TaskSettings, frozen=True, tag="next-item"):
+    """Every event but a user's last is an input, and the event after it is its target."""
+
+    def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
+        return self
+
+    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:  # noqa: ARG002 (nothing is sampled)
+        ends = np.cumsum(batch.lengths)
+        inputs, targets = np.ones(len(batch.items), dtype=bool), np.ones(len(batch.items), dtype=bool)
+        inputs[ends - 1] = False
+        targets[ends - batch.lengths] = False
+        return Examples(
+            inputs=batch.tokens(inputs, batch.lengths - 1, query_times=batch.times[ends - 1], users=batch.users),
+            targets=batch.items[targets],
+        )

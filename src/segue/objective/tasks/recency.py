@@ -1,0 +1,105 @@
+"""Recency sampling: the last state predicts some recent events that were taken out of the history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from segue.data.batch import Batch
+from segue.kinds import Count, Kind, ProperShare
+from segue.objective.tasks.examples import Examples, Task, TaskSettings, sample_without_replacement
+
+
+class Exponential(Kind, frozen=True, tag="exponential"):
+    """An event's importance falls by a factor with each event after it."""
+
+    alpha: Annotated[float, Meta(gt=0, le=1)] = 0.8
+    """The factor; with 1 all events are alike."""
+
+    def sampled(self, before: np.ndarray, chance: np.ndarray) -> np.ndarray:
+        """The event, of `before` events [C], that a uniform sample `chance` [C] in [0, 1) selects: the inverse of the
+        cumulative importance, in closed form, so that no small power of alpha is computed."""
+        if self.alpha == 1:
+            return _event(chance * before, before)
+        # By age a = n - 1 - k: 1 - alpha^a <= chance * (1 - alpha^n) < 1 - alpha^(a + 1)
+        rate = math.log(self.alpha)
+        return _event(before - 1 - np.floor(np.log1p(chance * np.expm1(before * rate)) / rate), before)
+
+
+class Linear(Kind, frozen=True, tag="linear"):
+    """The k-th event has importance k."""
+
+    def sampled(self, before: np.ndarray, chance: np.ndarray) -> np.ndarray:
+        """As for `Exponential`: k (k + 1) <= chance * n (n + 1) < (k + 1) (k + 2)."""
+        return _event((np.sqrt(1 + 4 * chance * before * (before + 1.0)) - 1) / 2, before)
+
+
+def _event(position: np.ndarray, before: np.ndarray) -> np.ndarray:
+    return np.asarray(np.floor(position).clip(0, before - 1), dtype=np.int64)
+
+
+class Recency(TaskSettings, frozen=True, tag="recency"):
+    """Some events of each user, rather recent ones, are taken out, and the last state predicts them: recency sampling
+    (Petrov and Macdonald, "Effective and Efficient Training for Sequential Recommendation using Recency Sampling",
+    RecSys 2022).
+
+    For causal encoders. Of n events max(1, n * share) are sampled, with replacement, so that there may be fewer
+    targets. The rest is the input, in its order; it may hold events later than a target.
+
+    With several cuts the history is queried at several of its events. Each cut samples from the events before it. All
+    sampled events leave the input, and each is a target of the last input before its cut, if there is one. A user's
+    oldest event stays if nothing else would. The targets of one state stand together.
+    """
+
+    importance: Exponential | Linear = Exponential()
+    """How the probability of an event rises towards the newest."""
+    share: ProperShare = 0.2
+    """Share of the events before a cut that are sampled."""
+    cuts: Count = 1
+    """Cuts of a user: the end, and others at random, each with equal probability and at most once."""
+
+    def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
+        return self
+
+    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
+        tokens, begins = len(batch.items), np.cumsum(batch.lengths) - batch.lengths
+        user, before = self._cuts(batch.lengths, rng)  # of each cut
+        cut = np.repeat(np.arange(len(user)), np.maximum(1, (before * self.share).astype(np.int64)))  # of each draw
+        places = self.importance.sampled(before[cut], rng.random(len(cut)))
+        drawn = begins[user[cut]] + places
+        kept = _without(drawn, batch.lengths)
+        lengths = np.add.reduceat(kept.astype(np.int64), begins)
+        last = (np.cumsum(kept) - 1)[begins[user] + before - 1]  # the last input before the cut, or another user's
+        own = last >= (np.cumsum(lengths) - lengths)[user]
+        asked = own[cut] & ~kept[drawn]
+        pairs = np.unique(last[cut[asked]] * tokens + drawn[asked])  # each answer once a state
+        return Examples(
+            inputs=batch.tokens(kept, lengths, query_times=batch.times[begins + batch.lengths - 1], users=batch.users),
+            targets=batch.items[pairs % tokens],
+            positions=pairs // tokens,
+            grouped=True,
+        )
+
+    def _cuts(self, lengths: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """The cuts' users, and how many of the user's events stand before each: two or more, for one has to be left."""
+        users = np.arange(len(lengths))
+        if self.cuts == 1:
+            return users, lengths
+        inside = np.maximum(0, lengths - 2)  # cuts after 2 … n - 1 events
+        chosen = sample_without_replacement(inside, np.minimum(self.cuts - 1, inside), rng)
+        user = np.repeat(users, inside)[chosen]
+        before = chosen - (np.cumsum(inside) - inside)[user] + 2
+        return np.concatenate((users, user)), np.concatenate((lengths, before))
+
+
+def _without(drawn: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Which tokens stay [T] bool: those not drawn, and the oldest of a user of whom nothing else would stay."""
+    begins = np.cumsum(lengths) - lengths
+    kept = np.ones(lengths.sum(), dtype=bool)
+    kept[drawn] = False
+    kept[begins] |= ~np.logical_or.reduceat(kept, begins)
+    return kept
