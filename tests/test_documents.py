@@ -15,9 +15,10 @@ import torch
 
 import segue
 from segue.api import Data
-from segue.config import make_settings, read_recipe
+from segue.config.recipes import read_recipe
+from segue.config.settings import make_settings
 from segue.models.build import build_model
-from segue.models.facts import facts_of
+from segue.models.items.coded import CodeSettings
 from segue.models.sequence import SequenceModel
 
 ROOT = Path(__file__).parent.parent
@@ -79,8 +80,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 def built(command: Command, data: Data) -> SequenceModel:
     settings = make_settings(read_recipe(command.recipe), command.overrides).model
-    codes = np.zeros((N_ITEMS + 1, settings.code_parts), dtype=np.uint8) if settings.items == "codes" else None
-    facts = facts_of(settings, data.vocabulary, data.kinds, None, codes)
+    parts = settings.items.parts if isinstance(settings.items, CodeSettings) else 0
+    codes = np.zeros((N_ITEMS + 1, parts), dtype=np.uint8)
+    facts = settings.items.facts(data.vocabulary, tuple(data.kinds), codes=codes)
     return build_model(settings, N_ITEMS, generator=torch.Generator().manual_seed(1), facts=facts)
 
 

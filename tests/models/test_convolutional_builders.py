@@ -79,7 +79,7 @@ def test_caser_has_as_many_filters_as_it_is_told_and_no_vectors_of_users() -> No
     (block,) = model.blocks
     assert isinstance(block, CaserBlock)
     assert [tuple(filters.weight.shape) for filters in block.horizontal] == [(3, 8), (3, 16), (3, 24), (3, 32)]
-    assert tuple(block.vertical.weight.shape) == (2, 4) and block.joined.weight.shape == (8, 3 * 4 + 2 * 8)
+    assert block.vertical.weight.shape == (2, 4) and block.joined.weight.shape == (8, 3 * 4 + 2 * 8)
     names = {name for name, _ in model.named_parameters() if not name.startswith("blocks.")}
     assert names == {"items.into"}
 

@@ -451,7 +451,7 @@ def test_temperature_changes_what_lambdarank_pushes() -> None:
 @pytest.mark.parametrize("name", ["task", "loss", "sampler", "temperature", "equal_users"])
 def test_what_is_unchanged_gives_the_same(name: str) -> None:
     """Otherwise the test above would say nothing: an explicit default is not a change."""
-    default = getattr(ObjectiveSettings(), name)
+    default = getattr(objective_settings(), name)
     default = kind_of(default) if isinstance(default, Kind) else default
     assert same(asked(settings_of()), asked(settings_of(**{name: default})))
 

@@ -6,14 +6,8 @@ from typing import ClassVar, Literal
 
 from segue.kinds import Count, Kind
 from segue.layers.attention.multi_head import Relative
-from segue.layers.positions.embeddings import (
-    LearnedPositions,
-    NoPositions,
-    Positions,
-    RelativeBuckets,
-    Rotary,
-    SinusoidalPositions,
-)
+from segue.layers.positions.embeddings import LearnedPositions, NoPositions, Positions, SinusoidalPositions
+from segue.layers.positions.relative import RelativeBuckets, Rotary
 
 
 class _PositionSettings(Kind, frozen=True):

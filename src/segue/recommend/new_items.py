@@ -156,8 +156,8 @@ def _without_content(recommender: Recommender, rows: pl.DataFrame) -> pl.Series:
     if isinstance(settings, CategorySettings):
         assert facts.categories is not None
         unknown = facts.categories[1:] == UNKNOWN
-        names = rows[settings.category].cast(pl.String).fill_null("")
-        why = pl.format("its {} is '{}', which no item of the run has", pl.lit(settings.category), names)
+        names = rows[settings.column].cast(pl.String).fill_null("")
+        why = pl.format("its {} is '{}', which no item of the run has", pl.lit(settings.column), names)
     else:
         assert isinstance(settings, VectorSettings) and facts.content is not None
         unknown = ~facts.content[1:].any(axis=1)
