@@ -55,7 +55,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Grouped
 
 QUICK = """
 [model]
-builder = "sasrec"
+kind = "sasrec"
 width = 16
 depth = 1
 length = 20

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from segue import testing
 from segue.layers.incremental import TokenStep
 from segue.layers.packed import PackedBatch, pack, pad
-from segue.layers.positions.embeddings import LearnedPositions
 from segue.models.build import Builder
 from segue.models.encoders import ModelSettings
 from segue.models.encoders.sasrec import SASRecSettings
@@ -53,7 +52,7 @@ def builder_of(block: type[Sums], start: Callable[..., None] = xavier_init, **op
     def build(settings: ModelSettings, parts: Parts, generator: torch.Generator) -> SequenceModel:
         model = SequenceModel(
             parts,
-            LearnedPositions(settings.length, settings.width, "newest"),
+            settings.positions.build(settings.length, settings.width),  # type: ignore[union-attr]
             [block(settings.width, settings.dropout) for _ in range(settings.depth)],
             norm=nn.LayerNorm(settings.width),
             scale=1.0,

@@ -255,7 +255,7 @@ def test_codes_are_learned_once_for_all_trials_and_resumed(
     cycle_data: Path, quick_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codes, "LEAST_STEPS", 10)
-    coded = '[model]\nitems = "codes"\ncodes = "learned"\ncode_parts = 4\ncode_values = 8'
+    coded = '[model]\nitems = {kind = "codes", assignment = "learned", parts = 4, values = 8}'
     recipe, out = tmp_path / "coded.toml", tmp_path / "search"
     recipe.write_text(quick_recipe.read_text().replace("[model]", coded))
 

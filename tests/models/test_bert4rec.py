@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,7 +18,6 @@ from segue.index.search import Ragged
 from segue.layers.blocks.transformer import PostNormBlock
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import build_model
-from segue.models.encoders import ModelSettings
 from segue.models.encoders.bert4rec import MaskedHead
 from segue.models.sequence import SequenceModel
 from segue.objective.losses.softmax import full_softmax
@@ -41,8 +39,7 @@ def packed(*users: list[int]) -> PackedBatch:
 
 def first_model(**changed: Any) -> SequenceModel:
     numbers = {"kind": "bert4rec", "width": 4, "length": 7, "heads": 2, "dropout": 0.0, **changed}
-    settings = msgspec.convert(numbers, ModelSettings)
-    return build_model(settings, N_ITEMS, generator=torch.Generator().manual_seed(0))
+    return build_model(model_settings(**numbers), N_ITEMS, generator=torch.Generator().manual_seed(0))
 
 
 def model_of(**changed: Any) -> SequenceModel:
@@ -184,5 +181,5 @@ def test_cosine_leaves_the_bias_out() -> None:
 
 def test_a_length_without_room_for_the_question_is_refused() -> None:
     assert first_model(length=2).length == 1
-    with pytest.raises(SettingsError, match=r"model\.length must be at least 2 for bert4rec"):
+    with pytest.raises(SettingsError, match=r"model\.length: expected int >= 2, got 1"):
         model_settings(kind="bert4rec", length=1)

@@ -100,7 +100,7 @@ def test_one_part_with_a_value_for_each_item_is_a_table_of_ids() -> None:
     order = np.random.default_rng(1).permutation(N_ITEMS)
     codes = np.r_[0, order].astype(np.uint8)[:, None]
     coded = model_of(codes=codes, items__parts=1, items__values=256)
-    settings = settings_of(items="ids", items__parts=8, items__values=256)
+    settings = model_settings(kind="sasrec", width=8, depth=1, length=64, dropout=0.0)
     plain = build_model(settings, N_ITEMS, generator=torch.Generator().manual_seed(0)).eval()
     with torch.no_grad():
         plain.items.into[1:] = coded.items.into[1:][order]
@@ -113,7 +113,7 @@ def test_one_part_with_a_value_for_each_item_is_a_table_of_ids() -> None:
 
 LOSSES: tuple[dict[str, Any], ...] = (
     {"loss": "softmax"},
-    {"loss": "sce", "sampler__negatives": 9},
+    {"loss": "sce", "loss__bucket_items": 9},
     {"loss": "sampled-softmax", "sampler": "uniform", "sampler__negatives": 12},
     {"loss": "bce", "sampler": "uniform", "sampler__negatives": 3, "sampler__shared": False},
 )

@@ -78,7 +78,8 @@ def test_caser_has_as_many_filters_as_it_is_told_and_no_vectors_of_users() -> No
     model = model_of(kind="caser", image_events=4, horizontal=3, vertical=2)
     (block,) = model.blocks
     assert isinstance(block, CaserBlock)
-    assert [tuple(filters.weight.shape) for filters in block.horizontal] == [(3, 8), (3, 16), (3, 24), (3, 32)]
+    shapes = [tuple(filters.weight.shape) for filters in block.horizontal]  # type: ignore[arg-type]
+    assert shapes == [(3, 8), (3, 16), (3, 24), (3, 32)]
     assert block.vertical.weight.shape == (2, 4) and block.joined.weight.shape == (8, 3 * 4 + 2 * 8)
     names = {name for name, _ in model.named_parameters() if not name.startswith("blocks.")}
     assert names == {"items.into"}

@@ -37,7 +37,8 @@ ABSOLUTE, RELATIVE = 2 * 11 + 1, 2 * 32 + 1  # features of a signal
 def settings_of(**changed: Any) -> Any:
     numbers = {"kind": "pinnerformer", "inputs": "events", "width": 6, "length": 9, "dropout": 0.0}
     numbers |= {} if changed.get("kind") == "gru4rec" else {"heads": 2}
-    return model_settings(**{**numbers, "inputs__kind_width": 4, **changed})
+    events = {"inputs__kind_width": 4} if changed.get("inputs", "events") == "events" else {}
+    return model_settings(**{**numbers, **events, **changed})
 
 
 def model_of(kinds: tuple[str, ...] = KINDS, **changed: Any) -> SequenceModel:
@@ -159,8 +160,8 @@ def test_the_newest_time_is_the_only_thing_of_later_events_that_earlier_ones_kno
 
 
 def test_such_a_model_is_not_continued_event_by_event() -> None:
-    assert not model_of(positions="oldest").continuable and model_of(positions="oldest").window_step == 1
-    assert model_of(positions="oldest", inputs="items", inputs__kind_width=16).continuable
+    assert not model_of(positions="oldest").incremental and model_of(positions="oldest").window_step == 1
+    assert model_of(positions="oldest", inputs="items").incremental
 
 
 def test_the_newest_states_are_the_questions_however_a_batch_is_laid_out() -> None:
@@ -183,7 +184,7 @@ def test_kinds_are_saved_with_the_model(tmp_path: Path) -> None:
     model = model_of(output="mlp", similarity="cosine", similarity__temperature="learned").float()
     save_model(model, settings_of(output="mlp", similarity="cosine", similarity__temperature="learned"), tmp_path)
     again, batch = load_model(tmp_path), events()
-    assert again.kinds == again.told_kinds == KINDS and model_of(inputs="items", inputs__kind_width=16).told_kinds == ()
+    assert again.kinds == again.input_kinds == KINDS and model_of(inputs="items").input_kinds == ()
     model.requires_grad_(requires_grad=False)
     assert torch.equal(again.query(batch), model.query(batch))
 
@@ -200,7 +201,7 @@ def test_the_head_is_two_layers_over_all_of_a_state() -> None:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"inputs": "items"}, "There is no key 'kind_width' in model.inputs = 'items'. It has no keys."),
+        ({"inputs": "items", "inputs__kind_width": 4}, "There is no key 'kind_width' in model.inputs = 'items'"),
         ({"output__item_width": 4}, "There is no key 'item_width' in model.output = 'none'"),
         ({"output": "mlp", "output__item_width": -1}, "model.output.item_width: expected int >= 0, got -1"),
         ({"inputs__kind_width": 0}, "model.inputs.kind_width: expected int >= 1, got 0"),

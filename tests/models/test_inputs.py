@@ -32,11 +32,11 @@ def settings_of(**changed: Any) -> Any:
     numbers = {
         "kind": "sasrec",
         "width": 6,
-        "inputs__value_edges": EDGES,
         "length": 9,
         "dropout": 0.0,
-        "feed_forward": 1,
     }
+    numbers |= {"inputs__value_edges": EDGES} if changed.get("inputs") in ("rated", "combined") else {}
+    numbers |= {} if changed.get("kind") == "hstu" else {"feed_forward": 1}
     return model_settings(**{**numbers, "positions": "oldest", **changed})
 
 
@@ -106,7 +106,7 @@ def test_combined_tokens_are_the_item_and_then_its_value() -> None:
 @pytest.mark.parametrize("builder", ["sasrec", "hstu"])
 @pytest.mark.parametrize("inputs", ["rated", "combined"])
 def test_a_value_is_known_from_its_event_on_and_not_before(builder: str, inputs: str) -> None:
-    shape: dict[str, Any] = {"target_time": False, "feed_forward": 4} if builder == "hstu" else {}
+    shape: dict[str, Any] = {"target_time": False} if builder == "hstu" else {}
     model = model_of(kind=builder, inputs=inputs, **shape)
     before = model.encode(batch_of(VALUES, ITEMS))
     after = model.encode(batch_of([[1.0, 1.0, 3.0], VALUES[1]], ITEMS))
@@ -158,7 +158,7 @@ def test_a_question_is_made_of_length_one_or_centred() -> None:
         ),
         ({"inputs": "items", "inputs__value_width": 3}, "There is no key 'value_width' in model.inputs = 'items'"),
         ({"inputs": "rated", "target_time": False}, "There is no key 'target_time' in model = 'sasrec'"),
-        ({"kind": "hstu", "inputs": "rated"}, "There is no key 'feed_forward' in model = 'hstu'"),
+        ({"kind": "hstu", "inputs": "rated", "feed_forward": 1}, "There is no key 'feed_forward' in model = 'hstu'"),
         ({"inputs": "rated", "similarity": "cosine", "output": "l2"}, "model.output = 'l2' has no effect"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,7 +19,6 @@ from segue.layers.blocks.narm import NarmBlock
 from segue.layers.blocks.recurrent import GRUBlock
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.encoders import ModelSettings
 from segue.models.sampled_attention import SamplingModel
 from segue.models.sequence import SequenceModel
 from segue.testing import Case, laws
@@ -165,37 +163,37 @@ def with_values(values: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "sentence"),
     [
-        ({"kind": "gru4rec", "heads": 2}, ("model.heads", "gru4rec has no heads")),
-        ({"kind": "gru4rec", "feed_forward": 2}, ("model.feed_forward", "gru4rec")),
-        ({"kind": "narm", "positions": "oldest"}, ("model.positions", "knows the order without")),
-        ({"kind": "gru4rec", "scores": "dot"}, ("model.scores", "gru4rec has none to choose")),
-        ({"kind": "gru4rec", "choice": "gumbel"}, ("model.choice", "narm")),
-        ({"kind": "narm", "choice__temperature": 0.5}, ("model.choice.temperature", "'soft'")),
-        ({"kind": "narm", "choice": "gumbel", "choice__temperature": 0.0}, ("model.choice.temperature", "above 0")),
+        ({"kind": "gru4rec", "heads": 2}, "There is no key 'heads' in model = 'gru4rec'"),
+        ({"kind": "gru4rec", "feed_forward": 2}, "There is no key 'feed_forward' in model = 'gru4rec'"),
+        ({"kind": "narm", "positions": "oldest"}, "There is no key 'positions' in model = 'narm'"),
+        ({"kind": "gru4rec", "scores": "dot"}, "There is no key 'scores' in model = 'gru4rec'"),
+        ({"kind": "gru4rec", "choice": "gumbel"}, "There is no key 'choice' in model = 'gru4rec'"),
+        ({"kind": "narm", "choice__temperature": 0.5}, "There is no key 'temperature' in model.choice = 'soft'"),
+        (
+            {"kind": "narm", "choice": "gumbel", "choice__temperature": 0.0},
+            "model.choice.temperature: expected float > 0",
+        ),
         (
             {"kind": "narm", "choice": "gumbel", "choice__entropy_bonus": 0.1},
-            ("model.choice.entropy_bonus", "'reinforce'"),
+            "There is no key 'entropy_bonus' in model.choice = 'gumbel'",
         ),
         (
             {"kind": "narm", "choice": "reinforce", "choice__entropy_bonus": -1.0},
-            ("model.choice.entropy_bonus", "at least 0"),
+            "model.choice.entropy_bonus: expected float >= 0",
         ),
-        ({"kind": "caser", "state_width": 5}, ("model.state_width", "gru4rec and narm")),
-        ({"kind": "narm", "state_width": -1}, ("model.state_width", "at least 0")),
-        ({"kind": "gru4rec", "kernel": 5}, ("model.kernel", "nextitnet")),
-        ({"kind": "gru4rec", "dilations": [1]}, ("model.dilations", "nextitnet")),
-        ({"kind": "nextitnet", "dilations": []}, ("model.dilations", "at least 1")),
-        ({"kind": "nextitnet", "dilations": [1, 0]}, ("model.dilations", "[1, 0]")),
-        ({"kind": "nextitnet", "kernel": 0}, ("model.kernel", "at least 1")),
-        ({"kind": "nextitnet", "image_events": 3}, ("model.image_events", "caser")),
-        ({"kind": "nextitnet", "horizontal": 3}, ("model.horizontal", "caser")),
-        ({"kind": "nextitnet", "vertical": 3}, ("model.vertical", "caser")),
+        ({"kind": "caser", "state_width": 5}, "There is no key 'state_width' in model = 'caser'"),
+        ({"kind": "narm", "state_width": -1}, "model.state_width: expected int >= 0, got -1"),
+        ({"kind": "gru4rec", "kernel": 5}, "There is no key 'kernel' in model = 'gru4rec'"),
+        ({"kind": "nextitnet", "dilations": []}, "model.dilations: expected array of length >= 1, got []"),
+        ({"kind": "nextitnet", "dilations": [1, 0]}, "model.dilations[1]: expected int >= 1"),
+        ({"kind": "nextitnet", "kernel": 0}, "model.kernel: expected int >= 1, got 0"),
+        ({"kind": "nextitnet", "image_events": 3}, "There is no key 'image_events' in model = 'nextitnet'"),
     ],
     ids=str,
 )
-def test_settings_without_effect_or_sense_are_refused_by_name(changed: dict[str, Any], words: tuple[str, ...]) -> None:
-    with pytest.raises((SettingsError, msgspec.ValidationError)) as caught:
-        msgspec.convert(changed, ModelSettings)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+def test_settings_without_effect_or_sense_are_refused_by_name(changed: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        model_settings(**changed)
+    assert str(caught.value).startswith(sentence)

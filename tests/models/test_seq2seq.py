@@ -25,7 +25,10 @@ from segue.models.encoders.seq2seq import EncoderDecoder
 from segue.recommend.plan import Planner
 
 WIDTH, N_ITEMS = 6, 9
-BODIES: dict[str, dict[str, Any]] = {"transformer": {"heads": 2, "feed_forward": 2}, "gru": {"body": "gru"}}
+BODIES: dict[str, dict[str, Any]] = {
+    "transformer": {"body__heads": 2, "body__feed_forward": 2},
+    "gru": {"body": "gru"},
+}
 both_bodies = pytest.mark.parametrize("body", BODIES)
 
 

@@ -65,14 +65,14 @@ def hit_at_1(log: Log, folder: Path, model: dict[str, Any], epochs: int) -> floa
     return float((evaluator.ranks(ModelScorer(trained), log.split.cases("test", "last")) == 1).mean())
 
 
-SASREC = {"builder": "sasrec", "feed_forward": 1}
-HSTU = {"builder": "hstu", "feed_forward": 4, "target_time": False}
+SASREC = {"kind": "sasrec", "feed_forward": 1}
+HSTU = {"kind": "hstu", "feed_forward": 4, "target_time": False}
 
 
 @pytest.mark.parametrize(
     "model",
     [
-        {**SASREC, "inputs": "rated", "value_edges": (1.5, 2.5)},
+        {**SASREC, "inputs": "rated", "inputs__value_edges": (1.5, 2.5)},
         {**HSTU, "inputs": "combined", "similarity": "cosine"},
     ],
     ids=["sasrec, rated", "hstu, combined"],

@@ -167,7 +167,7 @@ def test_a_damaged_state_is_refused_with_a_sentence(damage: str, tmp_path: Path)
         read_training_record(path)
 
 
-@pytest.mark.parametrize("shape", [{"width": 16}, {"depth": 2}, {"builder": "sasrec"}, {"length": 9}], ids=str)
+@pytest.mark.parametrize("shape", [{"width": 16}, {"depth": 2}, {"kind": "sasrec"}, {"length": 9}], ids=str)
 def test_the_state_of_another_model_is_refused_with_a_sentence(shape: dict[str, Any], tmp_path: Path) -> None:
     line_up(recipe_of(epochs=1), tmp_path)
     with pytest.raises(FolderError, match="cannot resume"):
@@ -175,6 +175,6 @@ def test_the_state_of_another_model_is_refused_with_a_sentence(shape: dict[str, 
 
 
 def test_the_state_of_a_deeper_model_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    line_up(recipe_of(epochs=1, model={"builder": "sasrec", "depth": 2}), tmp_path)
+    line_up(recipe_of(epochs=1, model={"kind": "sasrec", "depth": 2}), tmp_path)
     with pytest.raises(FolderError, match="cannot resume"):
-        LOG.chosen(recipe_of(epochs=2, model={"builder": "sasrec", "depth": 1}), tmp_path)
+        LOG.chosen(recipe_of(epochs=2, model={"kind": "sasrec", "depth": 1}), tmp_path)

@@ -27,7 +27,7 @@ def test_five_stops_of_every_route_are_planned_from_beginnings_never_met(body: s
     """More than two hundred of them. The last epoch counts: validation has nothing left to say long before it."""
     log = Log.of(sequences_of(*drives()), N_ITEMS)
     recipe = recipe_of(
-        model={"builder": "seq2seq", "length": 12, **BODIES[body]},
+        model={"kind": "seq2seq", "length": 12, **BODIES[body]},
         objective={"task": "continuation", "task__cuts": 4},
         epochs=EPOCHS[body],
         tokens=250,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from segue.models.items.content import ContentTable
 from segue.models.sequence import Parts, SequenceModel
 from segue.models.similarity.dot import DotSettings
 
-Builder = Callable[[ModelSettings, Parts, torch.Generator], SequenceModel]
+Builder = Callable[[Any, Parts, torch.Generator], SequenceModel]
 """An encoder from outside: the section `model` and the parts to build around → a model, with weights drawn from the
 generator."""
 

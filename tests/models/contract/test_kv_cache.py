@@ -21,16 +21,16 @@ from segue.models.sequence import SequenceModel
 
 SMALL_MIXTURE: dict[str, Any] = {
     "similarity": "mol",
-    "mol_query_parts": 2,
-    "mol_item_parts": 2,
-    "mol_part_width": 4,
-    "mol_query_hidden": 8,
-    "mol_gate_hidden": 8,
-    "mol_temperature": 1.0,  # a low one would make all differences larger
+    "similarity__query_parts": 2,
+    "similarity__item_parts": 2,
+    "similarity__part_width": 4,
+    "similarity__query_hidden": 8,
+    "similarity__gate_hidden": 8,
+    "similarity__temperature": 1.0,  # a low one would make all differences larger
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sasrec": ("sasrec", {}),
-    "sasrec, one head, untied": ("sasrec", {"heads": 1, "tied": False}),
+    "sasrec, one head, untied": ("sasrec", {"heads": 1, "items__tied": False}),
     "sasrec, mixture of logits": ("sasrec", SMALL_MIXTURE),
     "transformer": ("transformer", {}),
     "transformer, post, bilinear, sinusoidal": (

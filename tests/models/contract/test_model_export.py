@@ -65,7 +65,7 @@ def test_the_graph_of_every_builder(builder: str, tmp_path: Path) -> None:
     [
         ("sasrec", {"positions": "oldest"}),  # windows that move by steps
         ("sasrec", {"inputs": "rated", "similarity": "cosine"}),
-        ("esasrec", {"tied": False, "output": "layer-norm", "heads": 1}),
+        ("esasrec", {"items__tied": False, "output": "layer-norm", "heads": 1}),
         ("hstu", {"target_time": True, "inputs": "combined"}),
     ],
     ids=["steps", "rated", "untied", "told"],
@@ -77,11 +77,11 @@ def test_the_graph_of_other_settings(builder: str, changed: dict[str, Any], tmp_
 def test_the_graph_of_a_mixture_of_logits(tmp_path: Path) -> None:
     """As training begins, and not divided by a low temperature: else torch's own rounding is above 1e-5."""
     sizes = {
-        "mol_query_parts": 3,
-        "mol_item_parts": 2,
-        "mol_part_width": 4,
-        "mol_query_hidden": 8,
-        "mol_gate_hidden": 8,
+        "similarity__query_parts": 3,
+        "similarity__item_parts": 2,
+        "similarity__part_width": 4,
+        "similarity__query_hidden": 8,
+        "similarity__gate_hidden": 8,
     }
-    model = new_model("esasrec", length=LENGTH, similarity="mol", mol_temperature=1.0, **sizes)
+    model = new_model("esasrec", length=LENGTH, similarity="mol", similarity__temperature=1.0, **sizes)
     assert_the_graph_is_the_model(model, tmp_path)
