@@ -42,7 +42,7 @@ def test_the_first_of_several_rows_counts(tmp_path: Path, log: Path) -> None:
     data = prepare(log, items=write_csv(tmp_path / "items.csv", rows, header=("id", "name")), min_user=1, min_item=1)
     assert data.vocabulary.table["title"].to_list() == [None, "first", "Z"]
     assert data.manifest["counts"]["catalogue"]["duplicates"] == 1
-    assert "1 further rows with an id met before were left out" in summary_lines(data.manifest)[-1]
+    assert "1 rows with an id of an earlier row were left out" in summary_lines(data.manifest)[-1]
 
 
 def test_types_of_a_table_stay(log: Path) -> None:
@@ -93,7 +93,7 @@ def test_numbers_are_matched_by_their_digits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "row", "sentence"),
     [
-        (("what", "title"), ("x", "X"), "no column looks like the item's id; call it `item`.*'what', 'title'"),
+        (("what", "title"), ("x", "X"), "no column looks like the item's id; name it `item`.*'what', 'title'"),
         (("sku", "asin"), ("x", "X"), "more than one column could be the item's id"),
         (("item", "title"), ("other", "X"), r"none of its ids is an item of the log \(such as '007'\)"),
     ],

@@ -16,7 +16,7 @@ TEXTS = st.lists(st.text(max_size=6), unique=True, min_size=1, max_size=40)
 
 
 def both_ways(table: pl.DataFrame, patch: pytest.MonkeyPatch) -> tuple[Vocabulary, Vocabulary]:
-    patch.setattr(vocabulary, "LEAST_HASHED", len(table))
+    patch.setattr(vocabulary, "MIN_HASHED", len(table))
     many = Vocabulary(table)
     assert many._many
     return many, Vocabulary(table)
@@ -30,7 +30,7 @@ def test_numbers_ids_and_titles_are_the_same(known: list[str], asked: list[str],
         questions = [*asked, *known[::2]]
         numbers, ids = many.numbers(questions, unknown="zero"), np.random.default_rng(seed).permutation(len(known)) + 1
         named, titles = many.ids(ids), many.titles(ids)
-        patch.setattr(vocabulary, "LEAST_HASHED", 10**9)
+        patch.setattr(vocabulary, "MIN_HASHED", 10**9)
         assert numbers.dtype == np.int64 and numbers.tolist() == few.numbers(questions, unknown="zero").tolist()
         assert named == few.ids(ids) and titles == few.titles(ids)
 

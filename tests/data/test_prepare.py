@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import random
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from segue.data.dataset import Data
 from segue.data.prepare import prepare
 from segue.data.read import delimited
+from segue.data.settings import PrepareSettings
 from segue.data.write import events
 from segue.data.write.summary import summary_lines
 
@@ -44,6 +47,18 @@ def by_hand(rows: list[Event]) -> dict[str, list[str]]:
     return dict(sorted(expected.items(), key=lambda pair: pair[0].encode()))
 
 
+def test_the_options_of_prepare_are_its_settings(tmp_path: Path) -> None:
+    parameters = list(inspect.signature(prepare).parameters.values())
+    keywords = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    fields = {field.name: field.default for field in msgspec.structs.fields(PrepareSettings)}
+    assert {name: keywords.pop(name) for name in fields} == fields
+    assert list(keywords) == ["out", "items", "overwrite", "progress"]
+    log = write_csv(tmp_path / "log.csv", [("ann", "tea", 1), ("ann", "rye", 2)])
+    settings = PrepareSettings(user="user", max_rejected=0.03, **EVERYONE)
+    stored = prepare(log, user="user", max_rejected="3%", **EVERYONE).manifest["settings"]
+    assert msgspec.convert(stored, PrepareSettings) == settings
+
+
 def test_a_log_becomes_histories_in_order_of_time(tmp_path: Path) -> None:
     rows = [("bob", "rye", 30), ("ann", "tea", 20), ("bob", "tea", 10), ("ann", "rye", 5), ("bob", "jam", 20)]
     data = prepare(write_csv(tmp_path / "log.csv", rows), out=tmp_path / "data", **EVERYONE)
@@ -52,7 +67,7 @@ def test_a_log_becomes_histories_in_order_of_time(tmp_path: Path) -> None:
     assert data.vocabulary.table.to_dict(as_series=False) == {"id": ["jam", "rye", "tea"], "count": [1, 2, 2]}
     assert data.manifest["counts"] == {
         "rows": 5,
-        "kept": 5,
+        "good": 5,
         "rejected": {},
         "duplicates": 0,
         "users": 2,
@@ -171,7 +186,7 @@ def test_ties_keep_their_order_however_the_work_is_cut(tmp_path: Path, monkeypat
     monkeypatch.setattr(delimited, "READ_BYTES", 500)
     monkeypatch.setattr(delimited, "BLOCK_ROWS", 60)
     monkeypatch.setattr(events, "CHUNK_EVENTS", 130)
-    monkeypatch.setattr(events, "STRETCH_EVENTS", 70)
+    monkeypatch.setattr(events, "GROUP_EVENTS", 70)
     assert digests(prepare(log, **EVERYONE)) == digests(whole)
 
 
@@ -222,7 +237,7 @@ def test_an_order_without_times_is_the_order(tmp_path: Path) -> None:
     data = prepare(log, order="position", **EVERYONE)
     assert histories(data) == {"u": ["a", "b", "c"]}
     assert seconds(data) == [1, 4, 30]
-    assert data.manifest["settings"]["columns"]["order"] == "position"
+    assert data.manifest["log"]["columns"]["order"] == "position"
     assert not data.manifest["has_time"]
 
 
@@ -240,7 +255,7 @@ def test_small_numbers_are_an_order(tmp_path: Path) -> None:
     assert histories(data) == {"u": ["b", "c", "a"]}
     assert seconds(data) == [0, 1, 2]
     assert data.manifest["has_time"] is False
-    assert data.manifest["settings"]["time"]["form"] == "order"
+    assert data.manifest["log"]["time"]["form"] == "order"
 
 
 def test_shares_of_ties_and_repeats(tmp_path: Path) -> None:
@@ -321,7 +336,7 @@ def test_one_row_a_user(tmp_path: Path) -> None:
     assert histories(data) == {"7": ["10", "20", "30"], "9": ["10"]}
     assert data.sequences.values is not None and data.sequences.values.tolist() == [4, 5, 3, 5]
     assert seconds(data) == [978300100, 978300200, 978300300, 978300000]
-    assert data.manifest["settings"]["layout"] == "one row a user"
+    assert data.manifest["log"]["layout"] == "one row a user"
     assert "one row a user" in summary_lines(data.manifest)[0]
 
 
@@ -419,7 +434,7 @@ def test_rejected_rows_are_kept_with_their_reason(tmp_path: Path) -> None:
     assert table["file"].unique().to_list() == [str(log)]
     lines = "\n".join(summary_lines(data.manifest))
     assert "25 read, 20 good, 5 rejected" in lines
-    assert "rejected.parquet, which may hold personal data" in lines
+    assert "rejected.parquet holds the rejected rows; it may contain personal data" in lines
 
 
 def test_what_was_assumed_is_told(tmp_path: Path) -> None:
@@ -446,7 +461,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("a", "x", 1), ("a", "y", 2)])
     prepare(log, progress=lambda *facts: told.append(facts), **EVERYONE)
     finished = [stage for stage, done, total in told if done == total]
-    assert list(dict.fromkeys(finished)) == ["looking at the times", "reading", "sorting and writing"]
+    assert list(dict.fromkeys(finished)) == ["reading the times", "reading", "sorting and writing"]
 
 
 def test_several_files_may_differ_in_format_and_in_the_order_of_columns(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_exactly_the_allowed_share_passes(tmp_path: Path) -> None:
         row[0] = ""
     assert prepare(write_csv(tmp_path / "log.csv", rows)).manifest["counts"]["rejected"] == {"no user": 10}
     assert "10 × no user" in refused(tmp_path, tmp_path / "log.csv", max_rejected="0.9%")
-    assert prepare(tmp_path / "log.csv", max_rejected="1%").manifest["counts"]["kept"] == 990
+    assert prepare(tmp_path / "log.csv", max_rejected="1%").manifest["counts"]["good"] == 990
 
 
 def test_seconds_and_milliseconds_in_one_column(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_times_in_a_way_of_their_own_ask_for_the_format(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", rows)
     assert "--time-format" in refused(tmp_path, log)
     assert "1000 × unreadable time" in refused(tmp_path, log, time_format="%d/%m/%Y %H:%M")
-    assert prepare(log, time_format="%m/%d/%Y %H:%M").manifest["counts"]["kept"] == 1000
+    assert prepare(log, time_format="%m/%d/%Y %H:%M").manifest["counts"]["good"] == 1000
 
 
 def test_a_log_that_is_not_utf8(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_log_with_one_row_that_is_not_utf8(tmp_path: Path) -> None:
 
 def test_every_user_below_the_minimum(tmp_path: Path) -> None:
     said = refused(tmp_path, write_csv(tmp_path / "log.csv", many(40)))
-    assert said.startswith("Nobody is left: of 20 users and 10 items with 40 events, 0 users have the 5 events")
+    assert said.startswith("No user is left: of 20 users and 10 items with 40 events, 0 users have the 5 events")
     assert "the most active has 2" in said and "--min-user" in said and "--min-item" in said
 
 
@@ -169,7 +169,7 @@ def test_a_disk_that_is_full_when_tables_are_written(tmp_path: Path, monkeypatch
         ({"max_rejected": "some"}, "--max-rejected is 'some'"),
         ({"max_rejected": 2}, "--max-rejected is 2"),
         ({"split": "random"}, "--split is 'random'"),
-        ({"split": "time:"}, "--split time: needs a moment"),
+        ({"split": "time:"}, "--split time: needs a date or number"),
         ({"split": "time:soon"}, "expected a date such as time:2024-05-01"),
         ({"time_zone": "Mars/Base"}, "--time-zone 'Mars/Base' is not known"),
         ({"time_format": "%H"}, "--time-format '%H' gives no date"),
@@ -183,7 +183,7 @@ def test_settings_that_cannot_be(tmp_path: Path, options: dict[str, Any], senten
 
 def test_a_format_for_dates_that_are_dates_already() -> None:
     table = pl.DataFrame({"user": ["a"], "item": ["x"], "time": pl.Series(["2024-01-01"]).str.to_date()})
-    with pytest.raises(SettingsError, match="are dates already"):
+    with pytest.raises(SettingsError, match="this log holds dates: leave it out"):
         prepare(table, time_format="%Y-%m-%d")
 
 
@@ -219,7 +219,9 @@ def test_a_split_by_time_needs_times(tmp_path: Path) -> None:
     assert "--split time:… needs times" in refused(tmp_path, log, split="time:2024-01-01")
 
 
-@pytest.mark.parametrize(("when", "sentence"), [("2030-01-01", "nothing to test on"), ("2010-01-01", "choose a later")])
+@pytest.mark.parametrize(
+    ("when", "sentence"), [("2030-01-01", "so there is no test"), ("2010-01-01", "choose a later")]
+)
 def test_a_split_that_leaves_a_part_empty(tmp_path: Path, when: str, sentence: str) -> None:
     assert sentence in refused(tmp_path, write_csv(tmp_path / "log.csv", many()), split=f"time:{when}")
 
@@ -235,5 +237,5 @@ def test_a_data_folder_of_another_format_or_damaged(tmp_path: Path) -> None:
         Data.open(data.folder)
     (data.folder / "items.npy").write_bytes(items)
     folders.write_json(data.folder / folders.MANIFEST, {**data.manifest, "format": 99})
-    with pytest.raises(FolderError, match="has data format 99, this segue reads format 1"):
+    with pytest.raises(FolderError, match="has data format 99, this segue reads format 2"):
         Data.open(data.folder)

@@ -34,7 +34,7 @@ def test_a_row_is_judged_by_the_first_rule_it_breaks() -> None:
     ]
     assert judged["microseconds"].to_list()[0] == 1_704_067_200_000_000
     assert judged["amount"].to_list()[:2] == [1.5, 2.0]
-    assert judged["place"].to_list() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert judged["order_number"].to_list() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_numbers_of_tables_need_no_reading() -> None:

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from segue.data.read.columns import Columns
-from segue.data.read.gather import known_log
+from segue.data.read.gather import log_of_inputs
 from segue.data.read.log import LogBlock, open_inputs, read_blocks, time_type
 from segue.data.settings import PrepareSettings
-from segue.data.spark.reader import SparkSource, _plain, _TextFiles, _worked, open_source
+from segue.data.spark.executor import TextFiles, plain_path, run_task
+from segue.data.spark.reader import SparkSource, open_source
 from segue.data.spark.session import explained, open_session
 from segue.errors import InputError
 
@@ -45,13 +46,13 @@ def users_there(source: Any, settings: PrepareSettings) -> list[tuple[str, int, 
     """File, row and user of every row, as the executors judged them."""
     with open_session() as spark:
         log = open_source(spark, source, named=set())
-        columns = known_log(log.inputs, settings).columns
+        columns = log_of_inputs(log.inputs, settings).columns
         judged = log.judged(columns, None).select("file", "row", "user").collect()
     return sorted((log.files[file].label, row, user) for file, row, user in judged)
 
 
 def users_here(source: Any, settings: PrepareSettings) -> list[tuple[str, int, str]]:
-    log = known_log(open_inputs(source, named=set()), settings)
+    log = log_of_inputs(open_inputs(source, named=set()), settings)
     blocks = read_blocks(log.inputs, log.columns, roles=["user"])
     return sorted((block.input.label, *row) for block in blocks for row in block.frame.select("row", "user").rows())
 
@@ -88,9 +89,9 @@ def test_nothing_is_left_out_without_a_word(tmp_path: Path) -> None:
     seen, hidden = csv(tmp_path / "log" / "a.csv"), csv(tmp_path / "_b.csv")
     (tmp_path / "empty").mkdir()
     for nothing in (hidden, tmp_path / "empty"):
-        assert refused(seen, nothing).startswith(f"Spark finds no file of a log in {nothing}; it passes over names")
+        assert refused(seen, nothing).startswith(f"Spark finds no file of a log in {nothing}; it ignores names")
     below = csv(tmp_path / "log" / "2024" / "b.csv")
-    assert refused(tmp_path / "log").startswith(f"{below} is in a folder inside of one that was given")
+    assert refused(tmp_path / "log").startswith(f"{below} is in a folder inside the given one")
     csv(tmp_path / "log" / "_temporary" / "c.csv")
     assert users_there([tmp_path / "log", below.parent], NAMED) == [(str(below), 2, "ann"), (str(seen), 2, "ann")]
 
@@ -107,7 +108,7 @@ def test_each_parquet_file_is_read_by_its_own_columns(tmp_path: Path) -> None:
     sentences = []
     for log in (opened(folder).inputs, open_inputs(sorted(folder.iterdir()), named=set())):
         with pytest.raises(InputError, match=r"p 4\.parquet has no column 'value'") as sentence:
-            known_log(log, NAMED)
+            log_of_inputs(log, NAMED)
         sentences.append(str(sentence.value))
     assert sentences[0] == sentences[1]
 
@@ -123,7 +124,7 @@ def test_times_of_96_bits_are_moments(tmp_path: Path) -> None:
     columns = {"user": ["ann", "bob"], "item": ["tea", "jam"], "time": times}
     path = parquet(tmp_path / "old.parquet", columns, use_deprecated_int96_timestamps=True)
     for log in (open_inputs(path, named=set()), opened(path).inputs):
-        assert time_type(log, known_log(log, NAMED).columns) == "moments"
+        assert time_type(log, log_of_inputs(log, NAMED).columns) == "times with a zone"
         frame = next(log[0].blocks({"time": 2})).frame
         assert frame["time"].dt.epoch("us").to_list() == [NOON, None]
 
@@ -144,9 +145,9 @@ def test_a_file_brought_by_spark_keeps_its_name(tmp_path: Path) -> None:
     def worked(path: str, content: bytes | None) -> str:
         brought = {} if content is None else {"content": [content]}
         batch = pa.RecordBatch.from_pydict({"path": [path], **brought})
-        inputs = _TextFiles({_plain(path): (0, path)}, set())
+        opener = TextFiles({plain_path(path): (0, path)}, set())
         with pytest.raises(InputError) as sentence:
-            list(_worked(iter([batch]), inputs=inputs, columns=columns, roles=["user", "item"], work=_nothing))
+            list(run_task(iter([batch]), opener=opener, columns=columns, roles=["user", "item"], task=_nothing))
         return str(sentence.value)
 
     told = worked("s3a://shop/log.csv.gz", packed[: len(packed) // 2])

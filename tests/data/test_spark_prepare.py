@@ -215,7 +215,7 @@ def test_what_spark_cannot_do_is_said_in_a_sentence(tmp_path: Path) -> None:
     assert sentence(tmp_path / "log.csv", spark_remote="sc://nowhere").startswith(
         "--spark-remote is for --engine spark"
     )
-    assert "A Spark session runs in this process" in sentence("x", engine="spark", spark_remote="sc://nowhere")
+    assert "This process has a Spark session already" in sentence("x", engine="spark", spark_remote="sc://nowhere")
     assert "expected local or spark" in sentence("x", engine="flink")
 
 
@@ -246,8 +246,8 @@ def test_what_spark_died_of_is_what_is_said(spark: SparkSession, monkeypatch: py
     full = java.io.IOException("No space left on device")
     error = Py4JJavaError("An error occurred while calling o5211.getResult.\n", java.lang.RuntimeException("?", full))
     monkeypatch.setattr(spark_session, "_running", lambda: None)
-    monkeypatch.setattr(spark_session, "_made", lambda _: Dead())
-    refused = pytest.raises(InputError, match=r"^Spark could not answer \(No space left on device\); look into")
+    monkeypatch.setattr(spark_session, "_new_session", lambda _: Dead())
+    refused = pytest.raises(InputError, match=r"^Spark could not answer \(No space left on device\); read its logs")
     with refused, spark_session.open_session(), spark_session.explained("answer"):
         raise error
 
@@ -257,7 +257,7 @@ def test_a_spark_that_is_gone(spark: SparkSession, monkeypatch: pytest.MonkeyPat
         raise ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr(type(spark), "active", gone)
-    assert sentence("log.csv", engine="spark").startswith("The Spark that ran in this process has ended")
+    assert sentence("log.csv", engine="spark").startswith("Spark has ended in this process")
 
 
 def test_java_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,11 +83,11 @@ def test_a_cut_by_time_agrees_with_a_plain_count(users: list[list[int]], test_fr
 def test_validation_has_as_many_events_as_the_test() -> None:
     log = sequences([10], list(range(10)))
     assert validation_start(log, test_from=7) == 4
-    with pytest.raises(InputError, match="nothing to test on"):
+    with pytest.raises(InputError, match="so there is no test"):
         validation_start(log, test_from=10)
-    with pytest.raises(InputError, match="choose a later moment"):
+    with pytest.raises(InputError, match="choose a later time"):
         validation_start(log, test_from=5)
-    with pytest.raises(InputError, match="choose a later moment"):
+    with pytest.raises(InputError, match="choose a later time"):
         validation_start(sequences([5], [3, 3, 3, 4, 4]), test_from=4)
     assert validation_start(sequences([4], [1, 3, 3, 4]), test_from=4) == 3
 

@@ -47,7 +47,7 @@ def test_a_column_of_lists_becomes_vectors(tmp_path: Path, log: Path, kind: pl.D
     assert data.vocabulary.vectors("shape").tolist() == [[0, 0], [3, 4], [1, 2], [0, 0]]
     assert data.vocabulary.vectors("shape").dtype == np.float32
     assert data.manifest["counts"]["vectors"] == {"shape": {"width": 2, "items": 2}}
-    assert summary_lines(data.manifest)[-1] == "vectors    shape: 2 numbers, of 2 of 3 items"
+    assert summary_lines(data.manifest)[-1] == "vectors    shape: 2 numbers, for 2 of 3 items"
 
 
 @pytest.mark.parametrize("text", [True, False])
@@ -87,7 +87,7 @@ def test_numbers_may_be_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lists", "sentence"),
     [
-        ([[1.0], [1.0, 2.0]], r"the lists in 'v' have 1, 2 numbers; a vector has as many for every item"),
+        ([[1.0], [1.0, 2.0]], r"the lists in 'v' have 1, 2 numbers; expected as many in every row"),
         ([[], []], "the lists in 'v' have 0 numbers"),
         ([[1.0, float("nan")], [1.0, 2.0]], "the column 'v' holds 1 numbers that are missing, infinite or too large"),
         ([[1.0, None], [1.0, 2.0]], "the column 'v' holds 1 numbers that are missing"),
@@ -103,9 +103,9 @@ def test_lists_that_are_no_vectors_are_refused(log: Path, lists: object, sentenc
 @pytest.mark.parametrize(
     ("ids", "rows", "sentence"),
     [
-        (None, [[1.0]], r"has no ids beside it: write them to .*v\.ids\.txt"),
-        (["x"], [[1.0], [2.0]], "has 2 rows, and there are 1 ids beside it"),
-        (["x"], [1.0], r"holds an array of shape \[1\] and type float64; expected numbers in rows"),
+        (None, [[1.0]], r"has no file of ids: write them to .*v\.ids\.txt"),
+        (["x"], [[1.0], [2.0]], "has 2 rows, but its file of ids has 1"),
+        (["x"], [1.0], r"holds an array of shape \[1\] and type float64; expected one row of numbers an item"),
         (["x"], [[float("inf")]], r"v\.npy holds 1 numbers that are missing, infinite"),
         (["q"], [[1.0]], r"none of its ids \(such as 'q'\) is an item of the log \(such as '007'\)"),
     ],
@@ -125,7 +125,7 @@ def test_a_file_that_is_no_array_is_refused(tmp_path: Path, log: Path) -> None:
 
 def test_a_name_that_the_catalogue_has_is_refused(tmp_path: Path, log: Path) -> None:
     catalogue = write_csv(tmp_path / "items.csv", [("x", "X")], header=("item", "title"))
-    with pytest.raises(InputError, match="the catalogue has a column 'title' already"):
+    with pytest.raises(InputError, match="the column 'title', which the catalogue has already"):
         prepared(log, [catalogue, array_of(tmp_path / "title.npy", ["x"], [[1.0]])])
 
 

@@ -136,7 +136,7 @@ def test_byte_order_mark(line: CommandLine) -> None:
     plain = line.answers("prepare", "log.csv", "--out", "plain")
     for name, options in (("found", ()), ("named", ("--user", "user"))):
         body = line.answers("prepare", "marked.csv", "--out", name, *options)
-        assert body["settings"]["columns"]["user"] == "user"
+        assert body["log"]["columns"]["user"] == "user"
         assert {file: body["files"][file] for file in plain["files"]} == plain["files"]
 
 
@@ -311,7 +311,7 @@ def test_nothing_to_learn_from(line: CommandLine, quick_recipe: Path) -> None:
         (("--max-rejected", "150%"), ("--max-rejected", "0% to 100%")),
         (("--split", "half"), ("--split", "'half'", "expected last, or time:WHEN")),
         (("--split", "time:soon"), ("--split time:soon", "time:2024-05-01")),
-        (("--split", "time:2031-01-01"), ("--split time:", "nothing to test on")),
+        (("--split", "time:2031-01-01"), ("--split time:", "so there is no test")),
         (("--time-zone", "Mars/Olympus"), ("--time-zone 'Mars/Olympus'", "Europe/Berlin")),
         (("--time-format", "%Q"), ("%Q",)),
         (("--user", "item", "--item", "item"), ("'item'", "--user", "--item", "name another")),
@@ -561,7 +561,7 @@ def manifest_with(folder: Path, **changes: object) -> None:
 Damage = Callable[[Path], object]
 
 DAMAGES: dict[str, tuple[Damage, tuple[str, ...]]] = {
-    "another format": (lambda folder: manifest_with(folder, format=7), ("format 7", "reads format 1")),
+    "another format": (lambda folder: manifest_with(folder, format=7), ("format 7", "this segue reads format")),
     "manifest cut": (lambda folder: cut(folder / "manifest.json"), ("manifest.json is damaged",)),
     "manifest empty": (lambda folder: (folder / "manifest.json").write_text(""), ("manifest.json is damaged",)),
     "manifest a list": (lambda folder: (folder / "manifest.json").write_text("[]"), ("manifest.json is damaged",)),

@@ -161,8 +161,8 @@ def test_prepare_prints_a_summary(line: CommandLine) -> None:
 def test_prepare_columns_by_name(line: CommandLine) -> None:
     write_events(line.folder, {"who": list("uuuvvv"), "user": list("abcabc"), "n": [3, 2, 1, 3, 2, 1]})
     body, folder = prepared(line, "--user", "who", "--item", "user", "--time", "n")
-    assert body["settings"]["columns"] == {"user": "who", "item": "user", "time": "n"}
-    assert body["settings"]["found"] == []
+    assert body["log"]["columns"] == {"user": "who", "item": "user", "time": "n"}
+    assert body["log"]["found"] == []
     assert array(folder, "items") == [3, 2, 1] * 2  # c before b before a
 
 
@@ -170,7 +170,7 @@ def test_prepare_several_files_in_their_order(line: CommandLine) -> None:
     write_events(line.folder, {"user": ["u"] * 2, "item": ["c", "a"]})
     write_events(line.folder, {"user": ["u"] * 2, "item": ["b", "a"]}, "more.csv")
     body, folder = prepared(line, "more.csv")
-    assert body["settings"]["time"]["form"] == "row order"
+    assert body["log"]["time"]["form"] == "row order"
     assert array(folder, "items") == [3, 1, 2, 1]
     assert [Path(source["path"]).name for source in body["source"]] == ["log.csv", "more.csv"]
 
@@ -248,7 +248,7 @@ def test_prepare_max_rejected(line: CommandLine) -> None:
     options = ("prepare", "log.csv", "--out", "data", *LOW)
     line.refuses(*options, says=("1 of 6 rows (16.7%)",))
     line.refuses(*options, "--max-rejected", "0.16", says=("1 of 6 rows (16.7%)",))
-    assert line.answers(*options, "--max-rejected", "17%")["counts"]["kept"] == 5
+    assert line.answers(*options, "--max-rejected", "17%")["counts"]["good"] == 5
 
 
 # --- train and recipes --------------------------------------------------------------------------------------------

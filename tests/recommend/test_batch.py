@@ -44,7 +44,7 @@ def data_folder(folder: Path, *, time: dict[str, Any] | None = None, items: list
     pl.DataFrame({"id": list(LOG)}).write_parquet(folder / "users.parquet")
     body = {"split": {"kind": "last"}, "kinds": [], "has_time": time["form"] not in ("row order", "order")}
     settings = {"columns": {"user": "Customer No.", "item": "what", "time": "at"}, "time": time}
-    write_manifest(folder, "data", {**body, "settings": settings, "counts": {}})
+    write_manifest(folder, "data", {**body, "log": settings, "counts": {}})
     return Data.open(folder)
 
 

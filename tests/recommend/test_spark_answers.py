@@ -238,7 +238,7 @@ def test_executors_without_segue(model: segue.Recommender, data: segue.Data) -> 
 
 def test_what_spark_refuses_is_one_sentence(spark: SparkSession) -> None:
     refused = pytest.raises(
-        InputError, match=r"^Spark could not answer \(.*nowhere.*\); look into its logs, and try again\.$"
+        InputError, match=r"^Spark could not answer \(.*nowhere.*\); read its logs, and try again\.$"
     )
     with refused, explained("answer"):
         spark.table("nowhere").collect()

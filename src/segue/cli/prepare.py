@@ -73,32 +73,14 @@ def prepare(
     json: Json = False,
 ) -> None:
     """Turn log files into a data folder."""
-    from segue import api
+    arguments = locals()
+    from segue.data.prepare import prepare_folder
+    from segue.data.settings import PrepareSettings
     from segue.data.write.summary import summary_lines
 
+    settings = PrepareSettings.among(arguments)
     with PrepareDisplay(quiet=json) as display:
-        data = api.prepare(
-            files,
-            out=out,
-            user=user,
-            item=item,
-            time=time,
-            value=value,
-            kind=kind,
-            items=items,
-            min_user=min_user,
-            min_item=min_item,
-            split=split,
-            time_format=time_format,
-            time_zone=time_zone,
-            order=order,
-            drop_duplicates=drop_duplicates,
-            max_rejected=max_rejected,
-            overwrite=overwrite,
-            engine=engine,
-            spark_remote=spark_remote,
-            progress=display,
-        )
+        data = prepare_folder(files, settings, out=out, items=items, overwrite=overwrite, progress=display)
     if json:
         print_json({"folder": str(out), **data.manifest})
         return

@@ -1,4 +1,4 @@
-"""Sequences → batches of packed tokens: nothing is padded, no event passes through a Python loop."""
+"""Sequences → batches of packed tokens, without padding and without a Python loop over events."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from segue.data.sequences import Sequences
 from segue.data.split import Cases
 from segue.data.timestamps import MICROSECONDS
 
-POOL_BATCHES = 50  # users of about this many batches are sorted by length together: random, yet little padding
+POOL_BATCHES = 50  # users of so many batches are sorted by length together: random batches with little padding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Some users' events one after another, oldest first; user b has lengths[b] of them."""
+    """The events of some users, one user after another, oldest first; user b has lengths[b] of them."""
 
     items: np.ndarray  # [T] int64
     times: np.ndarray  # [T] int64, seconds
     lengths: np.ndarray  # [B] int64
-    query_times: np.ndarray | None = None  # [B] int64, seconds: the moment of the question, where it is known
+    query_times: np.ndarray | None = None  # [B] int64, seconds, if known
     kinds: np.ndarray | None = None  # [T] int64
     values: np.ndarray | None = None  # [T] float32
-    histories: np.ndarray | None = None  # [B] int64: events that are history, where those after them continue it
-    users: np.ndarray | None = None  # [B] int64: whose they are, where it matters: a user may have several windows
+    histories: np.ndarray | None = None  # [B] int64: events of the history, if others follow it
+    users: np.ndarray | None = None  # [B] int64, if needed: a user may have several windows
 
     def tokens(
         self,
@@ -35,7 +35,7 @@ class Batch:
         query_times: np.ndarray | None = None,
         users: np.ndarray | None = None,
     ) -> Batch:
-        """The tokens `chosen` (rows, or a mask), of which each user then has `lengths`."""
+        """A batch of the tokens `chosen` (rows or a mask), `lengths` of each user."""
         return Batch(
             items=self.items[chosen],
             times=self.times[chosen],
@@ -76,33 +76,35 @@ def gather(
 
 
 def window_starts(lengths: np.ndarray, length: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whose each window is, and where in that history it starts, for windows of `length` that together see everything.
+    """The user of each window and its start in the history, for windows of `length` that together cover everything.
 
     The newest window ends with the history, each one before it starts `step` earlier, and the oldest starts at 0.
     A history no longer than `length` is one window.
     """
     beyond = np.maximum(0, lengths - length)
-    steps = -(-beyond // step)  # upwards: the last one, to 0, may be shorter
+    steps = -(-beyond // step)  # rounded up: the last one, to 0, may be shorter
     owner = np.repeat(np.arange(len(lengths)), steps + 1)
     left = ragged_rows(-steps, steps + 1)  # -steps … 0: steps from the newest window
     return owner, np.maximum(0, beyond[owner] + left * step)
 
 
 def cut_by_budget(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Consecutive groups of indexes whose lengths add up to at most `budget` (one longer than it stands alone)."""
+    """Consecutive groups of indices whose lengths sum to at most `budget`; a longer one is a group of its own."""
     ends = np.cumsum(lengths)
     groups, begin = [], 0
     while begin < len(lengths):
-        taken = ends[begin - 1] if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, taken + budget, side="right")))
+        before = ends[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, before + budget, side="right")))
         groups.append(np.arange(begin, end))
         begin = end
     return groups
 
 
 def cut_evenly(lengths: np.ndarray, parts: int) -> np.ndarray:
-    """Where consecutive groups of about as many tokens begin, and where the last one ends [parts + 1]. Every index is
-    in one group; where indexes are few, groups may be empty."""
+    """The first index of consecutive groups of about equally many tokens, and the end of the last [parts + 1].
+
+    Every index is in one group; with few indices, groups may be empty.
+    """
     ends = np.cumsum(lengths)
     middles = 2 * ends - lengths  # twice: halves would be rounded
     group = np.minimum(middles * parts // (2 * max(1, int(lengths.sum()))), parts - 1)
@@ -112,7 +114,7 @@ def cut_evenly(lengths: np.ndarray, parts: int) -> np.ndarray:
 def epoch_batches(
     sequences: Sequences, starts: np.ndarray, ends: np.ndarray, *, tokens: int, rng: np.random.Generator
 ) -> Iterator[Batch]:
-    """Each user once, in an order drawn from `rng`, in batches of at most `tokens` tokens of similar length."""
+    """Each user once, in random order, in batches of at most `tokens` tokens of similar length."""
     lengths = ends - starts
     order = rng.permutation(len(starts))
     for pool in cut_by_budget(lengths[order], tokens * POOL_BATCHES):
@@ -127,7 +129,7 @@ def epoch_batches(
 def case_batches(
     sequences: Sequences, cases: Cases, *, tokens: int, most_rows: int
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """(case indexes, their whole histories), shortest first, with the time of each answer as the time asked."""
+    """(case indices, their whole histories), shortest first, with the time of each target as the query time."""
     lengths = cases.targets - cases.starts
     order = np.argsort(lengths, kind="stable")
     for group in cut_by_budget(lengths[order], tokens):
@@ -145,27 +147,28 @@ def case_batches(
 
 
 def window_begins(lengths: np.ndarray, length: int, step: int) -> np.ndarray:
-    """Where the window that a model looks at begins in histories of `lengths` events, so that it holds at most
-    `length`: at 0, then at multiples of `step`. It depends on nothing else, and stays for `step` events."""
+    """The start of a model's window in histories of `lengths` events, so that it holds at most `length`: 0 or a
+    multiple of `step`. So it stays the same for `step` events."""
     return np.asarray(-(-np.maximum(0, lengths - length) // step) * step)
 
 
 def newest(batch: Batch, length: int, step: int = 1) -> Batch:
-    """The same users with at most `length` newest events each, from where their windows begin."""
+    """The same users with at most `length` newest events each, from the start of their windows."""
     if not len(batch.lengths) or int(batch.lengths.max()) <= length:
         return batch
     ends = np.cumsum(batch.lengths)
-    kept = batch.lengths - window_begins(batch.lengths, length, step)
-    return batch.tokens(ragged_rows(ends - kept, kept), kept, query_times=batch.query_times, users=batch.users)
+    lengths = batch.lengths - window_begins(batch.lengths, length, step)
+    return batch.tokens(ragged_rows(ends - lengths, lengths), lengths, query_times=batch.query_times, users=batch.users)
 
 
 def take(batch: Batch, rows: np.ndarray, length: int | None = None, step: int = 1) -> Batch:
-    """These users of a batch, in this order; whole, or as `newest` has them."""
+    """These users of a batch, in this order; whole, or cut as by `newest`."""
     if np.array_equal(rows, np.arange(len(batch.lengths))):
         return batch if length is None else newest(batch, length, step)
     lengths = batch.lengths[rows]
-    kept = lengths if length is None else lengths - window_begins(lengths, length, step)
-    chosen = ragged_rows(np.cumsum(batch.lengths)[rows] - kept, kept)
+    if length is not None:
+        lengths = lengths - window_begins(lengths, length, step)
+    chosen = ragged_rows(np.cumsum(batch.lengths)[rows] - lengths, lengths)
     query_times, users = (None if one is None else one[rows] for one in (batch.query_times, batch.users))
-    taken = batch.tokens(chosen, kept, query_times=query_times, users=users)
-    return taken if length is not None or batch.histories is None else replace(taken, histories=batch.histories[rows])
+    part = batch.tokens(chosen, lengths, query_times=query_times, users=users)
+    return part if length is not None or batch.histories is None else replace(part, histories=batch.histories[rows])

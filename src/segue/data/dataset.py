@@ -1,4 +1,4 @@
-"""A data folder, opened: vocabulary, users, sequences and split, without reading the arrays."""
+"""An opened data folder: vocabulary, users, sequences and split, without reading the arrays."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class UserIds:
         return len(self._ids)
 
     def number(self, identifier: str) -> int | None:
-        """The number of a user, None when the data has no such user."""
-        place = int(self._ids.search_sorted(identifier))
-        return place if place < len(self._ids) and self._ids[place] == identifier else None
+        """The number of a user, None if the data has no such user."""
+        number = int(self._ids.search_sorted(identifier))
+        return number if number < len(self._ids) and self._ids[number] == identifier else None
 
     def ids(self, numbers: np.ndarray) -> list[str]:
         """The ids of user numbers."""
@@ -38,7 +38,7 @@ class UserIds:
 
 
 class Data:
-    """What `prepare` made, in its folder."""
+    """A data folder that `prepare` made."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], sequences: Sequences) -> None:
         self.folder = folder
@@ -68,12 +68,12 @@ class Data:
         return UserIds(_table(self.folder / "users.parquet")["id"])
 
     def some_users(self, begin: int, end: int) -> tuple[pl.Series, Sequences]:
-        """The ids and the events of the users begin … end - 1, in memory of their own: of a map of the whole log, all
-        that was ever looked at would stay in memory."""
+        """The ids and the events of the users begin … end - 1, as copies: every page that is read through a memory map
+        of the whole log would stay in memory."""
         return _table(self.folder / "users.parquet", rows=slice(begin, end))["id"], self.some_events(begin, end)
 
     def some_events(self, begin: int, end: int) -> Sequences:
-        """Their events alone, who are numbered from 0 there."""
+        """The events of the users begin … end - 1, who are numbered from 0 there."""
         log = self.sequences
         first, last = int(log.offsets[begin]), int(log.offsets[end])
         return Sequences(
@@ -86,14 +86,14 @@ class Data:
 
     @cached_property
     def split(self) -> Split:
-        said = self.manifest["split"]
-        if said["kind"] == "last":
+        stored = self.manifest["split"]
+        if stored["kind"] == "last":
             return split_last(self.sequences)
-        return split_time(self.sequences, valid_from=said["valid_from"], test_from=said["test_from"])
+        return split_time(self.sequences, valid_from=stored["valid_from"], test_from=stored["test_from"])
 
     @property
     def kinds(self) -> list[str]:
-        """The names of the kinds of events, by number; empty when the log has none."""
+        """The names of the kinds of events, by number; empty if the log has none."""
         return list(self.manifest["kinds"])
 
     @property
@@ -108,7 +108,7 @@ class Data:
         verify_contents(self.folder, self.manifest, "data")
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Data:
-        """Copy the folder, as from the temporary one in which it was made; gives the copy."""
+        """Copy the folder, for example from a temporary one, and open the copy."""
         with complete_folder(Path(path), overwrite="data" if overwrite else False) as staging:
             shutil.copytree(self.folder, staging, dirs_exist_ok=True)
         return Data.open(path)
@@ -130,11 +130,11 @@ def _array(folder: Path, name: str, manifest: dict[str, Any]) -> np.ndarray | No
 
 
 def _read(array: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Rows of a mapped array, read from its file instead of through the map."""
+    """Rows of a memory-mapped array, read from its file instead of through the map."""
     assert isinstance(array, np.memmap)
     assert array.filename is not None
-    place = array.offset + begin * array.itemsize
-    return np.fromfile(array.filename, dtype=array.dtype, count=end - begin, offset=place)
+    offset = array.offset + begin * array.itemsize
+    return np.fromfile(array.filename, dtype=array.dtype, count=end - begin, offset=offset)
 
 
 def _table(path: Path, rows: slice | None = None) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""Kinds of events by name outside, by number inside; a run's numbers need not be those of another log."""
+"""Kinds of events: names outside, numbers inside. The numbers of a run may differ from those of another log."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import numpy as np
 
 
 class Kinds:
-    """The kinds of events that a run was trained on. One that it does not know has a number of its own, after the
-    last."""
+    """The kinds of events that a run was trained on; an unknown kind has the number after the last."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
-        """`names` by number, as a data folder has them: the empty one is that of events without a kind."""
+        """names: by number, as in a data folder; the empty name is that of events without a kind."""
         self.names = tuple(names)
         self._numbers = {name: number for number, name in enumerate(self.names)}
 
@@ -21,6 +20,6 @@ class Kinds:
         return len(self.names)
 
     def numbers(self, names: Sequence[str | None]) -> np.ndarray:
-        """Numbers of kinds [n] int64; None is that of an event without a kind."""
-        found = map(self._numbers.get, (name or "" for name in names), itertools.repeat(len(self.names)))
-        return np.fromiter(found, dtype=np.int64, count=len(names))
+        """Numbers of kinds [n] int64; None is an event without a kind."""
+        numbers = map(self._numbers.get, (name or "" for name in names), itertools.repeat(len(self.names)))
+        return np.fromiter(numbers, dtype=np.int64, count=len(names))

@@ -1,6 +1,6 @@
 """The local engine: a log → the core of its events, in their final order.
 
-Text passes through in blocks; what stays is the ids and some numbers an event.
+Text is read block by block; only the ids and a few numbers an event stay in memory.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 import polars as pl
 
 from segue.data.read.gather import (
-    Gathered,
+    GatheredEvents,
     Log,
-    Progress,
-    TimeLook,
+    ProgressCallback,
+    TimeDecision,
+    decide_times,
     gather,
-    look_at_times,
-    nobody_left,
+    no_user_left,
     open_log,
     refuse_single_item,
 )
@@ -36,19 +36,19 @@ from segue.folders import digest
 
 @dataclass(frozen=True, slots=True)
 class _LocalEngine:
-    """An opened log and what to do with it."""
+    """An opened log and its settings."""
 
     log: Log
     settings: PrepareSettings
-    progress: Progress
-    digests: list[tuple[Path, Future[str]]]  # of its files, computed beside the reading
+    progress: ProgressCallback
+    digests: list[tuple[Path, Future[str]]]  # of its files, computed by another thread while they are read
 
-    def look_at_times(self) -> TimeLook:
-        return look_at_times(self.log, self.settings, self.progress)
+    def decide_times(self) -> TimeDecision:
+        return decide_times(self.log, self.settings, self.progress)
 
-    def core(self, look: TimeLook) -> Core:
-        gathered = gather(self.log, look, self.settings, self.progress)
-        return _core(gathered, self.settings, timed=look.rule is not None)
+    def core(self, times: TimeDecision) -> Core:
+        gathered = gather(self.log, times, self.settings, self.progress)
+        return _core(gathered, self.settings, timed=times.rule is not None)
 
     def described(self) -> list[dict[str, Any]]:
         if not self.digests:
@@ -60,8 +60,8 @@ class _LocalEngine:
 
 
 @contextmanager
-def open_local_engine(source: Any, settings: PrepareSettings, progress: Progress) -> Iterator[_LocalEngine]:
-    """Open files or a table, and begin to compute the digests of files."""
+def open_local_engine(source: Any, settings: PrepareSettings, progress: ProgressCallback) -> Iterator[_LocalEngine]:
+    """Open files or a table, and start to compute the digests of files."""
     log = open_log(source, settings)
     paths = [path for each in log.inputs if (path := getattr(each, "path", None)) is not None]
     pool = ThreadPoolExecutor(max_workers=1)
@@ -73,41 +73,41 @@ def open_local_engine(source: Any, settings: PrepareSettings, progress: Progress
 
 @dataclass(slots=True)
 class _SortedEvents:
-    """Gives the events that are left and empties the table of all; counts duplicates on the way."""
+    """Yields the events of the core and clears the table; counts duplicates on the way."""
 
     table: EventTable
     users: Numbers
     items: Numbers
     kinds: Numbers | None
     timed: bool
-    dropped: int | None  # duplicates that are out already
+    dropped: int | None  # duplicates that were removed before
     duplicates: int = 0
 
     def __iter__(self) -> Iterator[Chunk]:
         n_users, n_items, repeats = len(self.users.ids), len(self.items.ids), 0
-        self.table.renumber_users(self.users.places)
-        for met in self.table.by_user_and_time(len(self.users.places)):
-            doubtful = met.take(tied(met)) if self.timed else met
-            repeats += int(repeated(doubtful, timed=self.timed).sum())
-            left = met.take((met.user < n_users) & (self.items.places[met.item] < n_items))
-            kind = None if self.kinds is None else self.kinds.places[left.kind]
-            yield replace(left, item=self.items.places[left.item] + 1, kind=kind)
+        self.table.renumber_users(self.users.final)
+        for events in self.table.by_user_and_time(len(self.users.final)):
+            candidates = events.take(tied(events)) if self.timed else events
+            repeats += int(repeated(candidates, timed=self.timed).sum())
+            core = events.take((events.user < n_users) & (self.items.final[events.item] < n_items))
+            kind = None if self.kinds is None else self.kinds.final[core.kind]
+            yield replace(core, item=self.items.final[core.item] + 1, kind=kind)
         self.table.clear()
         self.duplicates = repeats if self.dropped is None else self.dropped
 
 
-def _core(gathered: Gathered, settings: PrepareSettings, *, timed: bool) -> Core:
-    """Drop duplicates if asked, keep users and items with enough events, number them by id."""
+def _core(gathered: GatheredEvents, settings: PrepareSettings, *, timed: bool) -> Core:
+    """Drop duplicates if the settings say so, keep users and items with enough events, number them by id."""
     events = gathered.events
     dropped = events.drop_repeated(len(gathered.users), timed=timed) if settings.drop_duplicates else None
     frame = nw.from_native(events.frame().lazy())
     core = k_core(frame, min_user=settings.min_user, min_item=settings.min_item, settle=_settled)
-    kept_users, kept_items = (survivors.collect() for survivors in core)
-    if not len(kept_users):
+    core_users, core_items = (survivors.collect() for survivors in core)
+    if not len(core_users):
         counts = events.user_counts(len(gathered.users))
-        raise nobody_left(gathered.kept, len(gathered.items), counts, settings)
-    users = _numbered(gathered.users.texts(), kept_users, "user")
-    items = _numbered(gathered.items.texts(), kept_items, "item")
+        raise no_user_left(gathered.good, len(gathered.items), counts, settings)
+    users = _numbered(gathered.users.texts(), core_users, "user")
+    items = _numbered(gathered.items.texts(), core_items, "item")
     refuse_single_item(items.ids)
     kinds = None
     if len(gathered.kinds):
@@ -119,14 +119,14 @@ def _core(gathered: Gathered, settings: PrepareSettings, *, timed: bool) -> Core
         kinds=None if kinds is None else kinds.ids,
         valued=events.chunks[0].value is not None,
         rows=gathered.rows,
-        kept=gathered.kept,
+        good=gathered.good,
         rejected=gathered.rejected,
         events=_SortedEvents(events, users, items, kinds, timed, dropped),
     )
 
 
-def _numbered(texts: pl.Series, kept: nw.DataFrame[Any], column: str) -> Numbers:
-    return final_numbers(texts, kept[column].to_numpy(), kept["events"].to_numpy())
+def _numbered(texts: pl.Series, survivors: nw.DataFrame[Any], column: str) -> Numbers:
+    return final_numbers(texts, survivors[column].to_numpy(), survivors["events"].to_numpy())
 
 
 def _settled(frame: nw.LazyFrame[Any]) -> nw.LazyFrame[Any]:

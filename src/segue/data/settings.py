@@ -1,9 +1,10 @@
-"""What the user asks of `prepare`, checked when it is said and before any file is opened."""
+"""The options of `prepare`, checked when they are given and before any file is opened."""
 
 from __future__ import annotations
 
 import zoneinfo
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 import msgspec
 import polars as pl
@@ -19,44 +20,69 @@ EngineName = Literal["local", "spark"]
 
 
 class PrepareSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `segue prepare`; a column that is not named is found."""
+    """How a log is prepared. The command line, `segue.prepare` and the manifest of a data folder share these names."""
 
     user: str | None = None
+    """The column of the user; by default it is found by its name."""
     item: str | None = None
+    """The column of the item; by default it is found by its name."""
     time: str | None = None
+    """The column of the time; by default it is found by its name and content."""
     value: str | None = None
+    """The column of a number, such as a rating."""
     kind: str | None = None
+    """The column of the kind of event, such as click or buy."""
     order: str | None = None
-    """A column of whole numbers that orders events of the same time; the row order does otherwise."""
+    """A column of whole numbers that orders events of equal time; by default their rows do."""
     min_user: int = 5
-    """Users with fewer events are left out …"""
+    """Users with fewer events are left out, and items too, until every one left has enough."""
     min_item: int = 5
-    """… and items with fewer events too, again and again until neither is left."""
+    """Items with fewer events are left out."""
     split: str = "last"
+    """`last`, or `time:WHEN` with a date or a number in the unit of the time column."""
     time_format: str | None = None
-    """strptime-like (`%d/%m/%Y %H:%M`), or the name of a unit: order, s, ms, us, ns."""
+    """The format of times (`%d/%m/%Y %H:%M`) or their unit (order, s, ms, us, ns); by default it is found."""
     time_zone: str | None = None
-    """The zone of times without an offset, such as Europe/Berlin; UTC when not given."""
+    """The zone of times without an offset, such as Europe/Berlin; UTC by default."""
     drop_duplicates: bool = False
+    """Keep one of several equal rows."""
     max_rejected: float = 0.01
+    """The largest share of unusable rows, as 0.01 or "1%"; above it nothing is written."""
+    engine: EngineName = "local"
+    """`local`, or `spark`, which makes the same folder and also takes folders, addresses such as s3a://…, the name of
+    a table and a Spark DataFrame."""
+    spark_remote: str | None = None
+    """The address of a Spark Connect server (sc://host:port); see `spark.session.open_session` for the default."""
 
     def __post_init__(self) -> None:
-        for name, least in (("min_user", self.min_user), ("min_item", self.min_item)):
+        msgspec.structs.force_setattr(self, "max_rejected", _share(self.max_rejected))
+        for name, least in (("min-user", self.min_user), ("min-item", self.min_item)):
             if least < 1:
-                raise SettingsError(f"{option(name)} is {least}; expected a whole number of at least 1.")
+                raise SettingsError(f"--{name} is {least}; expected a whole number of at least 1.")
         if not 0 <= self.max_rejected <= 1:
             raise SettingsError(f"--max-rejected is {self.max_rejected}; expected a share from 0 to 1, or 0% to 100%.")
         if self.split != "last" and not self.split.removeprefix(SPLIT_BY_TIME).strip():
-            raise SettingsError("--split time: needs a moment, such as time:2024-05-01.")
+            raise SettingsError("--split time: needs a date or number, such as time:2024-05-01.")
         if self.split != "last" and not self.split.startswith(SPLIT_BY_TIME):
             raise SettingsError(f"--split is {self.split!r}; expected last, or time:WHEN such as time:2024-05-01.")
         if self.time_zone is not None:
-            refuse_unknown_zone(self.time_zone)
+            _refuse_unknown_zone(self.time_zone)
+        on_spark(self.engine, self.spark_remote)
         self._refuse_shared_columns()
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> PrepareSettings:
+        """The settings among the arguments of a function, by name."""
+        return cls(**{name: arguments[name] for name in cls.__struct_fields__})
 
     def named_columns(self) -> dict[Role, str]:
         """The columns that were named, by role."""
         return {role: name for role in ROLES if (name := getattr(self, role)) is not None}
+
+    def stored(self) -> dict[str, Any]:
+        """What the manifest of a data folder holds of them: not the engine, as both make the same folder."""
+        engine = ("engine", "spark_remote")
+        return {name: value for name, value in msgspec.to_builtins(self).items() if name not in engine}
 
     def _refuse_shared_columns(self) -> None:
         holder: dict[str, Role] = {}
@@ -68,12 +94,16 @@ class PrepareSettings(msgspec.Struct, frozen=True, kw_only=True):
             holder[name] = role
 
 
-def option(name: str) -> str:
-    """The command line's spelling of a setting."""
-    return "--" + name.replace("_", "-")
+def on_spark(engine: str, remote: str | None) -> bool:
+    """Whether Spark does the work. An unknown engine is refused, and so is an address without --engine spark."""
+    if engine not in get_args(EngineName):
+        raise SettingsError(f"--engine is {engine!r}; expected local or spark.")
+    if engine == "local" and remote is not None:
+        raise SettingsError("--spark-remote is for --engine spark; add that, or leave the address out.")
+    return engine == "spark"
 
 
-def refuse_unknown_zone(name: str) -> None:
+def _refuse_unknown_zone(name: str) -> None:
     """Refuse a time zone that Python or polars does not know."""
     try:
         zoneinfo.ZoneInfo(name)
@@ -84,19 +114,10 @@ def refuse_unknown_zone(name: str) -> None:
         ) from error
 
 
-def share(text: str | float) -> float:
-    """A share said as 0.01 or as 1%."""
-    said = str(text).strip()
+def _share(text: str | float) -> float:
+    """A share written as 0.01 or as 1%."""
+    stripped = str(text).strip()
     try:
-        return float(said.removesuffix("%")) / (100 if said.endswith("%") else 1)
+        return float(stripped.removesuffix("%")) / (100 if stripped.endswith("%") else 1)
     except ValueError as error:
         raise SettingsError(f"--max-rejected is {text!r}; expected a share such as 1% or 0.01.") from error
-
-
-def on_spark(engine: str, remote: str | None) -> bool:
-    """Whether Spark is to work; another engine, and an address that nobody would ask, are refused."""
-    if engine not in get_args(EngineName):
-        raise SettingsError(f"--engine is {engine!r}; expected local or spark.")
-    if engine == "local" and remote is not None:
-        raise SettingsError("--spark-remote is for --engine spark; add that, or leave the address out.")
-    return engine == "spark"

@@ -1,7 +1,7 @@
-"""Which events may be learned from, which choose the model and which judge it.
+"""Which events are for training, which for validation and which for test.
 
-Two cuts a user, as rows of the flat arrays: train is [offset, train_end), validation targets are
-[train_end, valid_end), test targets [valid_end, next offset). A target's history is all that came before it,
+Two boundaries a user, as rows of the flat arrays: train is [offset, train_end), validation targets are
+[train_end, valid_end), test targets [valid_end, next offset). A target's history is every earlier event,
 so at test it includes the validation events. Users with fewer than three events only train (`last`).
 """
 
@@ -15,17 +15,17 @@ import numpy as np
 from segue.data.sequences import Sequences
 from segue.errors import InputError
 
-Part = Literal["valid", "test"]
+SplitPart = Literal["valid", "test"]
 Target = Literal["each", "first", "last"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cases:
-    """Questions with a known answer: what follows rows starts[i] .. targets[i], and the item at targets[i]."""
+    """Histories with a known target: rows starts[i] .. targets[i], and the item at targets[i]."""
 
     users: np.ndarray  # [C] int64
     starts: np.ndarray  # [C] int64, the first row of the user's history
-    targets: np.ndarray  # [C] int64, the row of the answer; the history ends before it
+    targets: np.ndarray  # [C] int64, the row of the target; the history ends before it
 
     def __len__(self) -> int:
         return len(self.users)
@@ -33,16 +33,16 @@ class Cases:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """The two cuts of every user."""
+    """The two boundaries of every user."""
 
     offsets: np.ndarray  # [U + 1]
     train_end: np.ndarray  # [U]
     valid_end: np.ndarray  # [U]
-    moments: tuple[int, int] | None = None
-    """From when on validation and test are, in microseconds, where everybody is cut at the same moments."""
+    boundaries: tuple[int, int] | None = None
+    """The first times of validation and of test in microseconds, if all users share them."""
 
-    def cases(self, part: Part, target: Target = "each") -> Cases:
-        """The questions of one part; with `first` or `last`, one a user."""
+    def cases(self, part: SplitPart, target: Target = "each") -> Cases:
+        """The cases of one part; with `first` or `last`, one a user."""
         begin, end = (self.train_end, self.valid_end) if part == "valid" else (self.valid_end, self.offsets[1:])
         begin, end = np.asarray(begin, dtype=np.int64), np.asarray(end, dtype=np.int64)
         if target == "first":
@@ -60,48 +60,48 @@ def split_last(sequences: Sequences) -> Split:
     """Hold out the last event for test and the one before it for validation."""
     offsets = np.asarray(sequences.offsets)
     ends = offsets[1:]
-    held = np.where(np.diff(offsets) >= 3, 1, 0)
-    return Split(offsets=offsets, train_end=ends - 2 * held, valid_end=ends - held)
+    held_out = np.where(np.diff(offsets) >= 3, 1, 0)
+    return Split(offsets=offsets, train_end=ends - 2 * held_out, valid_end=ends - held_out)
 
 
 def split_time(sequences: Sequences, *, valid_from: int, test_from: int) -> Split:
-    """Cut everybody at the same two moments (microseconds); events are sorted by time within a user."""
+    """Split all users at the same two times (microseconds); events are sorted by time within a user."""
     return Split(
         offsets=np.asarray(sequences.offsets),
         train_end=first_at(sequences, valid_from),
         valid_end=first_at(sequences, test_from),
-        moments=(valid_from, test_from),
+        boundaries=(valid_from, test_from),
     )
 
 
-def first_at(sequences: Sequences, moment: int) -> np.ndarray:
-    """Each user's first row at or after a moment: a search by halves, for all users at once and without a copy."""
+def first_at(sequences: Sequences, time: int) -> np.ndarray:
+    """Each user's first row at or after a time: a binary search for all users at once, without a copy."""
     offsets = np.asarray(sequences.offsets)
     low, high = offsets[:-1].copy(), offsets[1:].copy()
     while len(open_users := np.flatnonzero(low < high)):
         middle = (low[open_users] + high[open_users]) // 2
-        earlier = np.asarray(sequences.times[middle]) < moment
+        earlier = np.asarray(sequences.times[middle]) < time
         low[open_users[earlier]] = middle[earlier] + 1
         high[open_users[~earlier]] = middle[~earlier]
     return low
 
 
 def validation_start(sequences: Sequences, *, test_from: int) -> int:
-    """The moment before `test_from` from which on there are about as many events as in the test."""
+    """The time from which to `test_from` there are about as many events as in the test."""
     times = np.asarray(sequences.times)
     earlier = times[times < test_from]
     tested = len(times) - len(earlier)
     if tested == 0:
-        raise InputError("No event lies at or after the moment of --split time:…, so there is nothing to test on.")
+        raise InputError(
+            "No event is at or after the time of --split time:…, so there is no test; choose an earlier time."
+        )
     if tested * 2 >= len(times):
         raise InputError(
-            f"{tested} of {len(times)} events lie at or after the moment of --split time:…; "
-            "validation needs as many before it and training the rest: choose a later moment."
+            f"{tested} of {len(times)} events are at or after the time of --split time:…; "
+            "validation needs as many before it and training the rest: choose a later time."
         )
     earlier.partition(len(earlier) - tested)
     start = int(earlier[len(earlier) - tested])
     if start == int(times.min()):
-        raise InputError(
-            "Validation would take every event before the moment of --split time:…; choose a later moment."
-        )
+        raise InputError("Validation would take every event before the time of --split time:…; choose a later time.")
     return start

@@ -12,15 +12,15 @@ import numpy as np
 from segue.errors import InputError
 
 if TYPE_CHECKING:
-    import polars as pl  # whoever has a table has it already, and who only asks for names need not wait for it
+    import polars as pl  # imported late: callers that only look up names need not wait for it
 
 PADDING = 0
-MOST_CHUNKS = 32  # of a table that grows: to copy it each time takes longer than to read it in pieces
-LEAST_HASHED = 2_000_000  # items from which on ids are found by their hashes: in a dictionary they take 150 bytes each
+MAX_CHUNKS = 32  # of a growing table: copying it each time takes longer than reading it in chunks
+MIN_HASHED = 2_000_000  # with so many items, ids are looked up by hash: a dictionary takes 150 bytes an id
 
 
 class Names(Protocol):
-    """What answering needs to know of items: their ids, their numbers and their titles."""
+    """The ids, numbers and titles of items: what recommending needs of a vocabulary."""
 
     def __len__(self) -> int: ...
 
@@ -32,7 +32,7 @@ class Names(Protocol):
 
 
 class Vocabulary:
-    """Item ids and what the catalogue says of them; row i describes item number i + 1.
+    """Item ids and their columns of the catalogue; row i describes item number i + 1.
 
     `table` has the columns `id` and `count`, perhaps `title`, and any further catalogue columns.
     """
@@ -45,7 +45,7 @@ class Vocabulary:
 
     @property
     def _many(self) -> bool:
-        return len(self) >= LEAST_HASHED
+        return len(self) >= MIN_HASHED
 
     @cached_property
     def _hashed(self) -> _HashedIds:
@@ -56,15 +56,16 @@ class Vocabulary:
         return {identifier: number for number, identifier in enumerate(self.table["id"].to_list(), start=1)}
 
     def numbers(self, ids: Sequence[str], *, unknown: Literal["error", "zero"]) -> np.ndarray:
-        """Numbers of ids [n] int64; an unknown id is an error (a bug in training) or 0 (normal when serving)."""
+        """Numbers of ids [n] int64; an unknown id is an error (in training) or 0 (in serving)."""
         if self._many:
-            found = self._hashed.numbers(ids)
+            numbers = self._hashed.numbers(ids)
         else:
-            found = np.fromiter(map(self._numbers.get, ids, itertools.repeat(PADDING)), dtype=np.int64, count=len(ids))
-        if unknown == "error" and not found.all():
-            missing = ids[int(np.flatnonzero(found == PADDING)[0])]
+            known = map(self._numbers.get, ids, itertools.repeat(PADDING))
+            numbers = np.fromiter(known, dtype=np.int64, count=len(ids))
+        if unknown == "error" and not numbers.all():
+            missing = ids[int(np.flatnonzero(numbers == PADDING)[0])]
             raise InputError(f"The item {missing!r} is not in the catalogue of {len(self)} items.")
-        return found
+        return numbers
 
     def ids(self, numbers: np.ndarray) -> list[str]:
         """Ids of item numbers, each in 1..n."""
@@ -74,11 +75,11 @@ class Vocabulary:
         return [ids[number] for number in np.asarray(numbers).tolist()]
 
     def titles(self, numbers: np.ndarray) -> list[str | None]:
-        """Titles of item numbers, None where the catalogue has none."""
+        """Titles of item numbers, None if the catalogue has none."""
         if self._many:
             named = "title" in self.table.columns
-            places = np.asarray(numbers, dtype=np.int64) - 1
-            return self.table["title"].gather(places).to_list() if named else [None] * len(places)
+            rows = np.asarray(numbers, dtype=np.int64) - 1
+            return self.table["title"].gather(rows).to_list() if named else [None] * len(rows)
         titles = self._titles
         return [titles[number] for number in np.asarray(numbers).tolist()]
 
@@ -94,36 +95,36 @@ class Vocabulary:
         return np.concatenate(([PADDING], numbers + 1)).astype(np.int64)
 
     def with_rows(self, rows: pl.DataFrame) -> Vocabulary:
-        """With further items at the end, in the order of `rows`, which has the same columns; the row of an id that is
-        there already takes the place of the old one. This vocabulary stays as it is."""
+        """A longer vocabulary, with new items at the end in the order of `rows`, which has the same columns; the row of
+        a known id replaces the old one. This vocabulary does not change."""
         import polars as pl
 
         ids = rows["id"].to_list()
         known = self.numbers(ids, unknown="zero")
         table = pl.concat([self.table, rows.select(self.table.columns)])
         if known.any():
-            places = np.arange(len(self) + len(ids))
-            places[known[known > 0] - 1] = len(self) + np.flatnonzero(known > 0)
-            table = table[np.concatenate((places[: len(self)], len(self) + np.flatnonzero(known == 0)))]
-        elif table.n_chunks() > MOST_CHUNKS:
+            order = np.arange(len(self) + len(ids))
+            order[known[known > 0] - 1] = len(self) + np.flatnonzero(known > 0)
+            table = table[np.concatenate((order[: len(self)], len(self) + np.flatnonzero(known == 0)))]
+        elif table.n_chunks() > MAX_CHUNKS:
             table = table.rechunk()
         extended = Vocabulary(table)
         if extended._many:
             return extended
         new = [name for name, number in zip(ids, known.tolist(), strict=True) if not number]
-        # The copy of a table of numbers is a hundred times faster than to make it again of a large catalogue.
+        # Copying the dictionary is a hundred times faster than building it again for a large catalogue.
         extended._numbers = self._numbers | dict(zip(new, range(len(self) + 1, len(extended) + 1), strict=True))
         return extended
 
     def vectors(self, column: str) -> np.ndarray:
-        """A column of vectors [V + 1, F] float32; zeros for number 0 and for items without one."""
+        """A column of vectors [V + 1, F] float32; zeros for number 0 and for items without a vector."""
         self._refuse_missing(column, "vectors", own=("id", "count", "title"))
         import polars as pl
 
         dtype = self.table.schema[column]
         if not isinstance(dtype, pl.Array):
             raise InputError(
-                f"The catalogue's column {column!r} holds {dtype}, and not vectors: name a column of lists of numbers."
+                f"The catalogue's column {column!r} holds {dtype}, not vectors; name a column of lists of numbers."
             )
         vectors = np.zeros((len(self) + 1, dtype.size), dtype=np.float32)
         given = self.table[column].is_not_null().to_numpy()
@@ -131,14 +132,14 @@ class Vocabulary:
         return vectors
 
     def texts(self, columns: Sequence[str]) -> list[str]:
-        """What columns say of each item, one after the other [V]; empty where they say nothing."""
+        """The texts of columns joined for each item [V]; empty if it has none."""
         import polars as pl
 
         for column in columns:
             self._refuse_missing(column, "texts", own=("id", "count"))
             if self.table.schema[column].is_nested() and self.table.schema[column] != pl.List(pl.String):
                 raise InputError(
-                    f"The catalogue's column {column!r} holds {self.table.schema[column]}, and not texts: name it as "
+                    f"The catalogue's column {column!r} holds {self.table.schema[column]}, not texts; name it as "
                     "model.vectors if it holds vectors, or leave it out."
                 )
         words = [
@@ -160,8 +161,7 @@ class Vocabulary:
         has = f"it has {', '.join(others)}" if others else "it has none: give one with `segue prepare --items`"
         raise InputError(f"The catalogue has no column {column!r} to take {what} from; {has}.")
 
-    # Lists, because an answer's few items are looked up many times a second; their texts are those of `_numbers`.
-    # Number 0 is no item.
+    # Lists, because the service looks up a few items many times a second. Number 0 is no item.
     @cached_property
     def _ids(self) -> list[str]:
         return ["", *self._numbers]
@@ -172,7 +172,7 @@ class Vocabulary:
 
 
 class _HashedIds:
-    """Ids of many items → numbers, by twelve bytes an item: hashes in order, and whose they are."""
+    """Ids of many items → numbers, in twelve bytes an item: sorted hashes and their rows."""
 
     def __init__(self, ids: pl.Series) -> None:
         self._ids = ids
@@ -180,17 +180,17 @@ class _HashedIds:
         while True:
             hashes = ids.hash(self._seed).to_numpy()
             order = np.argsort(hashes)
-            self._hashes, self._places = hashes[order], order.astype(np.int32)
-            if not (self._hashes[1:] == self._hashes[:-1]).any():  # else two ids have one hash: another seed
+            self._hashes, self._rows = hashes[order], order.astype(np.int32)
+            if not (self._hashes[1:] == self._hashes[:-1]).any():  # no two ids share a hash
                 return
             self._seed += 1
 
     def numbers(self, ids: Sequence[str]) -> np.ndarray:
-        """[n] int64, 0 where an id is unknown."""
+        """[n] int64, 0 for unknown ids."""
         import polars as pl
 
-        asked = pl.Series(list(ids), dtype=pl.String)
-        places = np.searchsorted(self._hashes, asked.hash(self._seed).to_numpy())
-        rows = self._places[np.minimum(places, len(self._places) - 1)].astype(np.int64)
-        same = (self._ids.gather(rows) == asked).to_numpy()
+        queries = pl.Series(list(ids), dtype=pl.String)
+        indices = np.searchsorted(self._hashes, queries.hash(self._seed).to_numpy())
+        rows = self._rows[np.minimum(indices, len(self._rows) - 1)].astype(np.int64)
+        same = (self._ids.gather(rows) == queries).to_numpy()
         return np.where(same, rows + 1, PADDING)

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from segue.data.split import Cases, Part
+from segue.data.split import Cases, SplitPart
 from segue.errors import InputError
 from segue.evaluation.baselines import BASELINES
 from segue.evaluation.evaluator import Evaluator, Measurement, Scorer
@@ -36,7 +36,7 @@ def evaluate(
     log: SplitLog,
     *,
     settings: EvaluateSettings,
-    part: Part = "test",
+    part: SplitPart = "test",
     target_time: bool = False,
     answerable: Callable[[np.ndarray], np.ndarray] | None = None,
     baselines: bool = True,

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from segue.data.split import Part, Target
+from segue.data.split import SplitPart, Target
 from segue.evaluation.metrics import summary
 from segue.evaluation.settings import SeenRule
 
@@ -29,7 +29,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The results of one scorer and of the baselines on one part of the data."""
 
     split: Literal["last", "time"]
-    part: Part
+    part: SplitPart
     target: Target
     cases: int
     items: int

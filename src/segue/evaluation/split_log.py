@@ -27,7 +27,7 @@ class SplitLog:
     @property
     def kind(self) -> Literal["last", "time"]:
         """How the log was split, as in `--split`."""
-        return "last" if self.split.moments is None else "time"
+        return "last" if self.split.boundaries is None else "time"
 
     @property
     def training_rows(self) -> np.ndarray:

@@ -21,7 +21,7 @@ SAMPLE_ROWS = 200
 
 
 class ParquetInput:
-    """A Parquet file, read a stretch of rows at a time."""
+    """A Parquet file, read some rows at a time."""
 
     note = ""
     typed = True
@@ -34,7 +34,7 @@ class ParquetInput:
         except (pa.ArrowInvalid, OSError) as error:
             raise InputError(f"{path} is a damaged Parquet file: {_first_line(error)}.") from error
         self.schema: pa.Schema = self._file.schema_arrow
-        self._moments = _moments(self._file)
+        self._int96 = _int96_columns(self._file)
         self.names = list(self.schema.names)
         self.size = int(self._file.metadata.num_rows)
         if not self.size:
@@ -58,24 +58,24 @@ class ParquetInput:
     def _batches(self, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
         try:
             for batch in self._file.iter_batches(batch_size=rows, columns=columns):
-                yield self._with_moments(batch)
+                yield self._with_utc(batch)
         except (pa.ArrowInvalid, OSError) as error:
             raise InputError(f"{self.label} is a damaged Parquet file: {_first_line(error)}.") from error
 
-    def _with_moments(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        for place, name in enumerate(batch.schema.names):
-            if name in self._moments:
-                batch = batch.set_column(place, name, batch.column(place).cast(self._moments[name]))
+    def _with_utc(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for index, name in enumerate(batch.schema.names):
+            if name in self._int96:
+                batch = batch.set_column(index, name, batch.column(index).cast(self._int96[name]))
         return batch
 
 
-def _moments(file: pq.ParquetFile) -> dict[str, pa.DataType]:
-    """Columns of times of 96 bits (old Spark's, Impala's): they are moments, though nothing in the file says so."""
-    moment = pa.timestamp("us", "UTC")
-    leaves = [file.schema.column(place) for place in range(len(file.schema))]
+def _int96_columns(file: pq.ParquetFile) -> dict[str, pa.DataType]:
+    """The types of columns of 96-bit times (old Spark, Impala): they are UTC, though the file does not state it."""
+    utc = pa.timestamp("us", "UTC")
+    leaves = [file.schema.column(index) for index in range(len(file.schema))]
     old = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
     lists = {path.removesuffix(".list.element") for path in old}
-    types = {field.name: pa.list_(moment) if _is_list(field.type) else moment for field in file.schema_arrow}
+    types = {field.name: pa.list_(utc) if _is_list(field.type) else utc for field in file.schema_arrow}
     return {name: dtype for name, dtype in types.items() if name in (lists if _is_list(dtype) else old)}
 
 
@@ -87,7 +87,7 @@ class TableInput:
 
     def __init__(self, table: Any, *, label: str) -> None:
         self.label = label
-        self._frame = _narwhal(table, label)
+        self._frame = _narwhals_frame(table, label)
         self.names = list(self._frame.columns)
         self.size = len(self._frame)
         if not self.size:
@@ -105,7 +105,7 @@ class TableInput:
             yield _block(columns, begin)
 
     def _column(self, position: int, begin: int, rows: int) -> Any:
-        """Only the stretch is converted, so that a pandas table is never held twice."""
+        """Only some rows are converted at a time, so that a pandas table is never in memory twice."""
         name = self.names[position]
         try:
             return self._frame[begin : begin + rows].select(name).to_arrow().column(0)
@@ -116,14 +116,14 @@ class TableInput:
 
 
 def is_table(source: Any) -> bool:
-    """Whether narwhals knows it as a data frame, perhaps one it will not take."""
+    """Whether narwhals recognises a data frame, even one that it refuses."""
     try:
         return isinstance(nw.from_native(source, pass_through=True), nw.DataFrame | nw.LazyFrame)
     except (nw.exceptions.NarwhalsError, ValueError):
         return True
 
 
-def _narwhal(table: Any, label: str) -> nw.DataFrame[Any]:
+def _narwhals_frame(table: Any, label: str) -> nw.DataFrame[Any]:
     try:
         frame = nw.from_native(table)
     except (nw.exceptions.NarwhalsError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What every reader gives: blocks of columns with row numbers, and the rows that could not be read at all."""
+"""What every reader yields: blocks of columns with row numbers, and the rows that cannot be parsed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ROW = "row"  # the column of row numbers; the header of a text file is row 1
 
 
 def detached(frame: pl.DataFrame) -> pl.DataFrame:
-    """A copy with memory of its own: some rows of a block otherwise keep the text of the whole block alive."""
+    """A copy with memory of its own; without it, some rows of a block keep the text of the whole block in memory."""
     return pl.DataFrame(pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest())))
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A row that is not a row of this log, why, and what stands there."""
+    """A row that cannot be parsed: its number, the reason and its text."""
 
     row: int
     reason: str
@@ -27,7 +27,7 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some consecutive rows: the column `row` and one for each column asked for."""
+    """Some consecutive rows: the column `row` and every requested column."""
 
     frame: pl.DataFrame
     malformed: list[Malformed] = field(default_factory=list)
@@ -35,25 +35,25 @@ class Block:
 
 
 class LogInput(Protocol):
-    """One file or table, opened: its columns are known, its rows are read block by block."""
+    """An opened file or table: its columns are known, its rows are read block by block."""
 
     label: str
-    """How messages name it."""
+    """Its name in messages."""
     names: list[str]
     """Its columns, in order; a name may occur twice."""
     size: int
     """Bytes or rows, for progress."""
 
     typed: bool
-    """Whether its columns have types of their own; text formats hold text and numbers only."""
+    """Whether its columns have types; text formats hold text and numbers only."""
 
     @property
     def note(self) -> str:
-        """What to add when its columns cannot be found."""
+        """A sentence to add if its columns cannot be found."""
         ...
 
     def sample(self, position: int) -> list[str]:
-        """The first values of a column as text, for finding out what it holds."""
+        """The first values of a column as text."""
         ...
 
     def holds_lists(self, position: int) -> bool:
@@ -63,6 +63,6 @@ class LogInput(Protocol):
     def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:
         """The rows, with the column at positions[name] as `name`.
 
-        Text is text, numbers and dates stay what they are where the format has them. An empty id is "" or null.
+        Numbers and dates keep the types that the format has for them. An empty id is "" or null.
         """
         ...

@@ -1,4 +1,4 @@
-"""A table of items → the columns of the vocabulary: title and whatever else the catalogue says of each item."""
+"""A table of items → the columns of the vocabulary: the title and every further column of the catalogue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = ("id", "count", ROW)  # columns of the vocabulary and of blocks; a catalog
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Opened, with its columns known: names in the vocabulary → positions in the file."""
+    """An opened catalogue; positions: names in the vocabulary → positions in the file."""
 
     input: LogInput
     positions: dict[str, int]
@@ -31,7 +31,7 @@ class Catalogue:
         return {name: self.input.names[position] for name, position in self.positions.items()}
 
     def blocks(self) -> Iterator[tuple[pl.DataFrame, list[Malformed]]]:
-        """Some rows after the other, the ids as text, and beside them what could not be read."""
+        """Blocks of rows with ids as text, each with its rows that cannot be parsed."""
         vectors = self._vectors()
         for block in self.input.blocks(self.positions):
             frame = block.frame.drop(ROW)
@@ -43,7 +43,7 @@ class Catalogue:
             yield frame.with_columns(text, pl.col(vectors).cast(pl.List(pl.Float64), strict=False)), block.malformed
 
     def _vectors(self) -> list[str]:
-        """Columns of vectors that come as text, as JSON's do: its lists may hold anything."""
+        """Columns of vectors that are read as text, as in JSON, whose lists may hold anything."""
         log = self.input
         if not isinstance(log, JsonLinesFile):
             return []
@@ -51,22 +51,22 @@ class Catalogue:
 
 
 def open_catalogue(source: Any, *, item: str | None) -> Catalogue:
-    """Find the id by its usual names, or as the log's item column; the title by its usual names."""
+    """Open a catalogue; its id column has a usual name or that of the log's item, its title a usual name."""
     inputs = open_inputs(source, named=set() if item is None else {item}, label="the catalogue table")
     if len(inputs) != 1:
         raise InputError(f"Expected one catalogue for --items, got {len(inputs)} files.")
     log = inputs[0]
     everything = list(range(len(log.names)))
-    places = [named_position(log, "item", item)] if item in log.names else by_rank(log, ID_NAMES, free=everything)
-    if len(places) != 1:
-        state = "could be the item's id" if places else "looks like the item's id"
+    ids = [named_position(log, "item", item)] if item in log.names else by_rank(log, ID_NAMES, free=everything)
+    if len(ids) != 1:
+        state = "could be the item's id" if ids else "looks like the item's id"
         raise InputError(
-            f"{log.label}: {'more than one' if places else 'no'} column {state}; call it `item` or as the log does. "
+            f"{log.label}: {'more than one' if ids else 'no'} column {state}; name it `item` or as in the log. "
             f"Its columns are {listed(log.names)}.{log.note}"
         )
-    free = [position for position in everything if position not in places]
+    free = [position for position in everything if position not in ids]
     titles = by_rank(log, TITLE_NAMES, free=free)[:1]
-    positions = {"id": places[0]} | ({"title": titles[0]} if titles else {})
+    positions = {"id": ids[0]} | ({"title": titles[0]} if titles else {})
     for position in free:
         if position not in titles:
             positions[_further_name(log.names[position], positions)] = position
@@ -83,42 +83,42 @@ def _further_name(name: str, taken: dict[str, int]) -> str:
 def described_items(
     catalogue: Catalogue, ids: pl.Series, *, max_rejected: float
 ) -> tuple[pl.DataFrame, dict[str, int]]:
-    """The catalogue's columns for `ids`, in their order, null where it says nothing; and what was met on the way.
+    """The catalogue's columns for `ids`, in their order, null if it has none; and the counts of its rows.
 
-    Of rows with the same id the first counts. Only rows of wanted items are held.
+    Of rows with the same id the first counts. Only rows of `ids` stay in memory.
     """
     wanted = pl.DataFrame({"id": ids})
-    held: list[pl.DataFrame] = []
+    rows: list[pl.DataFrame] = []
     counts = {"rows": 0, "rejected": 0, "duplicates": 0}
     for frame, malformed in catalogue.blocks():
         counts["rows"] += frame.height + len(malformed)
         counts["rejected"] += len(malformed)
-        held.append(detached(frame.join(wanted, on="id", how="semi")))
+        rows.append(detached(frame.join(wanted, on="id", how="semi")))
     if counts["rejected"] > max_rejected * counts["rows"]:
         raise InputError(
             f"{catalogue.input.label}: {counts['rejected']} of {counts['rows']} rows cannot be read, "
             "more than --max-rejected allows."
         )
-    found = pl.concat(held, how="vertical_relaxed")
-    known = found.unique("id", keep="first", maintain_order=True)
-    counts["duplicates"] = found.height - known.height
-    counts["described"] = known.height
-    if not known.height:
+    matches = pl.concat(rows, how="vertical_relaxed")
+    first = matches.unique("id", keep="first", maintain_order=True)
+    counts["duplicates"] = matches.height - first.height
+    counts["described"] = first.height
+    if not first.height:
         raise InputError(
             f"{catalogue.input.label}: none of its ids is an item of the log (such as {ids[0]!r}); "
             f"is {catalogue.columns['id']!r} the column with the log's item ids?"
         )
-    described = wanted.join(known, on="id", how="left", maintain_order="left")
+    described = wanted.join(first, on="id", how="left", maintain_order="left")
     return with_vectors(described, catalogue.input.label), counts
 
 
 def with_arrays(table: pl.DataFrame, files: Sequence[VectorFile]) -> pl.DataFrame:
-    """A vocabulary's table with a column more for each array of vectors."""
+    """A vocabulary's table with one more column for each array of vectors."""
     for file in files:
         if file.column in table.columns:
             raise InputError(
-                f"{file.path}: the catalogue has a column {file.column!r} already, which is what the vectors would be "
-                "called; rename the file, and the one with its ids."
+                f"{file.path}: its vectors would be the column {file.column!r}, which the catalogue has already; "
+                "rename the file, and the one with its ids."
             )
         table = table.with_columns(vectors_of(file, table["id"]))
     return table

@@ -1,4 +1,4 @@
-"""Column names and first values → which column holds what; what is not clear is an error that says how to name it."""
+"""Column names and first values → the column of each role; an ambiguous one is an error that names the option."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from segue.data.read.times import looks_like_date, looks_like_number_or_time
 from segue.data.settings import PrepareSettings, Role
 from segue.errors import InputError
 
-# Names without case and punctuation, strongest first; names of one rank are equally good and so ambiguous.
+# Names without case and punctuation, best rank first; two names of one rank are ambiguous.
 USER_NAMES: tuple[tuple[str, ...], ...] = (
     ("user", "userid", "uid", "username", "userno"),
     (
@@ -56,12 +56,12 @@ class Columns:
 
     names: dict[Role, str]
     found: tuple[Role, ...]
-    """The roles that were found rather than named."""
+    """The roles that the user did not name."""
     lists: bool = False
     """One row a user: every column but the user's holds lists."""
 
     def positions(self, log: LogInput) -> dict[str, int]:
-        """Where the columns stand in one of the inputs."""
+        """The positions of the columns in one of the inputs."""
         return {role: named_position(log, role, name) for role, name in self.names.items()}
 
 
@@ -94,13 +94,13 @@ def normal(name: str) -> str:
 
 
 def named_position(log: LogInput, role: str, name: str) -> int:
-    """Where a column of this name stands."""
-    places = [position for position, other in enumerate(log.names) if other == name]
-    if not places:
+    """The position of the column of this name."""
+    positions = [position for position, other in enumerate(log.names) if other == name]
+    if not positions:
         raise InputError(f"{log.label} has no column {name!r} for --{role}; it has {listed(log.names)}.{log.note}")
-    if len(places) > 1:
-        raise InputError(f"{log.label} has {len(places)} columns named {name!r} (--{role}); rename all but one.")
-    return places[0]
+    if len(positions) > 1:
+        raise InputError(f"{log.label} has {len(positions)} columns named {name!r} (--{role}); rename all but one.")
+    return positions[0]
 
 
 def listed(names: Iterable[str]) -> str:
@@ -110,11 +110,11 @@ def listed(names: Iterable[str]) -> str:
 
 
 def by_rank(log: LogInput, ranks: tuple[tuple[str, ...], ...], *, free: list[int]) -> list[int]:
-    """The columns whose names have the strongest rank that occurs."""
+    """The columns whose names have the best rank that occurs."""
     for names in ranks:
-        places = [position for position in free if normal(log.names[position]) in names]
-        if places:
-            return places
+        positions = [position for position in free if normal(log.names[position]) in names]
+        if positions:
+            return positions
     return []
 
 
@@ -124,32 +124,32 @@ def _free(log: LogInput, taken: Iterable[int]) -> list[int]:
 
 
 def _required(log: LogInput, role: Role, ranks: tuple[tuple[str, ...], ...], *, free: list[int]) -> int:
-    places = by_rank(log, ranks, free=free)
-    if not places:
+    positions = by_rank(log, ranks, free=free)
+    if not positions:
         raise InputError(
             f"{log.label} has no column that looks like the {role}; name it with --{role}. "
             f"Its columns are {listed(log.names)}.{log.note}"
         )
-    return _single(log, role, places)
+    return _single(log, role, positions)
 
 
-def _single(log: LogInput, role: Role, places: list[int]) -> int:
-    if len(places) > 1:
-        names = " or ".join(repr(log.names[position]) for position in places)
+def _single(log: LogInput, role: Role, positions: list[int]) -> int:
+    if len(positions) > 1:
+        names = " or ".join(repr(log.names[position]) for position in positions)
         raise InputError(
             f"{log.label}: the {role} could be {names}; name it with --{role}. Its columns are {listed(log.names)}."
         )
-    return places[0]
+    return positions[0]
 
 
 def _time_position(log: LogInput, settings: PrepareSettings, *, free: list[int]) -> int | None:
-    """By name where the values can be times, else the one column that holds nothing but dates, else none."""
+    """A column named like a time, if its values can be times; else the one column that holds only dates; else none."""
     named = by_rank(log, TIME_NAMES, free=free)
     readable = [position for position in free if _is_readable_time(log, position)]
     dates = [position for position in readable if all(map(looks_like_date, _filled(log, position)))]
     if named and settings.time_format is None:
-        # "time" may hold 12:30 beside a "date": a weaker name is better than that if its values are dates, and not the
-        # number of a weekday
+        # "time" may hold 12:30 beside a "date": a name of a lower rank is better if its values are dates, and not
+        # numbers of weekdays
         named = (
             [position for position in named if position in readable] or by_rank(log, TIME_NAMES, free=dates) or named
         )
@@ -168,7 +168,7 @@ def _filled(log: LogInput, position: int) -> list[str]:
 
 
 def _holds_lists(log: LogInput, taken: dict[Role, int]) -> bool:
-    """One row a user, by type, by Meta's names or by a time column of comma-separated times."""
+    """Whether a row holds all events of a user: by type, by Meta's names or by comma-separated times."""
     if log.holds_lists(taken["item"]) or normal(log.names[taken["item"]]) == "sequenceitemids":
         return True
     if "time" not in taken:
@@ -179,10 +179,10 @@ def _holds_lists(log: LogInput, taken: dict[Role, int]) -> bool:
 
 
 def _add_exact(log: LogInput, taken: dict[Role, int], role: Role, names: tuple[str, ...]) -> None:
-    """Value and kind are taken unasked only under the very name, and a value only if it holds numbers."""
-    places = [place for place in _free(log, taken.values()) if normal(log.names[place]) in names]
-    if len(places) != 1:
+    """Add the value or kind if a column has exactly that name, and the value only if it holds numbers."""
+    positions = [position for position in _free(log, taken.values()) if normal(log.names[position]) in names]
+    if len(positions) != 1:
         return
-    parts = [part for value in _filled(log, places[0]) for part in value.split(",")]
+    parts = [part for value in _filled(log, positions[0]) for part in value.split(",")]
     if role == "kind" or all(map(looks_like_number_or_time, parts)):
-        taken[role] = places[0]
+        taken[role] = positions[0]

@@ -1,6 +1,6 @@
 """Delimited text (CSV, TSV, any delimiter) → blocks of text columns.
 
-One parser (Arrow's) reads the sample that finds the delimiter and then the whole file, so both see the same rows.
+Arrow's parser reads the sample that decides the delimiter and then the whole file, so both see the same rows.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from segue.data.read.streams import NOT_UTF8, LogBytes, read_sample
 from segue.data.read.times import looks_like_number_or_time
 from segue.errors import InputError
 
-READ_BYTES = 2 << 20  # no row is longer; Arrow reads 32 of them ahead, so more would cost memory
+READ_BYTES = 2 << 20  # the longest row; Arrow reads 32 of them ahead, so more would cost memory
 BLOCK_ROWS = 1 << 17  # smaller blocks cost time
 SAMPLE_BYTES = 1 << 20
 SAMPLE_ROWS = 200
-MOST_COLUMNS = 10_000
+MAX_COLUMNS = 10_000
 
 _USUAL = (",", "\t", ";", "|", "::")
 _UNUSUAL = "\x01\x1f^~#:!$&*/ "
-_UNIT_SEPARATOR = "\x1f"  # what "::" becomes, as the parser takes one character
-_END = "\x1eend\x1e"  # a last row of our own: when it does not come out again, a quote was never closed
+_UNIT_SEPARATOR = "\x1f"  # replaces "::", as the parser takes one character
+_END = "\x1eend\x1e"  # appended as a last row: if the parser does not return it, a quote was never closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class _Layout:
     columns: list[list[str]]
     first_row: int  # number of the first row of data: 2 under a header, 1 without
     rows: int  # sampled rows of data
-    agree: float  # share of them with as many fields as the first row
+    agreement: float  # share of them with as many fields as the first row
 
 
 class DelimitedFile:
-    """A text file with a delimiter that was found in its first rows."""
+    """A text file; its delimiter is found from its first rows."""
 
     typed = False
 
@@ -52,7 +52,7 @@ class DelimitedFile:
         self.label = str(path)
         self.path = path
         self.size = path.stat().st_size
-        self._layout = _sniffed(path, named)
+        self._layout = _find_layout(path, named)
         self.names = self._layout.names
 
     @property
@@ -78,25 +78,25 @@ class DelimitedFile:
 
     def _parsed(self, stream: LogBytes, positions: Mapping[str, int]) -> Iterator[Block]:
         rows = _RowNumbers(self._layout.first_row)
-        held: list[pa.RecordBatch] = []
+        pending: list[pa.RecordBatch] = []
         ended = False
         try:
             for batch in self._batches(stream, positions, rows):
-                ended = _is_end(batch)
-                held.append(batch.slice(0, batch.num_rows - 1) if ended else batch)
-                if ended or sum(each.num_rows for each in held) >= BLOCK_ROWS:
-                    yield _block(pa.Table.from_batches(held), positions, rows, stream)
-                    held = []
+                ended = bool(batch.num_rows) and batch.column(0)[batch.num_rows - 1].as_py() == _END
+                pending.append(batch.slice(0, batch.num_rows - 1) if ended else batch)
+                if ended or sum(each.num_rows for each in pending) >= BLOCK_ROWS:
+                    yield _block(pa.Table.from_batches(pending), positions, rows, stream)
+                    pending = []
         except pa.ArrowInvalid as error:
-            raise self._never_closed(rows.last) from error
+            raise self._unclosed_quote(rows.last) from error
         if not ended:
-            raise self._never_closed(rows.last)
+            raise self._unclosed_quote(rows.last)
 
     def _batches(self, stream: LogBytes, positions: Mapping[str, int], rows: _RowNumbers) -> Any:
         count, delimiter = len(self.names), self._layout.delimiter
         wanted = [f"f{position}" for position in positions.values()]
         return _open_csv(
-            _Ended(stream, delimiter, count),
+            _StreamWithEnd(stream, delimiter, count),
             delimiter,
             names=[f"f{index}" for index in range(count)],
             wanted=list(dict.fromkeys(wanted)),
@@ -105,7 +105,7 @@ class DelimitedFile:
             on_invalid=rows.invalid,
         )
 
-    def _never_closed(self, row: int) -> InputError:
+    def _unclosed_quote(self, row: int) -> InputError:
         return InputError(
             f"{self.label}: a quote that opens after row {max(row, 1)} is never closed, or one row is longer than "
             f"{READ_BYTES >> 20} MB. Double the quotes inside a quoted field, or remove the lone one."
@@ -113,22 +113,22 @@ class DelimitedFile:
 
 
 class _RowNumbers:
-    """Numbers the rows that came through, leaving out those that did not."""
+    """Numbers the parsed rows, counting the invalid rows between them."""
 
     def __init__(self, first: int) -> None:
         self.last = first - 1
         self._invalid: list[int] = []  # numbers after `last`
-        self._fresh: list[Malformed] = []
+        self._malformed: list[Malformed] = []
 
     def invalid(self, row: Any) -> str:
         self._invalid.append(row.number)
         reason = f"expected {row.expected_columns} fields, got {row.actual_columns}"
-        self._fresh.append(Malformed(row=row.number, reason=reason, text=row.text))
+        self._malformed.append(Malformed(row=row.number, reason=reason, text=row.text))
         return "skip"
 
     def next(self, count: int) -> np.ndarray:
         plain = self.last + 1 + np.arange(count)
-        # the k-th invalid row stands before every row that would be numbered from (its number - k) on
+        # the k-th invalid row comes before every row that would be numbered from (its number - k) on
         gaps = np.asarray(self._invalid, dtype=np.int64) - np.arange(len(self._invalid))
         numbers = plain + np.searchsorted(gaps, plain, side="right")
         if count:
@@ -136,34 +136,33 @@ class _RowNumbers:
             self._invalid = [number for number in self._invalid if number > self.last]
         return np.asarray(numbers)
 
-    def taken(self) -> list[Malformed]:
-        fresh, self._fresh = self._fresh, []
-        return fresh
+    def take_malformed(self) -> list[Malformed]:
+        malformed, self._malformed = self._malformed, []
+        return malformed
 
 
-class _Ended:
-    """The bytes of a log with our own last row behind them; a two-character delimiter is made one."""
+class _StreamWithEnd:
+    """The bytes of a log with one more row at the end; a delimiter of two characters becomes one."""
 
     def __init__(self, stream: LogBytes, delimiter: str, count: int) -> None:
-        mark = _single(delimiter)
         self._stream = stream
-        self._narrow = delimiter.encode() if len(delimiter) > 1 else None
-        self._end = b"\n" + mark.join([_END] * count).encode() + b"\n"
-        self._held = b""
+        self._wide = delimiter.encode() if len(delimiter) > 1 else None
+        self._end = b"\n" + _single(delimiter).join([_END] * count).encode() + b"\n"
+        self._pending = b""
         self.closed = False
 
     def read(self, size: int) -> bytes:
-        piece = self._stream.read(max(1, size - len(self._held)))
-        if self._narrow is None:
+        piece = self._stream.read(max(1, size - len(self._pending)))
+        if self._wide is None:
             return piece or self._ending()
-        piece, self._held = self._held + piece, b""
-        if piece.endswith(self._narrow[:1]) and not piece.endswith(self._narrow):
-            piece, self._held = piece[:-1], piece[-1:]
-        return piece.replace(self._narrow, _UNIT_SEPARATOR.encode()) or self._ending()
+        piece, self._pending = self._pending + piece, b""
+        if piece.endswith(self._wide[:1]) and not piece.endswith(self._wide):
+            piece, self._pending = piece[:-1], piece[-1:]
+        return piece.replace(self._wide, _UNIT_SEPARATOR.encode()) or self._ending()
 
     def _ending(self) -> bytes:
-        end, self._end = self._held + self._end, b""
-        self._held = b""
+        end, self._end = self._pending + self._end, b""
+        self._pending = b""
         return end
 
     def close(self) -> None:
@@ -187,7 +186,7 @@ def _open_csv(
     block_bytes: int,
     on_invalid: Callable[[Any], str],
 ) -> Any:
-    """Arrow's streaming parser with every column as text; one thread, or it would not number the rows."""
+    """Arrow's streaming parser with every column as text; it numbers rows only with one thread."""
     if not isinstance(source, pa.NativeFile):
         source = pa.PythonFile(source, mode="r")
     return pyarrow.csv.open_csv(
@@ -204,59 +203,54 @@ def _open_csv(
         ),
         convert_options=pyarrow.csv.ConvertOptions(
             include_columns=wanted,
-            column_types={f"f{index}": pa.string() for index in range(len(names) or MOST_COLUMNS)},
+            column_types={f"f{index}": pa.string() for index in range(len(names) or MAX_COLUMNS)},
             strings_can_be_null=False,
-            check_utf8=False,  # LogBytes lets nothing else through
+            check_utf8=False,  # LogBytes yields nothing else
         ),
     )
-
-
-def _is_end(batch: pa.RecordBatch) -> bool:
-    return bool(batch.num_rows) and batch.column(0)[batch.num_rows - 1].as_py() == _END
 
 
 def _block(table: pa.Table, positions: Mapping[str, int], rows: _RowNumbers, stream: LogBytes) -> Block:
     columns = {ROW: pl.Series(rows.next(table.num_rows), dtype=pl.Int64)}
     for name, position in positions.items():
         columns[name] = pl.Series(pl.from_arrow(table.column(f"f{position}"))).rechunk()
-    frame, malformed = pl.DataFrame(columns), rows.taken()
+    frame, malformed = pl.DataFrame(columns), rows.take_malformed()
     if stream.dirty:
-        frame, broken = _without_broken_text(frame)
-        malformed += broken
+        frame, invalid = _without_invalid_utf8(frame)
+        malformed += invalid
     return Block(frame=frame, malformed=malformed, done=stream.consumed())
 
 
-def _without_broken_text(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[Malformed]]:
-    """Take out the rows that hold bytes which were not UTF-8."""
+def _without_invalid_utf8(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[Malformed]]:
+    """Remove the rows that held bytes which are not UTF-8."""
     texts = [name for name in frame.columns if name != ROW]
-    broken = pl.any_horizontal(pl.col(texts).str.contains(NOT_UTF8, literal=True))
-    bad = frame.filter(broken)
+    invalid = pl.any_horizontal(pl.col(texts).str.contains(NOT_UTF8, literal=True))
+    bad = frame.filter(invalid)
     rows = [
         Malformed(row=row, reason="not UTF-8", text=" ".join(cells).replace(NOT_UTF8, "\ufffd"))
         for row, *cells in bad.iter_rows()
     ]
-    return (frame.filter(~broken) if rows else frame), rows
+    return (frame.filter(~invalid) if rows else frame), rows
 
 
-def _sniffed(path: Path, named: set[str]) -> _Layout:
+def _find_layout(path: Path, named: set[str]) -> _Layout:
     """Find the delimiter under which most sampled rows have as many fields as the first."""
     sample, whole = read_sample(path, SAMPLE_BYTES)
     if not sample.strip():
         raise InputError(f"{path} is empty; expected a log with a header row and events.")
-    trial = partial(_tried, sample, whole=whole, named=named)
-    found = [layout for mark in _USUAL if (layout := trial(mark)) and len(layout.names) > 1]
-    if not any(layout.agree > 0.5 for layout in found):
+    trial = partial(_try_delimiter, sample, whole=whole, named=named)
+    layouts = [layout for mark in _USUAL if (layout := trial(mark)) and len(layout.names) > 1]
+    if not any(layout.agreement > 0.5 for layout in layouts):
         rare = [layout for mark in _UNUSUAL if (layout := trial(mark)) and len(layout.names) > 1]
-        found += [layout for layout in rare if layout.agree > 0.9]
-    if not found:
-        alone = trial(",")
-        found = [alone] if alone else []
-    if not found:
+        layouts += [layout for layout in rare if layout.agreement > 0.9]
+    if not layouts and (single := trial(",")):
+        layouts = [single]
+    if not layouts:
         raise InputError(f"{path} cannot be read as delimited text; expected CSV, TSV, JSON lines or Parquet.")
-    best = max(found, key=lambda layout: (layout.agree, len(layout.names)))
+    best = max(layouts, key=lambda layout: (layout.agreement, len(layout.names)))
     if not best.rows:
         raise InputError(f"{path} has a header ({', '.join(best.names)}) and no rows under it.")
-    if not best.agree:
+    if not best.agreement:
         raise InputError(
             f"{path}: no row has as many fields as the first ({len(best.names)}: {', '.join(best.names)}); "
             "give every column a name in the header."
@@ -264,8 +258,8 @@ def _sniffed(path: Path, named: set[str]) -> _Layout:
     return best
 
 
-def _tried(sample: bytes, delimiter: str, *, whole: bool, named: set[str]) -> _Layout | None:
-    """The sample under one delimiter; None where it cannot be parsed at all."""
+def _try_delimiter(sample: bytes, delimiter: str, *, whole: bool, named: set[str]) -> _Layout | None:
+    """Parse the sample with one delimiter; None if it cannot be parsed at all."""
     if len(delimiter) > 1:
         sample = sample.replace(delimiter.encode(), _UNIT_SEPARATOR.encode())
     invalid: list[Any] = []
@@ -279,7 +273,7 @@ def _tried(sample: bytes, delimiter: str, *, whole: bool, named: set[str]) -> _L
     except pa.ArrowInvalid:
         return None
     if not whole and table.num_rows > 2:
-        table = table.slice(0, table.num_rows - 1)  # the last row is cut off somewhere
+        table = table.slice(0, table.num_rows - 1)  # the last row is cut off
     columns = [[cell or "" for cell in column.slice(0, SAMPLE_ROWS + 1).to_pylist()] for column in table.columns]
     names, first_row = [column[0] for column in columns], 2
     if _is_data(names) and not named & set(names):
@@ -291,7 +285,7 @@ def _tried(sample: bytes, delimiter: str, *, whole: bool, named: set[str]) -> _L
         columns=[column[first_row - 1 :] for column in columns],
         first_row=first_row,
         rows=good + len(invalid),
-        agree=good / max(1, good + len(invalid)),
+        agreement=good / max(1, good + len(invalid)),
     )
 
 
@@ -309,5 +303,5 @@ def _sample_table(sample: bytes, delimiter: str, on_invalid: Callable[[Any], str
 
 
 def _is_data(first_row: list[str]) -> bool:
-    """Whether a first row is already an event: names of columns are neither numbers nor dates."""
+    """Whether a first row is an event already: names of columns are neither numbers nor dates."""
     return any(looks_like_number_or_time(cell) for cell in first_row)

@@ -1,6 +1,6 @@
 """A log → compact events, ids by running number, and the rows that cannot be used.
 
-Two passes: a light one over the times alone decides their unit for the whole column, the second reads everything.
+Two passes: the first reads the times alone and decides their unit for the whole column, the second reads everything.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from segue.data.timestamps import MICROSECONDS
 from segue.data.write.events import Chunk, EventTable, Numbering
 from segue.errors import InputError, SettingsError
 
-Progress = Callable[[str, int, int], None]
-"""Told of (what is being done, how much of it, of how much)."""
+ProgressCallback = Callable[[str, int, int], None]
+"""Called with (stage, done, total)."""
 
-HELD_REJECTED_ROWS = 2_000_000  # where the number of rows is not known beforehand
-MOST_KINDS = 1 << 16
+MAX_REJECTED_ROWS = 2_000_000  # stored, if the number of rows is not known beforehand
+MAX_KINDS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +38,22 @@ class Log:
     inputs: list[LogInput]
     columns: Columns
     ordered: bool = False
-    """There is no time, but a column that gives the order; it takes the place of the time."""
+    """There is no time, and a column that gives the order is read instead of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class TimeLook:
-    """What the first pass found out."""
+class TimeDecision:
+    """How the times are read."""
 
     rule: TimeRule | None
-    """None: no time column, the row order is the order."""
+    """None without a time column: events keep the order of their rows."""
     counts: dict[str, int] = field(default_factory=dict)
-    """How many times look like each form, where they were counted."""
+    """How many values fit each form, if they were counted."""
 
 
 @dataclass(slots=True)
-class Gathered:
-    """What the second pass brings home."""
+class GatheredEvents:
+    """The result of the second pass."""
 
     events: EventTable
     users: Numbering
@@ -61,15 +61,15 @@ class Gathered:
     kinds: Numbering
     rejected: Rejected
     rows: int = 0
-    kept: int = 0
+    good: int = 0
 
 
 def open_log(source: Any, settings: PrepareSettings) -> Log:
     """Open the files or the table and find the columns; every file must have them."""
-    return known_log(open_inputs(source, named=set(settings.named_columns().values())), settings)
+    return log_of_inputs(open_inputs(source, named=set(settings.named_columns().values())), settings)
 
 
-def known_log(inputs: list[LogInput], settings: PrepareSettings) -> Log:
+def log_of_inputs(inputs: list[LogInput], settings: PrepareSettings) -> Log:
     """Find the columns of opened inputs."""
     columns = find_columns(inputs[0], settings)
     ordered = "order" in columns.names and "time" not in columns.names
@@ -81,69 +81,71 @@ def known_log(inputs: list[LogInput], settings: PrepareSettings) -> Log:
     return Log(inputs, columns, ordered)
 
 
-def look_at_times(log: Log, settings: PrepareSettings, progress: Progress) -> TimeLook:
+def decide_times(log: Log, settings: PrepareSettings, progress: ProgressCallback) -> TimeDecision:
     """Decide how the times are read, over the whole column."""
-    return known_times(log, settings) or decided_times(_counted_votes(log, progress), settings)
+    return decide_without_votes(log, settings) or decide_by_votes(_count_votes(log, progress), settings)
 
 
-def known_times(log: Log, settings: PrepareSettings) -> TimeLook | None:
-    """How the times are read where no value has to be looked at for it."""
+def decide_without_votes(log: Log, settings: PrepareSettings) -> TimeDecision | None:
+    """How the times are read, if that follows without reading any; else None."""
     if "time" not in log.columns.names:
-        return TimeLook(None)
+        return TimeDecision(None)
     if log.ordered:
-        return TimeLook(TimeRule(form="order", forced=True))
+        return TimeDecision(TimeRule(form="order", forced=True))
     forced = forced_rule(settings)
-    made_of = time_type(log.inputs, log.columns)
-    if made_of != "text or numbers":
+    column_type = time_type(log.inputs, log.columns)
+    if column_type != "text or numbers":
         if forced is not None:
-            raise SettingsError("--time-format is for times written as text or numbers; this log's are dates already.")
-        return TimeLook(TimeRule(form="instant", zone=settings.time_zone if made_of == "wall clock" else None))
-    return None if forced is None else TimeLook(forced)
+            raise SettingsError("--time-format is for times as text or numbers; this log holds dates: leave it out.")
+        return TimeDecision(TimeRule(form="instant", zone=settings.time_zone if column_type == "local times" else None))
+    return None if forced is None else TimeDecision(forced)
 
 
-def decided_times(counts: Mapping[str, int], settings: PrepareSettings) -> TimeLook:
-    """How the times are read, after what all of them look like."""
-    return TimeLook(decide(counts, zone=settings.time_zone), dict(counts))
+def decide_by_votes(counts: Mapping[str, int], settings: PrepareSettings) -> TimeDecision:
+    """How the times are read, by the commonest form."""
+    return TimeDecision(decide(counts, zone=settings.time_zone), dict(counts))
 
 
-def _counted_votes(log: Log, progress: Progress) -> Counter[str]:
+def _count_votes(log: Log, progress: ProgressCallback) -> Counter[str]:
     counts: Counter[str] = Counter()
-    watch = _Watch(log, "looking at the times", progress)
+    reporter = _ProgressReporter(log, "reading the times", progress)
     for block in read_blocks(log.inputs, log.columns, roles=["time"]):
         counts.update(votes(block.frame["time"]))
-        watch.tell(block)
+        reporter.report(block)
     return counts
 
 
-def gather(log: Log, look: TimeLook, settings: PrepareSettings, progress: Progress) -> Gathered:
-    """Read, judge and number every row; stop when too many are bad."""
-    known = look.counts.get("rows")
-    hold = HELD_REJECTED_ROWS if known is None else int(known * settings.max_rejected) + 1
+def gather(log: Log, times: TimeDecision, settings: PrepareSettings, progress: ProgressCallback) -> GatheredEvents:
+    """Read, judge and number every row; stop if too many are bad."""
+    rows = times.counts.get("rows")
+    max_stored = MAX_REJECTED_ROWS if rows is None else int(rows * settings.max_rejected) + 1
     roles = list(log.columns.names)
-    gathered = Gathered(EventTable(), Numbering(), Numbering(), Numbering(), Rejected(list(roles), hold))
-    watch = _Watch(log, "reading", progress)
+    gathered = GatheredEvents(EventTable(), Numbering(), Numbering(), Numbering(), Rejected(list(roles), max_stored))
+    reporter = _ProgressReporter(log, "reading", progress)
     for block in read_blocks(log.inputs, log.columns, roles=roles):
-        _take(block, gathered, log, look.rule)
-        watch.tell(block)
-    refuse_useless(gathered.rejected, rows=gathered.rows, kept=gathered.kept, look=look, settings=settings)
+        _add_block(block, gathered, log, times.rule)
+        reporter.report(block)
+    refuse_unusable(gathered.rejected, rows=gathered.rows, good=gathered.good, times=times, settings=settings)
     return gathered
 
 
-def refuse_useless(rejected: Rejected, *, rows: int, kept: int, look: TimeLook, settings: PrepareSettings) -> None:
-    """Stop when too many rows are bad, or all."""
-    rejected.check(rows, most=settings.max_rejected, hint=mixture(look.counts))
-    if not kept:
+def refuse_unusable(
+    rejected: Rejected, *, rows: int, good: int, times: TimeDecision, settings: PrepareSettings
+) -> None:
+    """Refuse a log with too many bad rows, or without a good one."""
+    rejected.check(rows, most=settings.max_rejected, hint=mixture(times.counts))
+    if not good:
         raise InputError("No row of the log can be used; are --user, --item and --time the right columns?")
 
 
 def refuse_many_kinds(count: int) -> None:
-    """Stop when the kinds are too many for their numbers."""
-    if count > MOST_KINDS:
-        raise InputError(f"The --kind column holds more than {MOST_KINDS} different values; expected a few kinds.")
+    """Refuse more kinds than 16 bits can number."""
+    if count > MAX_KINDS:
+        raise InputError(f"The --kind column holds more than {MAX_KINDS} different values; expected a few kinds.")
 
 
 def refuse_single_item(ids: pl.Series) -> None:
-    """Stop when there is nothing to choose from."""
+    """Refuse a core of one item."""
     if len(ids) == 1:
         raise InputError(
             f"Only one item is left ({ids[0]!r}), and one item cannot be ranked against anything; "
@@ -151,17 +153,17 @@ def refuse_single_item(ids: pl.Series) -> None:
         )
 
 
-def nobody_left(kept: int, items: int, user_counts: np.ndarray, settings: PrepareSettings) -> InputError:
-    """The sentence about a core without users. user_counts: [all users] the events of each."""
+def no_user_left(events: int, items: int, user_counts: np.ndarray, settings: PrepareSettings) -> InputError:
+    """The error of a core without users. user_counts: [all users] the events of each."""
     enough = int((user_counts >= settings.min_user).sum())
     return InputError(
-        f"Nobody is left: of {len(user_counts)} users and {items} items with {kept} events, "
-        f"{enough} users have the {settings.min_user} events that --min-user asks for (the most active has "
+        f"No user is left: of {len(user_counts)} users and {items} items with {events} events, "
+        f"{enough} users have the {settings.min_user} events that --min-user requires (the most active has "
         f"{int(user_counts.max())}), and none on items with {settings.min_item} events (--min-item). Lower one or both."
     )
 
 
-def _take(block: LogBlock, gathered: Gathered, log: Log, rule: TimeRule | None) -> None:
+def _add_block(block: LogBlock, gathered: GatheredEvents, log: Log, rule: TimeRule | None) -> None:
     judged = judge(block.frame, log.columns.names, rule)
     gathered.rejected.add_malformed(block.input.label, block.malformed)
     good = judged
@@ -171,11 +173,11 @@ def _take(block: LogBlock, gathered: Gathered, log: Log, rule: TimeRule | None) 
     gathered.rows += judged.height + len(block.malformed)
     if good.height:
         gathered.events.append(_chunk(good, gathered, rule))
-        gathered.kept += good.height
+        gathered.good += good.height
 
 
-def _chunk(good: pl.DataFrame, gathered: Gathered, rule: TimeRule | None) -> Chunk:
-    row_order = (gathered.kept + np.arange(good.height)) * MICROSECONDS
+def _chunk(good: pl.DataFrame, gathered: GatheredEvents, rule: TimeRule | None) -> Chunk:
+    row_order = (gathered.good + np.arange(good.height)) * MICROSECONDS
     kind = value = None
     if "kind" in good.columns:
         kind = gathered.kinds.numbers(good["kind"].fill_null("")).astype(np.uint16)
@@ -188,23 +190,23 @@ def _chunk(good: pl.DataFrame, gathered: Gathered, rule: TimeRule | None) -> Chu
         time=row_order if rule is None else good["microseconds"].to_numpy(),
         kind=kind,
         value=value,
-        order=good["place"].to_numpy() if "place" in good.columns else None,
+        order=good["order_number"].to_numpy() if "order_number" in good.columns else None,
     )
 
 
 def stored_values(amounts: pl.Series) -> np.ndarray:
-    """Numbers as they are stored [n] float32, NaN where there is none."""
+    """Values as they are stored [n] float32, NaN if there is none."""
     return amounts.cast(pl.Float32).fill_null(float("nan")).to_numpy()
 
 
-class _Watch:
-    """Turns blocks read into progress over all inputs."""
+class _ProgressReporter:
+    """Reports blocks as progress over all inputs."""
 
-    def __init__(self, log: Log, stage: str, progress: Progress) -> None:
+    def __init__(self, log: Log, stage: str, progress: ProgressCallback) -> None:
         ends = np.cumsum([each.size for each in log.inputs]).tolist()
         self._total = ends[-1]
         self._before = {id(each): end - each.size for each, end in zip(log.inputs, ends, strict=True)}
         self._stage, self._progress = stage, progress
 
-    def tell(self, block: LogBlock) -> None:
+    def report(self, block: LogBlock) -> None:
         self._progress(self._stage, min(self._before[id(block.input)] + block.done, self._total), self._total)

@@ -19,7 +19,7 @@ SAMPLE_ROWS = 200
 
 
 class JsonLinesFile:
-    """One JSON object a line; its columns are the keys met in the first lines."""
+    """A file with one JSON object a line; its columns are the keys of the first lines."""
 
     note = ""
     typed = False
@@ -28,7 +28,7 @@ class JsonLinesFile:
         self.label = str(path)
         self.path = path
         self.size = path.stat().st_size
-        self._sample = _sampled(path)
+        self._sample = _read_sample(path)
         self.names = list(dict.fromkeys(key for row in self._sample for key in row))
 
     def sample(self, position: int) -> list[str]:
@@ -38,7 +38,7 @@ class JsonLinesFile:
         return any(isinstance(row.get(self.names[position]), list) for row in self._sample)
 
     def holds_numbers(self, position: int) -> bool:
-        """Whether it holds lists, and they hold numbers alone."""
+        """Whether the column holds lists of numbers only."""
         lists = [row[name] for row in self._sample if isinstance(row.get(name := self.names[position]), list)]
         numbers = [type(entry) in (int, float) for entries in lists for entry in entries]
         return bool(numbers) and all(numbers)
@@ -50,18 +50,18 @@ class JsonLinesFile:
         line = 1
         try:
             for piece in _pieces(stream):
-                rows, numbers, malformed = _decoded(piece, decoder, line)
+                rows, numbers, malformed = _decode(piece, decoder, line)
                 line += piece.count(b"\n")
                 frame = {ROW: pl.Series(numbers, dtype=pl.Int64)}
-                for place, name in enumerate(positions):
-                    values = [getattr(row, _field(place)) for row in rows]
+                for index, name in enumerate(positions):
+                    values = [getattr(row, _field(index)) for row in rows]
                     frame[name] = _column(values, is_list=name in lists)
                 yield Block(frame=pl.DataFrame(frame), malformed=malformed, done=stream.consumed())
         finally:
             stream.close()
 
 
-def _sampled(path: Path) -> list[dict[str, Any]]:
+def _read_sample(path: Path) -> list[dict[str, Any]]:
     sample, whole = read_sample(path, SAMPLE_BYTES)
     lines = [line for line in sample.splitlines() if line.strip()]
     if not whole:
@@ -79,39 +79,39 @@ def _sampled(path: Path) -> list[dict[str, Any]]:
 
 
 def _decoder(keys: list[str], label: str) -> msgspec.json.Decoder[Any]:
-    """Of rows with these keys, each in its field."""
-    names = {_field(place): key for place, key in enumerate(keys)}
+    """A decoder of rows with these keys, each in a field of its own."""
+    names = {_field(index): key for index, key in enumerate(keys)}
     fields: list[Any] = [(name, Any, None) for name in names]
     try:
         return msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=names))
-    except ValueError as error:  # msgspec knows no such keys
+    except ValueError as error:  # msgspec refuses such keys
         raise InputError(
             f"{label}: a key holds a quotation mark, a backslash or a control character; give it another name."
         ) from error
 
 
-def _field(place: int) -> str:
-    return f"field_{place}"  # a key may be no name
+def _field(index: int) -> str:
+    return f"field_{index}"  # a key need not be an identifier
 
 
 def _pieces(stream: LogBytes) -> Iterator[bytes]:
     """Whole lines, about a block at a time."""
-    held = b""
+    pending = b""
     while piece := stream.read(BLOCK_BYTES):
         end = piece.rfind(b"\n") + 1
         if not end:
-            held += piece
+            pending += piece
             continue
-        yield held + piece[:end]
-        held = piece[end:]
-    if held:
-        yield held + b"\n"
+        yield pending + piece[:end]
+        pending = piece[end:]
+    if pending:
+        yield pending + b"\n"
 
 
-def _decoded(
+def _decode(
     piece: bytes, decoder: msgspec.json.Decoder[Any], first: int
 ) -> tuple[list[Any], list[int] | range, list[Malformed]]:
-    """All lines at once; one by one only where some line is blank or broken."""
+    """Decode all lines at once, or one by one if some line is blank or invalid."""
     count = piece.count(b"\n")
     try:
         rows = decoder.decode_lines(piece)
@@ -119,10 +119,10 @@ def _decoded(
             return rows, range(first, first + count), []
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
-    return _decoded_singly(piece, decoder.decode, first)
+    return _decode_lines(piece, decoder.decode, first)
 
 
-def _decoded_singly(
+def _decode_lines(
     piece: bytes, decode: Callable[[bytes], Any], first: int
 ) -> tuple[list[Any], list[int], list[Malformed]]:
     rows: list[Any] = []
@@ -142,7 +142,7 @@ def _decoded_singly(
 
 
 def _column(values: list[Any], *, is_list: bool) -> pl.Series:
-    """Text as it is, numbers by their digits; a list keeps its entries."""
+    """Text as it is, numbers as their digits, lists entry by entry."""
     if is_list:
         lists = [[_text(entry) for entry in value] if isinstance(value, list) else None for value in values]
         return pl.Series(lists, dtype=pl.List(pl.String))

@@ -1,6 +1,6 @@
 """Files or a table → blocks with one column a role: ids as text, times as text, numbers or microseconds.
 
-The reader of the local engine. Nothing here judges a row, but for those that are no rows at all.
+The reader of the local engine. It rejects only what is no row at all; the rules judge the others.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from segue.data.read.streams import check_file, read_sample
 from segue.data.settings import Role
 from segue.errors import InputError
 
-TimeType = Literal["text or numbers", "moments", "wall clock"]
+TimeType = Literal["text or numbers", "times with a zone", "local times"]
 
 
 @dataclass(frozen=True, slots=True)
 class LogBlock:
-    """A block of one input, ready for the rules."""
+    """A block of one input, with one column a role."""
 
     input: LogInput
     frame: pl.DataFrame
@@ -49,7 +49,7 @@ def open_inputs(source: Any, *, named: set[str], label: str = "the table") -> li
 
 
 def open_file(path: Path, *, named: set[str]) -> LogInput:
-    """A file by what it holds, whatever it is called."""
+    """Open a file by its content, whatever its name."""
     if check_file(path).startswith(b"PAR1"):
         return ParquetInput(path)
     sample, _ = read_sample(path, 1 << 16)
@@ -61,8 +61,8 @@ def open_file(path: Path, *, named: set[str]) -> LogInput:
 def read_blocks(inputs: list[LogInput], columns: Columns, *, roles: Sequence[Role]) -> Iterator[LogBlock]:
     """Every block of every input, one column a role."""
     for log in inputs:
-        places = {role: place for role, place in columns.positions(log).items() if role in roles}
-        for block in log.blocks(places):
+        positions = {role: position for role, position in columns.positions(log).items() if role in roles}
+        for block in log.blocks(positions):
             frame, malformed = block.frame, block.malformed
             if columns.lists:
                 frame, uneven = _one_row_an_event(frame)
@@ -71,11 +71,11 @@ def read_blocks(inputs: list[LogInput], columns: Columns, *, roles: Sequence[Rol
 
 
 def time_type(inputs: list[LogInput], columns: Columns) -> TimeType:
-    """What the time column is made of, in every input alike."""
+    """The type of the time column, the same in every input."""
     types = [_time_type(log, columns.positions(log)["time"]) for log in inputs]
     if len(set(types)) > 1:
         raise InputError(
-            f"The times are {types[0]} in {inputs[0].label} and differ in other files; give them one type."
+            f"The times are {types[0]} in {inputs[0].label} and another type in other files; give them one type."
         )
     return types[0]
 
@@ -86,8 +86,8 @@ def _time_type(log: LogInput, position: int) -> TimeType:
     dtype = next(log.blocks({"time": position})).frame.schema["time"]
     dtype = getattr(dtype, "inner", dtype)
     if isinstance(dtype, pl.Datetime) and dtype.time_zone is not None:
-        return "moments"
-    return "wall clock" if isinstance(dtype, pl.Datetime | pl.Date) else "text or numbers"
+        return "times with a zone"
+    return "local times" if isinstance(dtype, pl.Datetime | pl.Date) else "text or numbers"
 
 
 def _one_row_an_event(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[Malformed]]:
@@ -126,7 +126,7 @@ def _typed(frame: pl.DataFrame, log: LogInput, columns: Columns) -> pl.DataFrame
 
 
 def id_text(column: pl.Expr, dtype: pl.DataType) -> pl.Expr | None:
-    """Ids are text; whole numbers that a table holds as floats (its way to hold gaps) lose their `.0`."""
+    """Ids as text; whole numbers that a table stores as floats, to allow nulls, lose their `.0`."""
     if dtype == pl.String:
         return column
     if dtype.is_float():

@@ -1,4 +1,4 @@
-"""A table of new items → rows of a vocabulary that was made before: its columns, its types, and what does not fit."""
+"""A table of new items → rows of an existing vocabulary: its columns, its types, and what does not fit."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from polars.datatypes import DataTypeClass
 from segue.data.read.catalogue import open_catalogue, with_arrays
 from segue.data.read.dates import read_iso_dates
 from segue.data.read.log import id_text
-from segue.data.read.vectors import apart, open_vectors
+from segue.data.read.vectors import open_vectors, split_sources
 from segue.errors import InputError
 
 
 def read_items(source: Any, *, item: str | None) -> tuple[pl.DataFrame, int]:
-    """Every item of what `prepare` takes as `items`, with the columns `id`, perhaps `title`, and all others; and how
-    many rows were left out because their id came before. A row that cannot be read stops everything with a sentence.
+    """Every item of `items` as `prepare` takes it, with the columns `id`, perhaps `title`, and all others; and the
+    number of rows left out because their id came before. A row that cannot be parsed is an error.
 
-    `item`: the catalogue's column of the id, where it is not found by its usual names.
+    item: the catalogue's column of the id, if it has no usual name.
     """
-    told_of, arrays = apart(source)
+    table, arrays = split_sources(source)
     files = [open_vectors(path) for path in arrays]
-    rows = pl.concat([file.ids.alias("id") for file in files]).to_frame() if told_of is None else _rows(told_of, item)
-    once = rows.unique("id", keep="first", maintain_order=True)
-    return with_arrays(once, files), rows.height - once.height if told_of is not None else 0
+    rows = pl.concat([file.ids.alias("id") for file in files]).to_frame() if table is None else _rows(table, item)
+    distinct = rows.unique("id", keep="first", maintain_order=True)
+    return with_arrays(distinct, files), rows.height - distinct.height if table is not None else 0
 
 
 def _rows(source: Any, item: str | None) -> pl.DataFrame:
@@ -34,26 +34,26 @@ def _rows(source: Any, item: str | None) -> pl.DataFrame:
     frames = []
     for frame, malformed in catalogue.blocks():
         for first in malformed[:1]:
-            raise InputError(f"{catalogue.input.label}, row {first.row}: {first.reason}; correct it or take it out.")
+            raise InputError(f"{catalogue.input.label}, row {first.row}: {first.reason}; correct or remove it.")
         frames.append(frame)
     return pl.concat(frames, how="vertical_relaxed")
 
 
 def fitted(table: pl.DataFrame, vocabulary: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
-    """Rows with the columns of a vocabulary's table, of items without events; and what of each row does not fit there
-    [n], null where all does.
+    """Rows with the columns of a vocabulary's table, for items without events; and the reason why a row does not fit
+    [n], null if it does.
 
     A column that the table lacks is null, one that the vocabulary lacks is left out. Of rows with the same id the last
     counts.
     """
     if "id" not in table.columns:
-        raise InputError(f"New items need a column `id`; there is {', '.join(table.columns) or 'none'}.")
+        raise InputError(f"New items need a column `id`; their columns are {', '.join(table.columns) or 'none'}.")
     text = id_text(pl.col("id"), table.schema["id"])
     if text is None:
         raise InputError(f"The ids of new items have the type {table.schema['id']}; expected text or numbers.")
     table = table.with_columns(text)
     if table["id"].is_null().any() or (table["id"] == "").any():
-        raise InputError("A new item has no id; give each one.")
+        raise InputError("A new item has no id; give each item one.")
     table = table.unique("id", keep="last", maintain_order=True)
     columns, reasons = [table["id"]], [pl.Series([None] * table.height, dtype=pl.String)]
     for name, dtype in vocabulary.schema.items():
@@ -63,24 +63,24 @@ def fitted(table: pl.DataFrame, vocabulary: pl.DataFrame) -> tuple[pl.DataFrame,
             columns.append(pl.Series(name, [0] * table.height, dtype=dtype))
             continue
         given = table[name] if name in table.columns else pl.Series(name, [None] * table.height, dtype=dtype)
-        if given.dtype == pl.String and dtype != pl.String:  # an empty cell of a CSV file says nothing
+        if given.dtype == pl.String and dtype != pl.String:  # an empty cell of a CSV file is null
             given = pl.select(pl.when(given != "").then(given)).to_series()
         columns.append(_cast(given, dtype))
-        lost = columns[-1].is_null() & given.is_not_null()
-        reasons.append(pl.select(pl.when(lost).then(pl.lit(_expected(name, dtype)))).to_series())
+        misfit = columns[-1].is_null() & given.is_not_null()
+        reasons.append(pl.select(pl.when(misfit).then(pl.lit(_expected(name, dtype)))).to_series())
     rows = pl.DataFrame(columns).select(vocabulary.columns)
     return rows, pl.select(pl.coalesce(reasons)).to_series()
 
 
 def _cast(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
-    """A column as the vocabulary has it, null where a value cannot be that, whatever the other values are."""
+    """A column in the vocabulary's type, null for each value that cannot be converted."""
     if given.dtype == dtype:
         return given
     try:
-        found = _converted(given, dtype)
-    except pl.exceptions.PolarsError:  # no value of the one type is one of the other
-        found = pl.Series()
-    return found if found.dtype == dtype else pl.Series(given.name, [None] * len(given), dtype=dtype)
+        converted = _converted(given, dtype)
+    except pl.exceptions.PolarsError:  # there is no conversion between the types
+        converted = pl.Series()
+    return converted if converted.dtype == dtype else pl.Series(given.name, [None] * len(given), dtype=dtype)
 
 
 def _converted(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
@@ -106,14 +106,14 @@ def _dates(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
 
 
 def _vectors(given: pl.Series, dtype: pl.Array) -> pl.Series:
-    """Lists of as many finite numbers as the vocabulary's vectors have."""
+    """Lists of finite numbers of the width of the vocabulary's vectors."""
     if not isinstance(given.dtype, pl.List | pl.Array):
         return given
     lists = given.cast(pl.List(pl.Float32), strict=False)
     finite = lists.list.eval(pl.element().is_finite().fill_null(value=False)).list.all()
-    sound = (lists.list.len() == dtype.size) & finite
+    valid = (lists.list.len() == dtype.size) & finite
     none = pl.Series([None], dtype=pl.List(pl.Float32))
-    return pl.select(pl.when(sound).then(lists).otherwise(none)).to_series().cast(dtype).alias(given.name)
+    return pl.select(pl.when(valid).then(lists).otherwise(none)).to_series().cast(dtype).alias(given.name)
 
 
 def _expected(name: str, dtype: pl.DataType | DataTypeClass) -> str:

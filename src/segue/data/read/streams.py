@@ -1,4 +1,4 @@
-"""A path → its bytes, unpacked and valid UTF-8, with a sentence for every way in which that can fail."""
+"""A path → its bytes, decompressed and valid UTF-8, with an error message for every way in which that can fail."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pyarrow as pa
 
 from segue.errors import InputError
 
-NOT_UTF8 = "\x1a"  # ASCII's own "substitute": stands where a byte was not UTF-8, and takes no more room than it
+NOT_UTF8 = "\x1a"  # ASCII's "substitute", one byte too: replaces a byte that is not UTF-8
 
-_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _UNREADABLE = {
-    b"PK\x03\x04": "a zip archive or a spreadsheet; unpack it, or save it as CSV",
-    b"BZh": "packed with bzip2; unpack it, or pack it with gzip or zstd",
-    b"\xfd7zXZ\x00": "packed with xz; unpack it, or pack it with gzip or zstd",
+    b"PK\x03\x04": "a zip archive or a spreadsheet; unzip it, or save it as CSV",
+    b"BZh": "compressed with bzip2; decompress it, or use gzip or zstd",
+    b"\xfd7zXZ\x00": "compressed with xz; decompress it, or use gzip or zstd",
 }
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _SURROGATES = re.compile("[\udc80-\udcff]")
 
 
 def check_file(path: Path) -> bytes:
-    """Refuse what is not a file that can be read here; gives enough of it to know it by."""
+    """Refuse a path that is no readable file; return its first bytes, which identify its format."""
     try:
         if not path.exists():
             raise InputError(f"{path} does not exist; check its name and the folder you are in.")
@@ -45,17 +45,17 @@ def check_file(path: Path) -> bytes:
 
 
 class LogBytes:
-    """The bytes of a text file, unpacked; whatever is not UTF-8 is replaced and remembered in `dirty`."""
+    """The decompressed bytes of a text file; bytes that are not UTF-8 are replaced, and `dirty` is set."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.closed = False
         self.dirty = False
         self._file: IO[bytes] = path.open("rb")
-        self._bytes: Any = _unpacked(self._file)
+        self._bytes: Any = _decompressed(self._file)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._started = False
-        self._pending = False  # the decoder holds the beginning of a character
+        self._pending = False  # the decoder holds the first bytes of a character
 
     def read(self, size: int) -> bytes:
         while True:
@@ -72,7 +72,7 @@ class LogBytes:
                 return clean
 
     def consumed(self) -> int:
-        """How much of the file, packed as it is, has been read."""
+        """The bytes read so far, of the file as it is stored."""
         return self._file.tell() if not self.closed else 0
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class LogBytes:
         except OSError as error:
             if "runcated" in str(error):
                 raise InputError(
-                    f"{self.path} is cut short: its packed data ends before its end. Copy or download it again."
+                    f"{self.path} is cut short: its compressed data is incomplete. Copy or download it again."
                 ) from error
             raise InputError(f"{self.path} cannot be read: {error}.") from error
 
@@ -114,17 +114,17 @@ class LogBytes:
             return _SURROGATES.sub(NOT_UTF8, text).encode()
 
 
-def _unpacked(file: IO[bytes]) -> Any:
+def _decompressed(file: IO[bytes]) -> Any:
     head = file.read(8)
     file.seek(0)
-    for magic, codec in _PACKED.items():
+    for magic, codec in _COMPRESSED.items():
         if head.startswith(magic):
             return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
     return file
 
 
 def read_sample(path: Path, size: int) -> tuple[bytes, bool]:
-    """The first `size` bytes of the unpacked text or a little more, and whether that is all of it."""
+    """The first `size` bytes of the decompressed text or a little more, and whether that is all."""
     stream = LogBytes(path)
     try:
         pieces: list[bytes] = []

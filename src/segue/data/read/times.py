@@ -22,7 +22,7 @@ Form = Literal["order", "s", "ms", "us", "ns", "iso", "format", "instant"]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of epoch time: the numbers that are read as it, and microseconds = number * times // per."""
+    """A unit of epoch time: the numbers that fit it, and microseconds = number * times // per."""
 
     name: str
     least: int
@@ -31,7 +31,7 @@ class Unit:
     per: int = 1
 
 
-# Dates between 1973 and 5138 in each unit; what is smaller than any of them counts something and is no date.
+# Dates between 1973 and 5138 in each unit; a smaller number is a counter and no date.
 UNITS: dict[str, Unit] = {
     "order": Unit("an order", 0, 10**8, times=MICROSECONDS),
     "s": Unit("seconds", 10**8, 10**11, times=MICROSECONDS),
@@ -41,10 +41,10 @@ UNITS: dict[str, Unit] = {
 }
 NAMES: dict[str, str] = {name: unit.name for name, unit in UNITS.items()} | {"iso": "ISO 8601"}
 
-# Nothing that matches WHOLE overflows 64 bits; [0-9] because \d takes every script's digits.
+# Nothing that matches WHOLE overflows 64 bits; [0-9] because \d matches the digits of every script.
 WHOLE = r"^-?(?:[0-9]{1,18}|[1-8][0-9]{18})$"
 DECIMAL = r"^-?[0-9]{1,18}(?:\.[0-9]+(?:[eE][+-]?[0-9]{1,2})?|[eE][+-]?[0-9]{1,2})$"
-COMMON = 0.001  # a form with this share of the rows is no stray mistake
+COMMON = 0.001  # a form with this share of the rows is more than a typing error
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class TimeRule:
     format: str | None = None
     zone: str | None = None
     forced: bool = False
-    """The unit was named with --time-format, so any number is taken as it."""
+    """The unit was named with --time-format, so any number is read in it."""
 
     @property
     def dated(self) -> bool:
         return self.form != "order"
 
     def description(self) -> str:
-        """For the summary: what the times were taken for."""
+        """How the times were read, for the summary."""
         if self.form == "order":
             return "an order (small numbers), not dates"
         name = {"instant": "dates and times of the file's own type", "format": f"written as {self.format}"}
@@ -74,13 +74,13 @@ class TimeRule:
 
 
 def looks_like_number_or_time(text: str) -> bool:
-    """Whether one text could be a time, for telling columns and headers apart."""
+    """Whether one text could be a time."""
     text = text.strip()
     return bool(re.match(WHOLE, text) or re.match(DECIMAL, text) or re.match(ISO, text))
 
 
 def looks_like_date(text: str) -> bool:
-    """The same for what can hardly be anything but a moment: ISO 8601, or an epoch number of our days."""
+    """Whether one text is surely a time: ISO 8601, or a recent time as an epoch number."""
     text = text.strip()
     if re.match(WHOLE, text):
         return any(unit.least * 5 <= int(text) < unit.least * 30 for name, unit in UNITS.items() if name != "order")
@@ -88,14 +88,14 @@ def looks_like_date(text: str) -> bool:
 
 
 def forced_rule(settings: PrepareSettings) -> TimeRule | None:
-    """The rule that --time-format names, if it does."""
-    said = settings.time_format
-    if said is None:
+    """The rule of --time-format, if it is given."""
+    text = settings.time_format
+    if text is None:
         return None
-    if said in UNITS:
-        return TimeRule(form=said, decimals=True, zone=settings.time_zone, forced=True)  # type: ignore[arg-type]
-    TimeFormat.parse(said)
-    return TimeRule(form="format", format=said, zone=settings.time_zone)
+    if text in UNITS:
+        return TimeRule(form=text, decimals=True, zone=settings.time_zone, forced=True)  # type: ignore[arg-type]
+    TimeFormat.parse(text)
+    return TimeRule(form="format", format=text, zone=settings.time_zone)
 
 
 def votes(times: pl.Series) -> dict[str, int]:
@@ -182,7 +182,7 @@ def _with_reason(frame: pl.DataFrame, *, missing: pl.Expr, other: pl.Expr) -> pl
 
 
 def mixture(counts: Mapping[str, int]) -> str:
-    """The sentence about a column in which more than one form is common, or nothing."""
+    """An error message if more than one form is common in the column; else empty."""
     total = max(1, counts.get("rows", 0))
     shares = sorted(((counts.get(name, 0) / total, NAMES[name]) for name in NAMES), reverse=True)
     common = [f"{name} ({part:.1%})" for part, name in shares if part >= COMMON]

@@ -1,4 +1,4 @@
-"""Vectors of items: columns of lists in a catalogue, or arrays beside it with a file of ids each."""
+"""Vectors of items: columns of lists in a catalogue, or arrays with a file of ids each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NPY = ".npy"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VectorFile:
-    """An array of vectors, opened by memory map, and whose they are."""
+    """An array of vectors, opened by memory map, and the ids of its rows."""
 
     path: Path
     vectors: np.ndarray  # [n, F]
@@ -30,8 +30,8 @@ class VectorFile:
         return self.path.stem
 
 
-def apart(source: Any) -> tuple[Any, list[Path]]:
-    """What was given for --items → the catalogue, None where there is none, and the arrays of vectors."""
+def split_sources(source: Any) -> tuple[Any, list[Path]]:
+    """The value of --items → the catalogue, None if there is none, and the paths of arrays of vectors."""
     if isinstance(source, str | os.PathLike):
         source = [source]
     if not isinstance(source, Sequence) or not all(isinstance(path, str | os.PathLike) for path in source):
@@ -43,17 +43,17 @@ def apart(source: Any) -> tuple[Any, list[Path]]:
 
 
 def open_vectors(path: Path) -> VectorFile:
-    """An array [n, F] of numbers in a .npy file, with the ids beside it."""
+    """Open an array [n, F] of numbers in a .npy file, and the file of ids beside it."""
     check_file(path)
     vectors = _array(path)
     if vectors.ndim != 2 or not vectors.shape[1] or vectors.dtype.kind not in "fiu":
         raise InputError(
-            f"{path} holds an array of shape {list(vectors.shape)} and type {vectors.dtype}; expected numbers in rows, "
-            "one row an item."
+            f"{path} holds an array of shape {list(vectors.shape)} and type {vectors.dtype}; expected one row of "
+            "numbers an item."
         )
     ids = _ids(path)
     if len(ids) != len(vectors):
-        raise InputError(f"{path} has {len(vectors)} rows, and there are {len(ids)} ids beside it; expected as many.")
+        raise InputError(f"{path} has {len(vectors)} rows, but its file of ids has {len(ids)}; expected as many.")
     return VectorFile(path, vectors, ids)
 
 
@@ -75,7 +75,7 @@ def _ids(path: Path) -> pl.Series:
         except UnicodeDecodeError as error:
             raise InputError(f"{text} is not UTF-8; save the ids as UTF-8, one a line.") from error
     if not array.exists():
-        raise InputError(f"{path} has no ids beside it: write them to {text}, one a line in the order of its rows.")
+        raise InputError(f"{path} has no file of ids: write them to {text}, one a line in the order of its rows.")
     ids = _array(array)
     if ids.ndim != 1 or ids.dtype.kind not in "Uiu":
         raise InputError(
@@ -86,32 +86,32 @@ def _ids(path: Path) -> pl.Series:
 
 
 def vectors_of(file: VectorFile, ids: pl.Series) -> pl.Series:
-    """The vectors of `ids`, in their order; null where the file has none. Of rows with the same id the first counts."""
+    """The vectors of `ids`, in their order; null if the file has none. Of rows with the same id the first counts."""
     given = pl.DataFrame({"id": file.ids, "row": np.arange(len(file.ids))}).unique("id", keep="first")
     rows = pl.DataFrame({"id": ids}).join(given, on="id", how="left", maintain_order="left")["row"]
     if rows.null_count() == len(rows):
         raise InputError(
             f"{file.path}: none of its ids (such as {file.ids.first()!r}) is an item of the log (such as {ids[0]!r}); "
-            "are the ids beside it those of the log's items?"
+            "does its file of ids hold the ids of the log's items?"
         )
     known = rows.is_not_null().to_numpy()
     width = file.vectors.shape[1]
     vectors = np.zeros((len(rows), width), dtype=np.float32)
-    with np.errstate(over="ignore"):  # what is too large is told of below
+    with np.errstate(over="ignore"):  # a number that is too large is refused below
         vectors[known] = file.vectors[rows.drop_nulls().to_numpy()]
     _refuse_infinite(vectors, str(file.path))
-    found = pl.Series(file.column, vectors, dtype=pl.Array(pl.Float32, width))
-    return pl.select(pl.when(pl.Series(known)).then(found).otherwise(None).alias(file.column)).to_series()
+    column = pl.Series(file.column, vectors, dtype=pl.Array(pl.Float32, width))
+    return pl.select(pl.when(pl.Series(known)).then(column).otherwise(None).alias(file.column)).to_series()
 
 
 def with_vectors(table: pl.DataFrame, label: str) -> pl.DataFrame:
-    """A catalogue whose columns of lists of numbers are vectors, all of one width."""
+    """A catalogue with its columns of lists of numbers as vectors of one width each."""
     columns = [name for name, dtype in table.schema.items() if _is_vectors(dtype)]
     return table.with_columns([_as_vectors(table[name], label) for name in columns])
 
 
 def widths(table: pl.DataFrame) -> dict[str, dict[str, int]]:
-    """For each column of vectors, how many numbers one has and how many items have one."""
+    """For each column of vectors, its width and the number of items that have one."""
     return {
         name: {"width": dtype.size, "items": table.height - table[name].null_count()}
         for name, dtype in table.schema.items()
@@ -130,8 +130,8 @@ def _as_vectors(column: pl.Series, label: str) -> pl.Series:
     if len(sizes) > 1 or (len(sizes) and not sizes[0]):
         shown = ", ".join(map(str, sizes.head(4).to_list())) + (", …" if len(sizes) > 4 else "")
         raise InputError(
-            f"{label}: the lists in {column.name!r} have {shown} numbers; a vector has as many for every item, and a "
-            "row without one is left empty."
+            f"{label}: the lists in {column.name!r} have {shown} numbers; expected as many in every row, or an "
+            "empty cell for an item without a vector."
         )
     width = int(sizes[0]) if len(sizes) else 1
     exact = column.cast(pl.List(pl.Float32), strict=False).list.to_array(width)
@@ -144,5 +144,5 @@ def _refuse_infinite(vectors: np.ndarray, label: str) -> None:
     if not finite.all():
         raise InputError(
             f"{label} holds {int((~finite).sum())} numbers that are missing, infinite or too large for a vector; leave "
-            "out the whole vector where a number is not known."
+            "the whole vector out if a number is unknown."
         )

@@ -16,14 +16,14 @@ from segue.data.read.times import WHOLE, TimeRule, read_times
 from segue.data.settings import Role
 
 Settle = Callable[[nw.LazyFrame[Any]], nw.LazyFrame[Any]]
-"""Computes a frame, so that whoever asks for it again does not."""
+"""Computes a frame once for all later uses."""
 
-MOST_WHOLE = 2.0**63  # below it a whole number fits where places are kept
+MAX_WHOLE = 2.0**63  # below it a whole number fits into 64 bits
 NUMBER = r"^[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?$"
 
 
 def judge(frame: pl.DataFrame, roles: Collection[Role], rule: TimeRule | None) -> pl.DataFrame:
-    """Add `reason`, null for a good row, and the numbers: `microseconds`, `amount` (value), `place` (order)."""
+    """Add `reason`, null for a good row, and the numbers: `microseconds`, `amount` (value), `order_number` (order)."""
     reasons: list[pl.Expr] = [
         pl.when(_missing(frame["user"])).then(pl.lit("no user")),
         pl.when(_missing(frame["item"])).then(pl.lit("no item")),
@@ -36,8 +36,8 @@ def judge(frame: pl.DataFrame, roles: Collection[Role], rule: TimeRule | None) -
         frame = frame.with_columns(amount)
         reasons.append(pl.when(amount.is_null() & ~_missing(frame["value"])).then(pl.lit("unreadable value")))
     if "order" in roles:
-        frame = frame.with_columns(_number(frame["order"], WHOLE, pl.Int64).alias("place"))
-        reasons.append(pl.when(pl.col("place").is_null()).then(pl.lit("unreadable order")))
+        frame = frame.with_columns(_number(frame["order"], WHOLE, pl.Int64).alias("order_number"))
+        reasons.append(pl.when(pl.col("order_number").is_null()).then(pl.lit("unreadable order")))
     return frame.with_columns(pl.coalesce(reasons).alias("reason"))
 
 
@@ -56,7 +56,7 @@ def _number(column: pl.Series, pattern: str, dtype: DataTypeClass) -> pl.Series:
     elif column.dtype.is_float():
         usable = column.is_finite()
         if dtype.is_integer():
-            usable &= (column == column.round()) & (column.abs() < MOST_WHOLE)
+            usable &= (column == column.round()) & (column.abs() < MAX_WHOLE)
     else:
         return column.cast(dtype)
     return pl.select(pl.when(usable).then(column)).to_series().cast(dtype)
@@ -67,8 +67,8 @@ def k_core(
 ) -> tuple[nw.LazyFrame[Any], nw.LazyFrame[Any]]:
     """Users and items with enough events among each other, each with its `events`.
 
-    Leaving out an item can put a user below the minimum and so on, so it is done until nothing changes. Who is out
-    stays out, as counts only fall; so each count has to look at one side's survivors only.
+    Leaving out an item can put a user below the minimum and so on, so it is repeated until nothing changes. Counts
+    only fall, so no user or item comes back, and each count needs only the survivors of the other side.
     """
     users = settle(_frequent(events, "user", min_user))
     count = _size(users)

@@ -1,4 +1,4 @@
-"""Rows that cannot be used: counted by reason, kept with what they say, and refused when they are too many."""
+"""Rows that cannot be used: counted by reason and stored with their texts; too many of them stop `prepare`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TEXT_IN_MESSAGE = 60
 
 @dataclass(slots=True)
 class Rejected:
-    """What was refused so far. Rows beyond `hold` are counted but not kept: the run will be stopped anyway."""
+    """The rejected rows so far. Rows beyond `max_stored` are only counted: `prepare` will stop anyway."""
 
     roles: list[str]
-    hold: int
+    max_stored: int
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
-    _held: int = 0
+    _stored: int = 0
     _frames: list[pl.DataFrame] = field(default_factory=list)
 
     @property
@@ -30,12 +30,12 @@ class Rejected:
         return self.counts.total()
 
     def add_malformed(self, label: str, rows: list[Malformed]) -> None:
-        """Rows that were no rows of the log."""
+        """Add rows that cannot be parsed."""
         if rows:
             self._add(label, pl.DataFrame(rows, schema={ROW: pl.Int64, "reason": pl.String, "text": pl.String}))
 
     def add_judged(self, label: str, frame: pl.DataFrame) -> None:
-        """Rows with a `reason` that the rules gave."""
+        """Add rows with the `reason` that the rules gave."""
         if frame.height:
             texts = [pl.col(role).cast(pl.String) for role in self.roles]
             self._add(label, frame.select(ROW, "reason", *texts))
@@ -46,23 +46,23 @@ class Rejected:
         for reason in set(frame["reason"].unique()) - set(self.examples):
             row, _, *texts = frame.filter(pl.col("reason") == reason).row(0)
             self.examples[reason] = example(label, row, texts)
-        if self._held < self.hold:
-            self._held += frame.height
+        if self._stored < self.max_stored:
+            self._stored += frame.height
             self._frames.append(detached(frame).with_columns(pl.lit(label).alias("file")))
 
-    def hold_all(self, frame: pl.DataFrame) -> None:
-        """Rows with `file`, `row` and `reason` that are counted already."""
+    def replace_rows(self, frame: pl.DataFrame) -> None:
+        """Store rows with `file`, `row` and `reason` that are counted already."""
         self._frames = [frame]
 
     def table(self) -> pl.DataFrame:
-        """Every kept row: file, row, reason, the texts of its columns, or of the whole row where it has none."""
+        """Every stored row: file, row, reason, and the texts of its columns or, if it has none, of the whole row."""
         schema = {"file": pl.String, ROW: pl.Int64, "reason": pl.String}
         schema |= dict.fromkeys([*self.roles, "text"], pl.String)
         empty = pl.DataFrame(schema=schema)
         return pl.concat([empty, *self._frames], how="diagonal").sort("file", ROW, maintain_order=True)
 
     def check(self, rows: int, *, most: float, hint: str = "") -> None:
-        """Stop when the share of rejected rows is above `most`."""
+        """Refuse a share of rejected rows above `most`."""
         if self.total <= most * rows:
             return
         common = sorted(self.counts.items(), key=lambda each: (-each[1], each[0]))[:5]
@@ -80,12 +80,12 @@ class Rejected:
                 "`iconv -f WINDOWS-1252 -t UTF-8 LOG > utf8.csv`."
             )
         if self.counts["unreadable time"] > 0.5 * rows:
-            advice.append("Say how the times are written with --time-format, such as '%d/%m/%Y %H:%M'.")
+            advice.append("Give the format of the times with --time-format, such as '%d/%m/%Y %H:%M'.")
         return "".join(" " + sentence for sentence in advice)
 
 
 def example(label: str, row: int | None, texts: Iterable[str | None]) -> str:
-    """A bad row for a message; the rows of some tables have no numbers."""
-    said = ", ".join("" if text is None else str(text) for text in texts)
-    shown = said if len(said) <= TEXT_IN_MESSAGE else said[:TEXT_IN_MESSAGE] + "…"
+    """A bad row for a message; rows of some tables have no numbers."""
+    joined = ", ".join("" if text is None else str(text) for text in texts)
+    shown = joined if len(joined) <= TEXT_IN_MESSAGE else joined[:TEXT_IN_MESSAGE] + "…"
     return f"{label}: {shown!r}" if row is None else f"{label} row {row}: {shown!r}"

@@ -1,7 +1,7 @@
 """The Spark engine: a log → the core of its events, in their final order.
 
-Reading, judging, counting and sorting happen on the executors; the driver holds the ids, the rejected rows and what it
-is just writing. Rows, numbers and refusals are those of the local engine.
+Executors read, judge, count and sort; the driver holds the ids, the rejected rows and the partition that it is
+writing. Rows, numbers and errors are those of the local engine.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import pyarrow as pa
 
 from segue.data.read.blocks import ROW
 from segue.data.read.gather import (
-    MOST_KINDS,
+    MAX_KINDS,
     Log,
-    Progress,
-    TimeLook,
-    decided_times,
-    known_log,
-    known_times,
-    nobody_left,
+    ProgressCallback,
+    TimeDecision,
+    decide_by_votes,
+    decide_without_votes,
+    log_of_inputs,
+    no_user_left,
     refuse_many_kinds,
     refuse_single_item,
-    refuse_useless,
+    refuse_unusable,
 )
 from segue.data.rules.judge import k_core
 from segue.data.rules.rejected import Rejected, example
@@ -45,124 +45,126 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_spark_engine(
-    source: Any, settings: PrepareSettings, progress: Progress, *, remote: str | None
-) -> Iterator[_SparkEngine]:
+def open_spark_engine(source: Any, settings: PrepareSettings, progress: ProgressCallback) -> Iterator[_SparkEngine]:
     """Open a session and the log in it."""
-    with open_session(remote) as spark, explained("prepare the log"), ExitStack() as held:
+    with open_session(settings.spark_remote) as spark, explained("prepare the log"), ExitStack() as persisted:
         opened = open_source(spark, source, named=set(settings.named_columns().values()))
-        log = known_log(opened.inputs, settings)
-        yield _SparkEngine(log, spark, opened, settings, progress, held)
+        log = log_of_inputs(opened.inputs, settings)
+        yield _SparkEngine(log, spark, opened, settings, progress, persisted)
 
 
 @dataclass(slots=True)
 class _SparkEngine:
-    """An opened log and what to do with it."""
+    """An opened log and its settings."""
 
     log: Log
     spark: SparkSession
     source: SparkSource
     settings: PrepareSettings
-    progress: Progress
-    held: ExitStack
-    """Gives back what executors hold for us."""
+    progress: ProgressCallback
+    persisted: ExitStack
+    """Releases the frames that executors hold."""
     _rows: int = 0
 
-    def look_at_times(self) -> TimeLook:
-        known = known_times(self.log, self.settings)
-        if known is not None:
-            return known
-        self.progress("looking at the times", 0, 1)
+    def decide_times(self) -> TimeDecision:
+        decision = decide_without_votes(self.log, self.settings)
+        if decision is not None:
+            return decision
+        self.progress("reading the times", 0, 1)
         votes = self.source.votes(self.log.columns)
-        self.progress("looking at the times", 1, 1)
-        return decided_times(votes, self.settings)
+        self.progress("reading the times", 1, 1)
+        return decide_by_votes(votes, self.settings)
 
-    def core(self, look: TimeLook) -> Core:
-        timed = look.rule is not None
+    def core(self, times: TimeDecision) -> Core:
+        timed = times.rule is not None
         if not timed and not self.source.files:
             raise InputError(
                 "The rows of a table have no order, and no column gives one; name the time with --time, or a column "
                 "of whole numbers with --order."
             )
         self.progress("reading", 0, 1)
-        judged = self._hold(self.source.judged(self.log.columns, look.rule))
-        rejected, kept = self._rejected(judged)
-        self._rows = kept + rejected.total
+        judged = self._persist(self.source.judged(self.log.columns, times.rule))
+        rejected, n_good = self._rejected(judged)
+        self._rows = n_good + rejected.total
         self.progress("reading", 1, 1)
-        refuse_useless(rejected, rows=self._rows, kept=kept, look=look, settings=self.settings)
+        refuse_unusable(rejected, rows=self._rows, good=n_good, times=times, settings=self.settings)
         if rejected.total:
-            rejected.hold_all(self._rejected_rows(judged))
-        good = judged.filter("reason IS NULL").drop("reason", "told", "text")
+            rejected.replace_rows(self._rejected_rows(judged))
+        good = judged.filter("reason IS NULL").drop("reason", "texts", "line")
         if not timed:
-            good = self._hold(_with_row_order(self.spark, good))
+            good = self._persist(_with_row_order(self.spark, good))
         if self.settings.drop_duplicates:
-            good = self._hold(_different(good, timed=timed))
-            left = good.count()
+            good = self._persist(_distinct(good, timed=timed))
+            n_distinct = good.count()
         else:
-            left = good.select(*_compared(timed=timed)).distinct().count()
-        return self._counted(good, rejected, kept, duplicates=kept - left)
+            n_distinct = good.select(*_compared(timed=timed)).distinct().count()
+        return self._core(good, rejected, n_good, duplicates=n_good - n_distinct)
 
     def described(self) -> list[dict[str, Any]]:
-        """Without digests: the driver does not see the files."""
+        """Without digests, as the driver does not read the files."""
         if not self.source.files:
             return [{"table": self.log.inputs[0].label, "rows": self._rows}]
         return [{"path": file.path, "bytes": file.size} for file in self.source.files]
 
-    def _hold(self, frame: DataFrame) -> DataFrame:
+    def _persist(self, frame: DataFrame) -> DataFrame:
         """Keep a frame on the executors, in memory or on their disks, until the work is done."""
-        kept = frame.persist()
-        self.held.callback(kept.unpersist)
-        return kept
+        persisted = frame.persist()
+        self.persisted.callback(persisted.unpersist)
+        return persisted
 
     def _label(self, number: int | None) -> str:
         return self.log.inputs[0].label if number is None else self.source.files[number].label
 
     def _rejected(self, judged: DataFrame) -> tuple[Rejected, int]:
-        """What was refused, counted by reason with the first row of each; and how many rows are good."""
+        """The rejected rows, counted by reason with the first row of each; and the number of good rows."""
         from pyspark.sql import functions as F
 
         counts: dict[str | None, int] = dict(judged.groupBy("reason").count().collect())
-        rejected = Rejected(list(self.log.columns.names), hold=0)
+        rejected = Rejected(list(self.log.columns.names), max_stored=0)
         rejected.counts.update({reason: count for reason, count in counts.items() if reason is not None})
         if rejected.total:
-            first = F.min(F.struct("file", ROW, "part", "text", "told")).alias("first")
-            met = judged.filter("reason IS NOT NULL").groupBy("reason").agg(first).collect()
-            for reason, (file, row, _, text, told) in met:
-                rejected.examples[reason] = example(self._label(file), row, [text] if told is None else told)
+            first = F.min(F.struct("file", ROW, "part", "line", "texts")).alias("first")
+            firsts = judged.filter("reason IS NOT NULL").groupBy("reason").agg(first).collect()
+            for reason, (file, row, _, line, texts) in firsts:
+                rejected.examples[reason] = example(self._label(file), row, [line] if texts is None else texts)
         return rejected, counts.get(None, 0)
 
     def _rejected_rows(self, judged: DataFrame) -> pl.DataFrame:
-        bad = judged.filter("reason IS NOT NULL").select("file", ROW, "part", "reason", "told", "text")
+        bad = judged.filter("reason IS NOT NULL").select("file", ROW, "part", "reason", "texts", "line")
         frame = pl.DataFrame(pl.from_arrow(bad.toArrow())).sort("file", ROW, "part")
         roles = list(self.log.columns.names)
         labels = [self._label(number) for number in frame["file"]]
-        texts = [pl.col("told").list.get(place, null_on_oob=True).alias(role) for place, role in enumerate(roles)]
-        return frame.with_columns(pl.Series("file", labels, dtype=pl.String), *texts).drop("part", "told")
+        texts = [pl.col("texts").list.get(index, null_on_oob=True).alias(role) for index, role in enumerate(roles)]
+        return (
+            frame.with_columns(pl.Series("file", labels, dtype=pl.String), *texts)
+            .drop("part", "texts")
+            .rename({"line": "text"})
+        )
 
-    def _counted(self, good: DataFrame, rejected: Rejected, kept: int, *, duplicates: int) -> Core:
+    def _core(self, good: DataFrame, rejected: Rejected, n_good: int, *, duplicates: int) -> Core:
         """Keep users and items with enough events, and number them by id."""
         settings, columns = self.settings, self.log.columns.names
         core = k_core(nw.from_native(good), min_user=settings.min_user, min_item=settings.min_item, settle=_settled)
         users, items = (_numbers(survivors, column) for survivors, column in zip(core, ("user", "item"), strict=True))
         if not len(users.ids):
             counts = good.groupBy("user").count().toArrow().column("count").to_numpy()
-            raise nobody_left(kept, good.select("item").distinct().count(), counts, settings)
+            raise no_user_left(n_good, good.select("item").distinct().count(), counts, settings)
         refuse_single_item(items.ids)
         kinds = _kinds(good) if "kind" in columns else None
-        has = ["user", "item", "time"]
-        has += [role for role in ("kind", "value", "order") if role in columns]
+        present = ["user", "item", "time"]
+        present += [role for role in ("kind", "value", "order") if role in columns]
         return Core(
             users=users,
             items=items,
             kinds=kinds,
             valued="value" in columns,
             rows=self._rows,
-            kept=kept,
+            good=n_good,
             rejected=rejected,
             events=SparkEvents(
                 numbered=numbered_events(self.spark, good, users=users, items=items, kinds=kinds),
                 users=users,
-                has=has,
+                columns=present,
                 rows_ordered=bool(self.source.files),
                 duplicates=duplicates,
             ),
@@ -170,7 +172,7 @@ class _SparkEngine:
 
 
 def _settled(frame: nw.LazyFrame[Any]) -> nw.LazyFrame[Any]:
-    """Computed and kept on the executors, without the way it was computed: plans would grow with every round."""
+    """Compute and store a frame on the executors, without its plan: plans would grow with every round."""
     settled: nw.LazyFrame[Any] = nw.from_native(frame.to_native().localCheckpoint())
     return settled
 
@@ -182,13 +184,13 @@ def _numbers(survivors: nw.LazyFrame[Any], column: str) -> Numbers:
 
 
 def _kinds(good: DataFrame) -> pl.Series:
-    table = good.select("kind").distinct().limit(MOST_KINDS + 1).toArrow()
+    table = good.select("kind").distinct().limit(MAX_KINDS + 1).toArrow()
     refuse_many_kinds(table.num_rows)
     return pl.Series(pl.from_arrow(table.column(0)), dtype=pl.String).sort()
 
 
 def _with_row_order(spark: SparkSession, good: DataFrame) -> DataFrame:
-    """The running number of each good row as its time."""
+    """Set the time of each good row to its running number."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -196,21 +198,21 @@ def _with_row_order(spark: SparkSession, good: DataFrame) -> DataFrame:
     files = sorted(counts)
     before = np.cumsum([0, *(counts[file] for file in files)])[:-1]
     table = pa.table({"file": pa.array(files, pa.int32()), "before": pa.array(before, pa.int64())})
-    place = F.row_number().over(Window.partitionBy("file").orderBy(ROW, "part")).cast("long") - 1
-    numbered = good.withColumn("time", place).join(spark.createDataFrame(table), on="file", how="inner")
+    index = F.row_number().over(Window.partitionBy("file").orderBy(ROW, "part")).cast("long") - 1
+    numbered = good.withColumn("time", index).join(spark.createDataFrame(table), on="file", how="inner")
     return numbered.withColumn("time", (F.col("time") + F.col("before")) * MICROSECONDS).drop("before")
 
 
-def _different(good: DataFrame, *, timed: bool) -> DataFrame:
+def _distinct(good: DataFrame, *, timed: bool) -> DataFrame:
     """The first of all rows that are equal, by the log's order."""
     from pyspark.sql import functions as F
 
     equal = _compared(timed=timed)
-    others = ["file", ROW, "part", "place", *([] if timed else ["time"])]
+    others = ["file", ROW, "part", "order_number", *([] if timed else ["time"])]
     first = good.groupBy(*equal).agg(F.min(F.struct(*others)).alias("first"))
     return first.select(*equal, *(f"first.{name}" for name in others))
 
 
 def _compared(*, timed: bool) -> list[str]:
-    """The columns in which equal rows are equal."""
+    """The columns that make two rows duplicates."""
     return ["user", "item", "kind", "value", *(["time"] if timed else [])]

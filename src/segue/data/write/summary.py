@@ -1,4 +1,4 @@
-"""What `prepare` tells its user: a manifest → lines, and the shares of ties and repeats that it holds."""
+"""The summary of `prepare`: a manifest → lines of text; and the shares of ties and repeats that it holds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from segue.data.write.events import stable_order
 
 @dataclass(slots=True)
 class Shares:
-    """Ties and repeats, counted over stretches of whole users while they are at hand."""
+    """Ties and repeats, counted while the events are written, some whole users at a time."""
 
     test_from: int | None
-    """The moment of `--split time:WHEN`; None for `--split last`."""
+    """The time of `--split time:WHEN` in microseconds; None for `--split last`."""
     users: int = 0
     tied: int = 0
     targets: int = 0
@@ -25,16 +25,16 @@ class Shares:
 
     @property
     def tie_share(self) -> float:
-        """The share of users whose last event has the same time as the one before."""
+        """The share of users whose last two events have the same time."""
         return self.tied / max(1, self.users)
 
     @property
     def repeat_share(self) -> float:
-        """The share of test targets that occur in their history."""
+        """The share of test targets that occur in their user's history."""
         return self.repeats / max(1, self.targets)
 
     def add(self, sequences: Sequences) -> None:
-        """Count some users in."""
+        """Count the events of some users."""
         lengths = np.diff(sequences.offsets)
         last = sequences.offsets[1:][lengths >= 2] - 1
         self.users += sequences.n_users
@@ -43,9 +43,9 @@ class Shares:
         tested = np.arange(sequences.n_events) >= first_target
         users = np.repeat(np.arange(sequences.n_users), lengths)
         order = stable_order(users << 32 | sequences.items)
-        # an event is a repeat unless it is its user's first one with the item
-        again = (np.diff(users[order]) == 0) & (np.diff(sequences.items[order]) == 0)
-        self.repeats += int(tested[order[1:]][again].sum())
+        # an event is a repeat unless it is the user's first one with the item
+        repeat = (np.diff(users[order]) == 0) & (np.diff(sequences.items[order]) == 0)
+        self.repeats += int(tested[order[1:]][repeat].sum())
         self.targets += int(tested.sum())
 
     def _first_targets(self, sequences: Sequences) -> np.ndarray:
@@ -55,16 +55,16 @@ class Shares:
 
 
 def summary_lines(manifest: dict[str, Any]) -> list[str]:
-    """What was assumed, kept, rejected and found, a line each."""
-    settings, counts = manifest["settings"], manifest["counts"]
+    """What was found, read, rejected and written, a line each."""
+    settings, log, counts = manifest["settings"], manifest["log"], manifest["counts"]
     lines = [
-        f"columns    {_columns(settings)}",
-        f"times      {settings['time']['description']}",
-        f"rows       {counts['rows']:,} read, {counts['kept']:,} good, {sum(counts['rejected'].values()):,} rejected",
+        f"columns    {_columns(log)}",
+        f"times      {log['time']['description']}",
+        f"rows       {counts['rows']:,} read, {counts['good']:,} good, {sum(counts['rejected'].values()):,} rejected",
     ]
     lines += [f"           {count:,} × {reason}" for reason, count in sorted(counts["rejected"].items())]
     if counts["rejected"]:
-        lines.append("           the rejected rows are in rejected.parquet, which may hold personal data")
+        lines.append("           rejected.parquet holds the rejected rows; it may contain personal data")
     fate = "dropped" if settings["drop_duplicates"] else "kept (--drop-duplicates leaves them out)"
     if counts["duplicates"]:
         lines.append(f"duplicates {counts['duplicates']:,} exact repeats of a row, {fate}")
@@ -72,32 +72,33 @@ def summary_lines(manifest: dict[str, Any]) -> list[str]:
         f"kept       {counts['users']:,} users, {counts['items']:,} items, {counts['events']:,} events "
         f"(at least {settings['min_user']} a user, {settings['min_item']} an item)",
         f"split      {_split(manifest)}",
-        f"ties       {manifest['tie_share']:.1%} of the users have a last event of the same time as the one before",
+        f"ties       {manifest['tie_share']:.1%} of the users have two last events of the same time",
         f"repeats    {manifest['repeat_share']:.1%} of the test targets occur in their history",
     ]
     if "catalogue" in counts:
         lines.append(f"catalogue  {_catalogue(counts)}")
-    for name, met in counts.get("vectors", {}).items():
-        lines.append(f"vectors    {name}: {met['width']:,} numbers, of {met['items']:,} of {counts['items']:,} items")
+    for name, sizes in counts.get("vectors", {}).items():
+        lines.append(
+            f"vectors    {name}: {sizes['width']:,} numbers, for {sizes['items']:,} of {counts['items']:,} items"
+        )
     return lines
 
 
-def _columns(settings: dict[str, Any]) -> str:
-    found = set(settings["found"])
-    parts = [f"{role} = {name!r}{' (found)' if role in found else ''}" for role, name in settings["columns"].items()]
-    return ", ".join(parts) + ("; one row a user" if settings["layout"] == "one row a user" else "")
+def _columns(log: dict[str, Any]) -> str:
+    parts = [f"{role} = {name!r}{' (found)' if role in log['found'] else ''}" for role, name in log["columns"].items()]
+    return ", ".join(parts) + ("; one row a user" if log["layout"] == "one row a user" else "")
 
 
 def _split(manifest: dict[str, Any]) -> str:
     if manifest["split"]["kind"] == "last":
         return "the last event of each user for test, the one before for validation"
-    moment = manifest["settings"]["split"].removeprefix("time:")
-    return f"every event from {moment} on for test, as many before for validation"
+    time = manifest["settings"]["split"].removeprefix("time:")
+    return f"every event from {time} on for test, as many before for validation"
 
 
 def _catalogue(counts: dict[str, Any]) -> str:
-    met = counts["catalogue"]
-    text = f"{met['described']:,} of {counts['items']:,} items described"
-    if met["duplicates"]:
-        text += f"; {met['duplicates']:,} further rows with an id met before were left out"
-    return text + (f"; {met['rejected']:,} rows could not be read" if met["rejected"] else "")
+    rows = counts["catalogue"]
+    text = f"{rows['described']:,} of {counts['items']:,} items described"
+    if rows["duplicates"]:
+        text += f"; {rows['duplicates']:,} rows with an id of an earlier row were left out"
+    return text + (f"; {rows['rejected']:,} rows could not be read" if rows["rejected"] else "")

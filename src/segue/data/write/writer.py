@@ -1,4 +1,4 @@
-"""Numbered events → the files of a data folder, written as they are sorted; no array is ever whole in memory."""
+"""Numbered events → the files of a data folder, written as they are sorted; no array is whole in memory."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from segue.data.write.events import Chunk
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """Final numbers of running ones: by the bytes of the ids, so that they do not depend on the order of the rows."""
+    """Running numbers → final numbers, by the bytes of the ids, so that they do not depend on the order of the rows."""
 
-    ids: pl.Series  # [n kept] sorted by bytes
-    counts: np.ndarray  # [n kept] events of each
-    places: np.ndarray  # [all] uint32: the place in `ids`, or len(ids) and above for those left out
+    ids: pl.Series  # [n in the core] sorted by bytes
+    counts: np.ndarray  # [n in the core] events of each
+    final: np.ndarray  # [all] uint32: the index in `ids`, or len(ids) and above for those left out
 
 
-def final_numbers(texts: pl.Series, kept: np.ndarray, counts: np.ndarray) -> Numbers:
-    """Order the running numbers `kept`, with their event counts, by id."""
-    ids = texts.gather(kept)
+def final_numbers(texts: pl.Series, core: np.ndarray, counts: np.ndarray) -> Numbers:
+    """Order the running numbers of the core, with their event counts, by id."""
+    ids = texts.gather(core)
     order = ids.arg_sort().to_numpy()  # polars compares text by its bytes
-    places = np.full(len(texts), len(kept), dtype=np.uint32)
-    places[kept[order]] = np.arange(len(kept), dtype=np.uint32)
-    left_out = np.flatnonzero(places == len(kept))
-    places[left_out] = len(kept) + np.arange(len(left_out), dtype=np.uint32)
-    return Numbers(ids=ids.gather(order), counts=counts[order], places=places)
+    final = np.full(len(texts), len(core), dtype=np.uint32)
+    final[core[order]] = np.arange(len(core), dtype=np.uint32)
+    left_out = np.flatnonzero(final == len(core))
+    final[left_out] = len(core) + np.arange(len(left_out), dtype=np.uint32)
+    return Numbers(ids=ids.gather(order), counts=counts[order], final=final)
 
 
 class SortedEvents(Protocol):
-    """The events that are left: by user, time, order; some whole users at a time, in final numbers."""
+    """The events of the core, by user, time and order, in final numbers; some whole users at a time."""
 
     duplicates: int
-    """How many good rows of the log repeat another; known when all events were given."""
+    """How many good rows of the log repeat another; known after the last event."""
 
     def __iter__(self) -> Iterator[Chunk]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Core:
-    """What an engine leaves of a log, ready to be written."""
+    """The part of a log that is written."""
 
     users: Numbers
     items: Numbers
     kinds: pl.Series | None  # by their final numbers
     valued: bool
     rows: int
-    kept: int  # rows that were good
+    good: int  # rows that can be used
     rejected: Rejected
     events: SortedEvents
 
@@ -79,9 +79,9 @@ def _arrays(folder: Path, dtypes: dict[str, type[np.generic]], length: int) -> I
 
 
 def write_sequences(
-    folder: Path, core: Core, *, met: Callable[[Sequences], None], progress: Callable[[int], None]
+    folder: Path, core: Core, *, on_written: Callable[[Sequences], None], progress: Callable[[int], None]
 ) -> None:
-    """Write offsets, items, times, kinds and values. met: shown what is written, some whole users at a time."""
+    """Write offsets, items, times, kinds and values. on_written: called with every group of whole users written."""
     dtypes: dict[str, type[np.generic]] = {"items": np.int32, "times": np.int64}
     dtypes |= {"kinds": np.uint16} if core.kinds is not None else {}
     dtypes |= {"values": np.float32} if core.valued else {}
@@ -90,12 +90,12 @@ def write_sequences(
     done = 0
     with _arrays(folder, dtypes, int(offsets[-1])) as arrays:
         for events in core.events:
-            _append(arrays, events, met=met)
+            _append(arrays, events, on_written)
             done += len(events)
             progress(done)
 
 
-def _append(arrays: dict[str, _Array], events: Chunk, *, met: Callable[[Sequences], None]) -> None:
+def _append(arrays: dict[str, _Array], events: Chunk, on_written: Callable[[Sequences], None]) -> None:
     numbers = events.item.astype(np.int32)
     arrays["items"].append(numbers)
     arrays["times"].append(events.time)
@@ -104,7 +104,7 @@ def _append(arrays: dict[str, _Array], events: Chunk, *, met: Callable[[Sequence
     if events.value is not None:
         arrays["values"].append(events.value)
     starts = np.flatnonzero(np.diff(events.user, prepend=~events.user[:1]))
-    met(Sequences(offsets=np.append(starts, len(events)), items=numbers, times=events.time))
+    on_written(Sequences(offsets=np.append(starts, len(events)), items=numbers, times=events.time))
 
 
 def write_table(path: Path, table: pl.DataFrame) -> None:

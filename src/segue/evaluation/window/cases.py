@@ -76,8 +76,8 @@ def split_window(split: Split, days: float) -> tuple[int, int, int]:
     """(the end of training, the time of the split, the end of the window), in microseconds."""
     if not 0 < days <= MOST_DAYS:
         raise SettingsError(f"--days takes a number of days above 0 and at most {MOST_DAYS}, got {days:g}.")
-    assert split.moments is not None, "the caller refuses --split last, which has no time"
-    valid_from, test_from = split.moments
+    assert split.boundaries is not None, "the caller refuses --split last, which has no time"
+    valid_from, test_from = split.boundaries
     return valid_from, test_from, test_from + round(days * DAY)
 
 

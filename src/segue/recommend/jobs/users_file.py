@@ -13,7 +13,7 @@ from segue.data.dataset import Data
 from segue.data.read.blocks import ROW, LogInput
 from segue.data.read.columns import TIME_NAMES, USER_NAMES, Columns, by_rank, listed
 from segue.data.read.delimited import DelimitedFile
-from segue.data.read.gather import Log, look_at_times
+from segue.data.read.gather import Log, decide_times
 from segue.data.read.log import LogBlock, open_file, read_blocks
 from segue.data.read.times import UNITS, TimeRule, read_times
 from segue.data.settings import PrepareSettings, Role
@@ -50,7 +50,7 @@ def read_users(path: Path, data: Data) -> Iterator[UserRows]:
 
 def _columns(log: LogInput, data: Data) -> dict[Role, str]:
     """The columns of the user and of the time: named as in the log, or by a usual name."""
-    named: dict[str, str] = data.manifest["settings"]["columns"]
+    named: dict[str, str] = data.manifest["log"]["columns"]
     columns: dict[Role, int] = {}
     usual: dict[Role, tuple[tuple[str, ...], ...]] = {"user": USER_NAMES, "time": TIME_NAMES}
     for role, names in usual.items():
@@ -77,10 +77,10 @@ def _time_rule(log: Log, data: Data) -> TimeRule | None:
     are in the time zone of the log."""
     if "time" not in log.columns.names:
         return None
-    label, column, facts = log.inputs[0].label, log.columns.names["time"], data.manifest["settings"]["time"]
+    label, column, facts = log.inputs[0].label, log.columns.names["time"], data.manifest["log"]["time"]
     if facts["form"] == "row order":
         raise InputError(f"{label} asks about times ({column!r}), but {data.folder} has none; leave the column out.")
-    look = look_at_times(log, PrepareSettings(time_zone=facts.get("zone")), lambda *_: None)
+    look = decide_times(log, PrepareSettings(time_zone=facts.get("zone")), lambda *_: None)
     rule = look.rule
     if "format" in facts and look.counts and not any(look.counts.get(form) for form in ("iso", *UNITS)):
         return TimeRule(form="format", format=facts["format"], zone=facts.get("zone"))

@@ -1,0 +1,243 @@
+"""What an executor does with its share of a log: the local engine's parsers and rules, over Arrow tables.
+
+A partition holds paths of text files, or rows of Parquet files and tables. An `Opener` turns either into inputs of the
+local engine, and a `BlockTask` turns their blocks into Arrow batches for Spark.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from segue.data.read.blocks import ROW, Block, LogInput
+from segue.data.read.columns import Columns
+from segue.data.read.gather import stored_values
+from segue.data.read.log import LogBlock, open_file, read_blocks
+from segue.data.read.times import TimeRule, votes
+from segue.data.rules.judge import judge
+from segue.data.settings import Role
+from segue.errors import InputError
+
+# A judged row: its file, row and index in the block; its columns, `value` as the bits of its float32; and, of a bad
+# one, the reason with the texts of its columns or, if it cannot be parsed, its line.
+JUDGED = pa.schema(
+    {
+        "file": pa.int32(),
+        ROW: pa.int64(),
+        "part": pa.int32(),
+        "user": pa.string(),
+        "item": pa.string(),
+        "time": pa.int64(),
+        "order_number": pa.int64(),
+        "kind": pa.string(),
+        "value": pa.int32(),
+        "reason": pa.string(),
+        "texts": pa.list_(pa.string()),
+        "line": pa.string(),
+    }
+)
+SPARK_JUDGED = (
+    "file int, row long, part int, user string, item string, time long, order_number long, kind string, value int, "
+    "reason string, texts array<string>, line string"
+)
+
+Files = dict[str, tuple[int, str]]
+"""The plain path of each file of the log → its number and its label."""
+Batches = Iterator[pa.RecordBatch]
+BlockTask = Callable[[int | None, LogBlock], Batches]
+"""Called with a file's number, None for a table, and one of its blocks."""
+ReadInput = Callable[[int | None, LogInput], Batches]
+Opener = Callable[[pa.RecordBatch, ReadInput], Batches]
+"""Opens what a batch of Spark's holds, and calls the function with each file's number and input."""
+
+
+@dataclass(slots=True)
+class SurveyedFile:
+    """What the driver knows of a text file; its rows are read on the executors."""
+
+    number: int
+    label: str
+    names: list[str]
+    size: int
+    note: str
+    samples: list[list[str]] = field(default_factory=list)
+    lists: list[bool] = field(default_factory=list)
+    typed: bool = False
+
+    def sample(self, position: int) -> list[str]:
+        return self.samples[position]
+
+    def holds_lists(self, position: int) -> bool:
+        return self.lists[position]
+
+    def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:  # noqa: ARG002
+        raise AssertionError("a text file's rows are read on the executors")
+
+
+def plain_path(path: str) -> str:
+    """A path by which files are compared: Spark writes local paths in several ways."""
+    return re.sub("^file:/*", "/", path)
+
+
+def survey(batches: Batches, *, opener: Opener) -> Batches:
+    """Describe every text file as a `SurveyedFile` in JSON, in the column `survey`."""
+    for batch in batches:
+        yield from opener(batch, _survey_file)
+
+
+def _survey_file(number: int | None, log: LogInput) -> Batches:
+    positions = range(len(log.names))
+    first = number == 0  # its values help to find the columns; of the others only the names matter
+    surveyed = SurveyedFile(
+        number=number or 0,
+        label=log.label,
+        names=log.names,
+        size=log.size,
+        note=log.note,
+        samples=[log.sample(position) if first else [] for position in positions],
+        lists=[log.holds_lists(position) for position in positions],
+    )
+    yield pa.RecordBatch.from_pydict({"survey": pa.array([msgspec.json.encode(surveyed)], pa.binary())})
+
+
+def run_task(batches: Batches, *, opener: Opener, columns: Columns, roles: list[Role], task: BlockTask) -> Batches:
+    """Run a task over every block of every input."""
+
+    def read(number: int | None, log: LogInput) -> Batches:
+        for block in read_blocks([log], columns, roles=roles):
+            yield from task(number, block)
+
+    for batch in batches:
+        yield from opener(batch, read)
+
+
+def count_votes(_number: int | None, block: LogBlock) -> Batches:
+    """The votes of a block, one row a form."""
+    counts = votes(block.frame["time"])
+    yield pa.RecordBatch.from_pydict({"name": list(counts), "count": pa.array(counts.values(), pa.int64())})
+
+
+def judge_block(number: int | None, block: LogBlock, *, roles: list[Role], rule: TimeRule | None) -> Batches:
+    """The rows of a block as `JUDGED` describes them."""
+    judged = judge(block.frame, roles, rule)
+    texts = pl.concat_list([pl.col(role).cast(pl.String) for role in roles])
+    columns: dict[str, Any] = {
+        ROW: judged[ROW],
+        "user": judged["user"],
+        "item": judged["item"],
+        "reason": judged["reason"],
+        "texts": judged.select(pl.when(pl.col("reason").is_not_null()).then(texts)).to_series(),
+    }
+    if number is not None:
+        columns["part"] = np.arange(judged.height)
+    if rule is not None:
+        columns["time"] = judged["microseconds"]
+    if "order_number" in judged.columns:
+        columns["order_number"] = judged["order_number"]
+    if "kind" in judged.columns:
+        columns["kind"] = judged["kind"].fill_null("")
+    if "amount" in judged.columns:
+        columns["value"] = stored_values(judged["amount"]).view(np.int32)
+    yield from _judged_batches(number, columns, judged.height)
+    if block.malformed:
+        rows, reasons, lines = zip(*((row.row, row.reason, row.text) for row in block.malformed), strict=True)
+        yield from _judged_batches(number, {ROW: rows, "reason": reasons, "line": lines}, len(rows))
+
+
+def _judged_batches(number: int | None, columns: Mapping[str, Any], height: int) -> list[pa.RecordBatch]:
+    """Arrow batches of the schema JUDGED; columns that are not given are null."""
+    columns = {**columns, "file": [number] * height}
+    arrays = []
+    for wanted in JUDGED:
+        column = columns.get(wanted.name)
+        if isinstance(column, pl.Series):
+            column = column.to_arrow(compat_level=pl.CompatLevel.oldest())
+        arrays.append(pa.nulls(height, wanted.type) if column is None else pa.array(column).cast(wanted.type))
+    return pa.Table.from_arrays(arrays, schema=JUDGED).to_batches() if height else []
+
+
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """Opens text files by their paths, or from their content if the executor cannot see the path."""
+
+    files: Files
+    named: set[str]
+
+    def __call__(self, batch: pa.RecordBatch, read: ReadInput) -> Batches:
+        contents = batch.column("content") if "content" in batch.schema.names else None
+        for index, path in enumerate(batch.column("path").to_pylist()):
+            number, label = self.files[plain_path(path)]
+            with _local_file(label, path, None if contents is None else contents[index].as_buffer()) as opened:
+                log = open_file(opened, named=self.named)
+                if log.typed:
+                    raise InputError(f"{label} is Parquet; give it a name that ends in .parquet.")
+                log.label = label
+                yield from read(number, log)
+
+
+@contextmanager
+def _local_file(label: str, path: str, content: Any) -> Iterator[Path]:
+    """The file itself, or a copy of its content; errors name it by its label."""
+    with tempfile.TemporaryDirectory(prefix="segue-") as folder:
+        opened = Path(plain_path(path))
+        if content is not None:
+            opened = Path(folder) / opened.name
+            opened.write_bytes(content)
+        try:
+            yield opened
+        except InputError as error:
+            either = "|".join(map(re.escape, (label, str(opened))))  # a label may hold the path, or the path a label
+            raise InputError(re.sub(either, lambda _: label, str(error))) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Opens rows of Parquet files or of a table, each column under its role; the rows of each file are an input."""
+
+    label: str
+    names: list[str]
+    files: Files | None
+    """None for a table."""
+
+    def __call__(self, batch: pa.RecordBatch, read: ReadInput) -> Batches:
+        frame = pl.DataFrame(pl.from_arrow(batch))
+        if self.files is None:
+            rows = pl.lit(None, dtype=pl.Int64).alias(ROW)
+            yield from read(None, _RowsInput(self.label, self.names, frame.select(rows, *frame.columns), frame.height))
+            return
+        for (path,), rows_of_file in frame.group_by("file", maintain_order=True):
+            number, label = self.files[plain_path(unquote(str(path)))]
+            yield from read(number, _RowsInput(label, self.names, rows_of_file.drop("file"), rows_of_file.height))
+
+
+@dataclass(slots=True)
+class _RowsInput:
+    """Rows that Spark has read, as an input of one block."""
+
+    label: str
+    names: list[str]
+    frame: pl.DataFrame  # the row's number, then the columns
+    size: int
+    typed: bool = True
+    note: str = ""
+
+    def sample(self, position: int) -> list[str]:  # noqa: ARG002
+        raise AssertionError("the columns are known before rows are read")
+
+    def holds_lists(self, position: int) -> bool:  # noqa: ARG002
+        raise AssertionError("the columns are known before rows are read")
+
+    def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:
+        columns = {name: self.frame.to_series(position + 1) for name, position in positions.items()}
+        yield Block(frame=pl.DataFrame({ROW: self.frame[ROW], **columns}), done=self.frame.height)
