@@ -84,8 +84,8 @@ def window_starts(lengths: np.ndarray, length: int, step: int) -> tuple[np.ndarr
     beyond = np.maximum(0, lengths - length)
     steps = -(-beyond // step)  # rounded up: the last one, to 0, may be shorter
     owner = np.repeat(np.arange(len(lengths)), steps + 1)
-    left = ragged_rows(-steps, steps + 1)  # -steps … 0: steps from the newest window
-    return owner, np.maximum(0, beyond[owner] + left * step)
+    from_newest = ragged_rows(-steps, steps + 1)  # -steps … 0: steps from the newest window
+    return owner, np.maximum(0, beyond[owner] + from_newest * step)
 
 
 def cut_by_budget(lengths: np.ndarray, budget: int) -> list[np.ndarray]:

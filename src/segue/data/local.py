@@ -101,7 +101,12 @@ def _core(gathered: GatheredEvents, settings: PrepareSettings, *, timed: bool) -
     events = gathered.events
     dropped = events.drop_repeated(len(gathered.users), timed=timed) if settings.drop_duplicates else None
     frame = nw.from_native(events.frame().lazy())
-    core = k_core(frame, min_user=settings.min_user, min_item=settings.min_item, settle=_settled)
+    core = k_core(
+        frame,
+        min_user=settings.min_user,
+        min_item=settings.min_item,
+        settle=lambda survivors: survivors.collect(engine="streaming").lazy(),
+    )
     core_users, core_items = (survivors.collect() for survivors in core)
     if not len(core_users):
         counts = events.user_counts(len(gathered.users))
@@ -127,7 +132,3 @@ def _core(gathered: GatheredEvents, settings: PrepareSettings, *, timed: bool) -
 
 def _numbered(texts: pl.Series, survivors: nw.DataFrame[Any], column: str) -> Numbers:
     return final_numbers(texts, survivors[column].to_numpy(), survivors["events"].to_numpy())
-
-
-def _settled(frame: nw.LazyFrame[Any]) -> nw.LazyFrame[Any]:
-    return frame.collect(engine="streaming").lazy()

@@ -100,7 +100,10 @@ def prepare_folder(
 ) -> Data:
     """`prepare` with its settings as one object."""
     progress = progress or (lambda _stage, _done, _total: None)
-    folder = _temporary_folder() if out is None else Path(out)
+    if out is None:
+        out = Path(tempfile.mkdtemp(prefix="segue-")) / "data"
+        atexit.register(shutil.rmtree, out.parent, ignore_errors=True)
+    folder = Path(out)
     replaced: Replaced = "data" if overwrite else False
     refuse_existing(folder, overwrite=replaced)
     forced_rule(settings)
@@ -131,13 +134,6 @@ def _open_engine(source: Any, settings: PrepareSettings, progress: ProgressCallb
         return
     with open_local_engine(source, settings, progress) as local:
         yield local
-
-
-def _temporary_folder() -> Path:
-    """A path inside a folder that is removed when Python ends."""
-    parent = Path(tempfile.mkdtemp(prefix="segue-"))
-    atexit.register(shutil.rmtree, parent, ignore_errors=True)
-    return parent / "data"
 
 
 def _refuse_unreadable_split(settings: PrepareSettings, log: Log) -> None:

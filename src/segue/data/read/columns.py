@@ -145,7 +145,7 @@ def _single(log: LogInput, role: Role, positions: list[int]) -> int:
 def _time_position(log: LogInput, settings: PrepareSettings, *, free: list[int]) -> int | None:
     """A column named like a time, if its values can be times; else the one column that holds only dates; else none."""
     named = by_rank(log, TIME_NAMES, free=free)
-    readable = [position for position in free if _is_readable_time(log, position)]
+    readable = [position for position in free if any(map(looks_like_number_or_time, _entries(log, position, 2)))]
     dates = [position for position in readable if all(map(looks_like_date, _filled(log, position)))]
     if named and settings.time_format is None:
         # "time" may hold 12:30 beside a "date": a name of a lower rank is better if its values are dates, and not
@@ -158,13 +158,13 @@ def _time_position(log: LogInput, settings: PrepareSettings, *, free: list[int])
     return _single(log, "time", dates) if dates else None
 
 
-def _is_readable_time(log: LogInput, position: int) -> bool:
-    values = [part for value in _filled(log, position) for part in value.split(",")[:2]]
-    return any(map(looks_like_number_or_time, values))
-
-
 def _filled(log: LogInput, position: int) -> list[str]:
     return [value for value in log.sample(position) if value]
+
+
+def _entries(log: LogInput, position: int, most: int | None = None) -> list[str]:
+    """The entries of comma-separated lists, at most so many of each."""
+    return [part for value in _filled(log, position) for part in value.split(",")[:most]]
 
 
 def _holds_lists(log: LogInput, taken: dict[Role, int]) -> bool:
@@ -183,6 +183,5 @@ def _add_exact(log: LogInput, taken: dict[Role, int], role: Role, names: tuple[s
     positions = [position for position in _free(log, taken.values()) if normal(log.names[position]) in names]
     if len(positions) != 1:
         return
-    parts = [part for value in _filled(log, positions[0]) for part in value.split(",")]
-    if role == "kind" or all(map(looks_like_number_or_time, parts)):
+    if role == "kind" or all(map(looks_like_number_or_time, _entries(log, positions[0]))):
         taken[role] = positions[0]

@@ -276,7 +276,7 @@ def _try_delimiter(sample: bytes, delimiter: str, *, whole: bool, named: set[str
         table = table.slice(0, table.num_rows - 1)  # the last row is cut off
     columns = [[cell or "" for cell in column.slice(0, SAMPLE_ROWS + 1).to_pylist()] for column in table.columns]
     names, first_row = [column[0] for column in columns], 2
-    if _is_data(names) and not named & set(names):
+    if any(map(looks_like_number_or_time, names)) and not named & set(names):  # a first row of data
         names, first_row = [f"column {index}" for index in range(1, len(columns) + 1)], 1
     good = table.num_rows + 1 - first_row
     return _Layout(
@@ -300,8 +300,3 @@ def _sample_table(sample: bytes, delimiter: str, on_invalid: Callable[[Any], str
         block_bytes=len(ended) + 1,
         on_invalid=on_invalid,
     ).read_all()
-
-
-def _is_data(first_row: list[str]) -> bool:
-    """Whether a first row is an event already: names of columns are neither numbers nor dates."""
-    return any(looks_like_number_or_time(cell) for cell in first_row)

@@ -6,7 +6,7 @@ Two passes: the first reads the times alone and decides their unit for the whole
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,7 +83,15 @@ def log_of_inputs(inputs: list[LogInput], settings: PrepareSettings) -> Log:
 
 def decide_times(log: Log, settings: PrepareSettings, progress: ProgressCallback) -> TimeDecision:
     """Decide how the times are read, over the whole column."""
-    return decide_without_votes(log, settings) or decide_by_votes(_count_votes(log, progress), settings)
+    decision = decide_without_votes(log, settings)
+    if decision is not None:
+        return decision
+    counts: Counter[str] = Counter()
+    reporter = _ProgressReporter(log, "reading the times", progress)
+    for block in read_blocks(log.inputs, log.columns, roles=["time"]):
+        counts.update(votes(block.frame["time"]))
+        reporter.report(block)
+    return TimeDecision(decide(counts, zone=settings.time_zone), counts)
 
 
 def decide_without_votes(log: Log, settings: PrepareSettings) -> TimeDecision | None:
@@ -99,20 +107,6 @@ def decide_without_votes(log: Log, settings: PrepareSettings) -> TimeDecision | 
             raise SettingsError("--time-format is for times as text or numbers; this log holds dates: leave it out.")
         return TimeDecision(TimeRule(form="instant", zone=settings.time_zone if column_type == "local times" else None))
     return None if forced is None else TimeDecision(forced)
-
-
-def decide_by_votes(counts: Mapping[str, int], settings: PrepareSettings) -> TimeDecision:
-    """How the times are read, by the commonest form."""
-    return TimeDecision(decide(counts, zone=settings.time_zone), dict(counts))
-
-
-def _count_votes(log: Log, progress: ProgressCallback) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    reporter = _ProgressReporter(log, "reading the times", progress)
-    for block in read_blocks(log.inputs, log.columns, roles=["time"]):
-        counts.update(votes(block.frame["time"]))
-        reporter.report(block)
-    return counts
 
 
 def gather(log: Log, times: TimeDecision, settings: PrepareSettings, progress: ProgressCallback) -> GatheredEvents:

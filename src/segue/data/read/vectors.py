@@ -106,8 +106,11 @@ def vectors_of(file: VectorFile, ids: pl.Series) -> pl.Series:
 
 def with_vectors(table: pl.DataFrame, label: str) -> pl.DataFrame:
     """A catalogue with its columns of lists of numbers as vectors of one width each."""
-    columns = [name for name, dtype in table.schema.items() if _is_vectors(dtype)]
-    return table.with_columns([_as_vectors(table[name], label) for name in columns])
+    return table.with_columns(
+        _as_vectors(table[name], label)
+        for name, dtype in table.schema.items()
+        if isinstance(dtype, pl.List | pl.Array) and dtype.inner.is_numeric()
+    )
 
 
 def widths(table: pl.DataFrame) -> dict[str, dict[str, int]]:
@@ -117,10 +120,6 @@ def widths(table: pl.DataFrame) -> dict[str, dict[str, int]]:
         for name, dtype in table.schema.items()
         if isinstance(dtype, pl.Array)
     }
-
-
-def _is_vectors(dtype: pl.DataType) -> bool:
-    return isinstance(dtype, pl.List | pl.Array) and dtype.inner.is_numeric()
 
 
 def _as_vectors(column: pl.Series, label: str) -> pl.Series:

@@ -74,11 +74,11 @@ def k_core(
     count = _size(users)
     while True:
         items = settle(_frequent(events.join(users, on="user", how="semi"), "item", min_item))
-        left = settle(_frequent(events.join(items, on="item", how="semi"), "user", min_user))
-        before, count = count, _size(left)
+        survivors = settle(_frequent(events.join(items, on="item", how="semi"), "user", min_user))
+        before, count = count, _size(survivors)
         if count == before:
-            return left, items
-        users = left
+            return survivors, items
+        users = survivors
 
 
 def _frequent(events: nw.LazyFrame[Any], column: str, least: int) -> nw.LazyFrame[Any]:

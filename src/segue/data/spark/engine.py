@@ -22,7 +22,6 @@ from segue.data.read.gather import (
     Log,
     ProgressCallback,
     TimeDecision,
-    decide_by_votes,
     decide_without_votes,
     log_of_inputs,
     no_user_left,
@@ -30,6 +29,7 @@ from segue.data.read.gather import (
     refuse_single_item,
     refuse_unusable,
 )
+from segue.data.read.times import decide
 from segue.data.rules.judge import k_core
 from segue.data.rules.rejected import Rejected, example
 from segue.data.settings import PrepareSettings
@@ -73,7 +73,7 @@ class _SparkEngine:
         self.progress("reading the times", 0, 1)
         votes = self.source.votes(self.log.columns)
         self.progress("reading the times", 1, 1)
-        return decide_by_votes(votes, self.settings)
+        return TimeDecision(decide(votes, zone=self.settings.time_zone), votes)
 
     def core(self, times: TimeDecision) -> Core:
         timed = times.rule is not None

@@ -39,19 +39,16 @@ class Shares:
         last = sequences.offsets[1:][lengths >= 2] - 1
         self.users += sequences.n_users
         self.tied += int((sequences.times[last] == sequences.times[last - 1]).sum())
-        first_target = np.repeat(self._first_targets(sequences), lengths)
-        tested = np.arange(sequences.n_events) >= first_target
+        split = split_last(sequences)
+        if self.test_from is not None:
+            split = split_time(sequences, valid_from=self.test_from, test_from=self.test_from)
+        tested = np.arange(sequences.n_events) >= np.repeat(split.valid_end, lengths)
         users = np.repeat(np.arange(sequences.n_users), lengths)
         order = stable_order(users << 32 | sequences.items)
         # an event is a repeat unless it is the user's first one with the item
         repeat = (np.diff(users[order]) == 0) & (np.diff(sequences.items[order]) == 0)
         self.repeats += int(tested[order[1:]][repeat].sum())
         self.targets += int(tested.sum())
-
-    def _first_targets(self, sequences: Sequences) -> np.ndarray:
-        if self.test_from is None:
-            return split_last(sequences).valid_end
-        return split_time(sequences, valid_from=self.test_from, test_from=self.test_from).valid_end
 
 
 def summary_lines(manifest: dict[str, Any]) -> list[str]:
@@ -65,8 +62,8 @@ def summary_lines(manifest: dict[str, Any]) -> list[str]:
     lines += [f"           {count:,} × {reason}" for reason, count in sorted(counts["rejected"].items())]
     if counts["rejected"]:
         lines.append("           rejected.parquet holds the rejected rows; it may contain personal data")
-    fate = "dropped" if settings["drop_duplicates"] else "kept (--drop-duplicates leaves them out)"
     if counts["duplicates"]:
+        fate = "dropped" if settings["drop_duplicates"] else "kept (--drop-duplicates leaves them out)"
         lines.append(f"duplicates {counts['duplicates']:,} exact repeats of a row, {fate}")
     lines += [
         f"kept       {counts['users']:,} users, {counts['items']:,} items, {counts['events']:,} events "
