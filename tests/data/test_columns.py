@@ -9,7 +9,7 @@ from segue.data.settings import PrepareSettings
 from segue.errors import InputError, SettingsError
 
 
-def found(columns: dict[str, list[object]], **named: str) -> Columns:
+def find(columns: dict[str, list[object]], **named: str) -> Columns:
     """The columns found in a table."""
     log = TableInput(pl.DataFrame(columns), label="the table")
     return find_columns(log, PrepareSettings(**named))  # type: ignore[arg-type]
@@ -42,14 +42,14 @@ def with_names(*names: str) -> dict[str, list[object]]:
     ],
 )
 def test_columns_of_well_known_logs_are_found(names: tuple[str, ...], expected: dict[str, str]) -> None:
-    columns = found({name: ["x"] if "time" not in name.lower() else ["2024-01-01"] for name in names})
+    columns = find({name: ["x"] if "time" not in name.lower() else ["2024-01-01"] for name in names})
     assert columns.names == expected
     assert set(columns.found) == set(expected)
     assert not columns.lists
 
 
 def test_a_stronger_name_wins_over_a_weaker_one() -> None:
-    assert found(with_names("session_id", "user", "parent_asin", "asin", "date", "timestamp")).names == {
+    assert find(with_names("session_id", "user", "parent_asin", "asin", "date", "timestamp")).names == {
         "user": "user",
         "item": "asin",
         "time": "timestamp",
@@ -57,56 +57,56 @@ def test_a_stronger_name_wins_over_a_weaker_one() -> None:
 
 
 def test_named_columns_are_taken_and_the_rest_is_found() -> None:
-    columns = found(with_names("who", "item", "what", "time"), user="who", item="what")
+    columns = find(with_names("who", "item", "what", "time"), user="who", item="what")
     assert columns.names == {"user": "who", "item": "what", "time": "time"}
     assert columns.found == ("time",)
 
 
 def test_value_and_kind_only_under_their_own_name() -> None:
     values: dict[str, list[object]] = {"user": ["a"], "item": ["b"], "rating": [3], "event_type": ["buy"]}
-    assert set(found(values).names) == {"user", "item"}
-    assert found(values, value="rating", kind="event_type").names["value"] == "rating"
-    named = found({**values, "value": [1.5], "kind": ["view"]})
+    assert set(find(values).names) == {"user", "item"}
+    assert find(values, value="rating", kind="event_type").names["value"] == "rating"
+    named = find({**values, "value": [1.5], "kind": ["view"]})
     assert named.names["value"] == "value" and named.names["kind"] == "kind"
-    assert "value" not in found({**values, "value": ["high"]}).names  # words are no values
+    assert "value" not in find({**values, "value": ["high"]}).names  # words are no values
 
 
 def test_a_time_of_day_gives_way_to_a_date() -> None:
-    columns = found({"user": ["a"], "item": ["b"], "time": ["12:30"], "date": ["2024-01-01"]})
+    columns = find({"user": ["a"], "item": ["b"], "time": ["12:30"], "date": ["2024-01-01"]})
     assert columns.names["time"] == "date"
 
 
 def test_no_time_gives_way_to_the_number_of_a_weekday() -> None:
     """It is unreadable as it stands, and --time-format may say how: that is told, and not another column taken."""
-    columns = found({"user": ["a"], "item": ["b"], "timestamp": ["5/12/2011 10:00"], "day": ["3"]})
+    columns = find({"user": ["a"], "item": ["b"], "timestamp": ["5/12/2011 10:00"], "day": ["3"]})
     assert columns.names["time"] == "timestamp"
 
 
 def test_dates_are_found_by_content() -> None:
-    columns = found({"user": ["a"], "item": ["b"], "bought": ["2024-01-01 10:00"], "price": ["3.50"]})
+    columns = find({"user": ["a"], "item": ["b"], "bought": ["2024-01-01 10:00"], "price": ["3.50"]})
     assert columns.names["time"] == "bought"
-    epoch = found({"user": ["a"], "item": ["b"], "x": [1_600_000_000], "n": [4]})
+    epoch = find({"user": ["a"], "item": ["b"], "x": [1_600_000_000], "n": [4]})
     assert epoch.names["time"] == "x"
-    assert "time" not in found({"user": ["a"], "item": ["b"], "n": [4]}).names
+    assert "time" not in find({"user": ["a"], "item": ["b"], "n": [4]}).names
 
 
 def test_ambiguity_lists_the_columns_and_the_option() -> None:
     with pytest.raises(
         InputError, match=r"the item could be 'sku' or 'product_id'; name it with --item.*'sku', 'product_id'"
     ):
-        found(with_names("user", "sku", "product_id"))
+        find(with_names("user", "sku", "product_id"))
     with pytest.raises(InputError, match="could be 'begun' or 'ended'; name it with --time"):
-        found(with_names("user", "item", "begun", "ended"))
+        find(with_names("user", "item", "begun", "ended"))
 
 
 def test_nothing_that_fits_lists_the_columns_and_the_option() -> None:
     with pytest.raises(InputError, match=r"no column that looks like the user; name it with --user.*'a', 'item'"):
-        found(with_names("a", "item"))
+        find(with_names("a", "item"))
 
 
 def test_a_name_that_is_not_there_lists_those_that_are() -> None:
     with pytest.raises(InputError, match="no column 'buyer' for --user; it has 'user', 'item'"):
-        found(with_names("user", "item"), user="buyer")
+        find(with_names("user", "item"), user="buyer")
 
 
 def test_one_column_cannot_have_two_roles() -> None:
@@ -123,4 +123,4 @@ def test_one_column_cannot_have_two_roles() -> None:
     ],
 )
 def test_one_row_a_user_is_noticed(columns: dict[str, list[object]]) -> None:
-    assert found(columns).lists
+    assert find(columns).lists

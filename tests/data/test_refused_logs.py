@@ -19,12 +19,12 @@ from segue.data.write import writer
 from segue.errors import FolderError, InputError, SegueError, SettingsError
 
 
-def many(count: int = 1000) -> list[list[Any]]:
+def good_rows(count: int = 1000) -> list[list[Any]]:
     """Rows that all can be used: 20 users, 10 items."""
     return [[f"u{n % 20}", f"i{n % 10}", 1_600_000_000 + n] for n in range(count)]
 
 
-def refused(tmp_path: Path, source: Any, **options: Any) -> str:
+def error_of(tmp_path: Path, source: Any, **options: Any) -> str:
     """The sentence with which a log is refused; nothing is left behind."""
     place = tmp_path / "made"
     with pytest.raises(SegueError) as caught:
@@ -34,41 +34,41 @@ def refused(tmp_path: Path, source: Any, **options: Any) -> str:
 
 
 def test_unreadable_times_in_a_few_rows_are_rejected_and_in_many_stop_the_run(tmp_path: Path) -> None:
-    rows = many()
+    rows = good_rows()
     for row in rows[::200]:
         row[2] = "soon"
     data = prepare(write_csv(tmp_path / "few.csv", rows))
     assert data.manifest["counts"]["rejected"] == {"unreadable time": 5}
     for row in rows[::20]:
         row[2] = "soon"
-    said = refused(tmp_path, write_csv(tmp_path / "many.csv", rows))
+    said = error_of(tmp_path, write_csv(tmp_path / "many.csv", rows))
     assert said.startswith("50 of 1000 rows (5.0%) cannot be used, more than --max-rejected 0.01 allows")
     assert "50 × unreadable time" in said and "many.csv row 2: 'u0, i0, soon'" in said
 
 
 def test_exactly_the_allowed_share_passes(tmp_path: Path) -> None:
-    rows = many()
+    rows = good_rows()
     for row in rows[:10]:
         row[0] = ""
     assert prepare(write_csv(tmp_path / "log.csv", rows)).manifest["counts"]["rejected"] == {"no user": 10}
-    assert "10 × no user" in refused(tmp_path, tmp_path / "log.csv", max_rejected="0.9%")
+    assert "10 × no user" in error_of(tmp_path, tmp_path / "log.csv", max_rejected="0.9%")
     assert prepare(tmp_path / "log.csv", max_rejected="1%").manifest["counts"]["good"] == 990
 
 
 def test_seconds_and_milliseconds_in_one_column(tmp_path: Path) -> None:
-    rows = many()
+    rows = good_rows()
     for row in rows[::4]:
         row[2] *= 1000
-    said = refused(tmp_path, write_csv(tmp_path / "log.csv", rows))
+    said = error_of(tmp_path, write_csv(tmp_path / "log.csv", rows))
     assert "250 × time is not in seconds" in said
     assert "mixes seconds (75.0%) and milliseconds (25.0%)" in said
 
 
 def test_times_in_a_way_of_their_own_ask_for_the_format(tmp_path: Path) -> None:
-    rows = [[user, item, "12/31/2010 8:26"] for user, item, _ in many()]
+    rows = [[user, item, "12/31/2010 8:26"] for user, item, _ in good_rows()]
     log = write_csv(tmp_path / "log.csv", rows)
-    assert "--time-format" in refused(tmp_path, log)
-    assert "1000 × unreadable time" in refused(tmp_path, log, time_format="%d/%m/%Y %H:%M")
+    assert "--time-format" in error_of(tmp_path, log)
+    assert "1000 × unreadable time" in error_of(tmp_path, log, time_format="%d/%m/%Y %H:%M")
     assert prepare(log, time_format="%m/%d/%Y %H:%M").manifest["counts"]["good"] == 1000
 
 
@@ -76,20 +76,20 @@ def test_a_log_that_is_not_utf8(tmp_path: Path) -> None:
     rows = [f"u{n % 20},caf\u00e9{n % 10},{1_600_000_000 + n}" for n in range(1000)]
     log = tmp_path / "log.csv"
     log.write_bytes("\n".join(["user,item,time", *rows]).encode("cp1252"))
-    said = refused(tmp_path, log)
+    said = error_of(tmp_path, log)
     assert "1000 × not UTF-8" in said and "iconv -f WINDOWS-1252 -t UTF-8" in said
     assert "row 2: 'u0 caf\ufffd0 1600000000'" in said
 
 
 def test_a_log_with_one_row_that_is_not_utf8(tmp_path: Path) -> None:
-    log = write_csv(tmp_path / "log.csv", many())
+    log = write_csv(tmp_path / "log.csv", good_rows())
     log.write_bytes(log.read_bytes() + b"u\xe9,i0,1600000000\n")
     data = prepare(log)
     assert data.manifest["counts"]["rejected"] == {"not UTF-8": 1}
 
 
 def test_every_user_below_the_minimum(tmp_path: Path) -> None:
-    said = refused(tmp_path, write_csv(tmp_path / "log.csv", many(40)))
+    said = error_of(tmp_path, write_csv(tmp_path / "log.csv", good_rows(40)))
     assert said.startswith("No user is left: of 20 users and 10 items with 40 events, 0 users have the 5 events")
     assert "the most active has 2" in said and "--min-user" in said and "--min-item" in said
 
@@ -101,44 +101,46 @@ def test_one_user_is_a_log(tmp_path: Path) -> None:
 
 def test_one_item_is_not(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [(f"u{n % 2}", "only", n) for n in range(20)])
-    assert "Only one item is left ('only')" in refused(tmp_path, log)
+    assert "Only one item is left ('only')" in error_of(tmp_path, log)
 
 
 def test_no_row_that_can_be_used(tmp_path: Path) -> None:
     log = write_csv(tmp_path / "log.csv", [("", "x", 1), ("", "y", 2)])
-    assert "2 × no user" in refused(tmp_path, log)
-    assert refused(tmp_path, log, max_rejected=1.0).startswith("No row of the log can be used")
+    assert "2 × no user" in error_of(tmp_path, log)
+    assert error_of(tmp_path, log, max_rejected=1.0).startswith("No row of the log can be used")
 
 
 def test_a_first_row_that_is_data(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
-    log.write_text("".join(f"{user},{item},{time}\n" for user, item, time in many()))
-    said = refused(tmp_path, log)
+    log.write_text("".join(f"{user},{item},{time}\n" for user, item, time in good_rows()))
+    said = error_of(tmp_path, log)
     assert "'column 1', 'column 2', 'column 3'" in said and "first row looks like data" in said
     data = prepare(log, user="column 1", item="column 2", time="column 3")
     assert data.manifest["counts"]["rows"] == 1000
 
 
 def test_a_column_that_only_the_first_file_has(tmp_path: Path) -> None:
-    first = write_csv(tmp_path / "a.csv", many())
-    second = write_csv(tmp_path / "b.csv", many(), header=("user", "thing", "time"))
-    assert "b.csv has no column 'item' for --item; it has 'user', 'thing', 'time'" in refused(tmp_path, [first, second])
+    first = write_csv(tmp_path / "a.csv", good_rows())
+    second = write_csv(tmp_path / "b.csv", good_rows(), header=("user", "thing", "time"))
+    assert "b.csv has no column 'item' for --item; it has 'user', 'thing', 'time'" in error_of(
+        tmp_path, [first, second]
+    )
 
 
 def test_a_folder_in_the_way_is_refused_before_reading(tmp_path: Path) -> None:
-    log = write_csv(tmp_path / "log.csv", many())
+    log = write_csv(tmp_path / "log.csv", good_rows())
     prepare(log, out=tmp_path / "data")
     with pytest.raises(FolderError, match=r"exists already.*--overwrite"):
         prepare(tmp_path / "missing.csv", out=tmp_path / "data")
-    log = write_csv(tmp_path / "log.csv", many(600))
+    log = write_csv(tmp_path / "log.csv", good_rows(600))
     assert prepare(log, out=tmp_path / "data", overwrite=True).manifest["counts"]["events"] == 600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "log.csv"]
 
 
 def test_a_refused_log_leaves_the_old_folder_as_it_was(tmp_path: Path) -> None:
-    old = prepare(write_csv(tmp_path / "log.csv", many()), out=tmp_path / "data")
+    old = prepare(write_csv(tmp_path / "log.csv", good_rows()), out=tmp_path / "data")
     with pytest.raises(InputError):
-        prepare(write_csv(tmp_path / "bad.csv", many(40)), out=tmp_path / "data", overwrite=True)
+        prepare(write_csv(tmp_path / "bad.csv", good_rows(40)), out=tmp_path / "data", overwrite=True)
     assert Data.open(tmp_path / "data").manifest == old.manifest
 
 
@@ -151,7 +153,7 @@ def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nu
         raise OSError(number, "refused")
 
     monkeypatch.setattr(writer._Array, "append", refuse)
-    assert sentence in refused(tmp_path, write_csv(tmp_path / "log.csv", many()))
+    assert sentence in error_of(tmp_path, write_csv(tmp_path / "log.csv", good_rows()))
 
 
 def test_a_disk_that_is_full_when_tables_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +161,7 @@ def test_a_disk_that_is_full_when_tables_are_written(tmp_path: Path, monkeypatch
         raise OSError(errno.ENOSPC, "refused")
 
     monkeypatch.setattr(pl.DataFrame, "write_parquet", refuse)
-    assert "disk is full" in refused(tmp_path, write_csv(tmp_path / "log.csv", many()))
+    assert "disk is full" in error_of(tmp_path, write_csv(tmp_path / "log.csv", good_rows()))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_a_disk_that_is_full_when_tables_are_written(tmp_path: Path, monkeypatch
 )
 def test_settings_that_cannot_be(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        prepare(write_csv(tmp_path / "log.csv", many()), **options)
+        prepare(write_csv(tmp_path / "log.csv", good_rows()), **options)
     assert sentence in str(caught.value)
 
 
@@ -215,19 +217,19 @@ def test_tables_that_cannot_be_used(table: Any) -> None:
 
 
 def test_a_split_by_time_needs_times(tmp_path: Path) -> None:
-    log = write_csv(tmp_path / "log.csv", [row[:2] for row in many()], header=("user", "item"))
-    assert "--split time:… needs times" in refused(tmp_path, log, split="time:2024-01-01")
+    log = write_csv(tmp_path / "log.csv", [row[:2] for row in good_rows()], header=("user", "item"))
+    assert "--split time:… needs times" in error_of(tmp_path, log, split="time:2024-01-01")
 
 
 @pytest.mark.parametrize(
     ("when", "sentence"), [("2030-01-01", "so there is no test"), ("2010-01-01", "choose a later")]
 )
 def test_a_split_that_leaves_a_part_empty(tmp_path: Path, when: str, sentence: str) -> None:
-    assert sentence in refused(tmp_path, write_csv(tmp_path / "log.csv", many()), split=f"time:{when}")
+    assert sentence in error_of(tmp_path, write_csv(tmp_path / "log.csv", good_rows()), split=f"time:{when}")
 
 
 def test_a_data_folder_of_another_format_or_damaged(tmp_path: Path) -> None:
-    data = prepare(write_csv(tmp_path / "log.csv", many()), out=tmp_path / "data")
+    data = prepare(write_csv(tmp_path / "log.csv", good_rows()), out=tmp_path / "data")
     items = (data.folder / "items.npy").read_bytes()
     (data.folder / "items.npy").write_bytes(items[:-1] + bytes([items[-1] ^ 1]))
     with pytest.raises(FolderError, match=r"items\.npy is damaged"):

@@ -27,22 +27,22 @@ NOON = 1_719_835_200_000_000  # of 2024-07-01, in microseconds
 NAMED = PrepareSettings(user="user", item="item")
 
 
-def opened(source: Any) -> SparkSource:
+def open_logs(source: Any) -> SparkSource:
     with open_session() as spark, explained("prepare the log"):
         return open_source(spark, source, named=set())
 
 
 def labels(*source: Path | str) -> list[str]:
-    return [file.label for file in opened(list(source)).files]
+    return [file.label for file in open_logs(list(source)).files]
 
 
-def refused(*source: Path | str) -> str:
+def error_of(*source: Path | str) -> str:
     with pytest.raises(InputError) as sentence:
-        opened(list(source))
+        open_logs(list(source))
     return str(sentence.value)
 
 
-def users_there(source: Any, settings: PrepareSettings) -> list[tuple[str, int, str]]:
+def users_by_spark(source: Any, settings: PrepareSettings) -> list[tuple[str, int, str]]:
     """File, row and user of every row, as the executors judged them."""
     with open_session() as spark:
         log = open_source(spark, source, named=set())
@@ -51,7 +51,7 @@ def users_there(source: Any, settings: PrepareSettings) -> list[tuple[str, int, 
     return sorted((log.files[file].label, row, user) for file, row, user in judged)
 
 
-def users_here(source: Any, settings: PrepareSettings) -> list[tuple[str, int, str]]:
+def users_locally(source: Any, settings: PrepareSettings) -> list[tuple[str, int, str]]:
     log = log_of_inputs(open_inputs(source, named=set()), settings)
     blocks = read_blocks(log.inputs, log.columns, roles=["user"])
     return sorted((block.input.label, *row) for block in blocks for row in block.frame.select("row", "user").rows())
@@ -77,11 +77,11 @@ def test_files_come_in_the_order_in_which_they_are_given(tmp_path: Path, monkeyp
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     given = ["../logs/q.parquet", "../logs/b1.csv", "../logs/p.parquet", "../logs/a1.csv"]
-    log = opened(given)
+    log = open_logs(given)
     assert [file.label for file in log.files] == [each.label for each in log.inputs] == given
     globs = labels(f"{tmp_path}/logs/b*.csv", f"{tmp_path}/logs/a*.csv")
     assert [Path(label).name for label in globs] == ["b1.csv", "a1.csv"]
-    assert "given twice" in refused("../logs/a1.csv", tmp_path / "logs" / "a1.csv")
+    assert "given twice" in error_of("../logs/a1.csv", tmp_path / "logs" / "a1.csv")
 
 
 def test_nothing_is_left_out_without_a_word(tmp_path: Path) -> None:
@@ -89,11 +89,11 @@ def test_nothing_is_left_out_without_a_word(tmp_path: Path) -> None:
     seen, hidden = csv(tmp_path / "log" / "a.csv"), csv(tmp_path / "_b.csv")
     (tmp_path / "empty").mkdir()
     for nothing in (hidden, tmp_path / "empty"):
-        assert refused(seen, nothing).startswith(f"Spark finds no file of a log in {nothing}; it ignores names")
+        assert error_of(seen, nothing).startswith(f"Spark finds no file of a log in {nothing}; it ignores names")
     below = csv(tmp_path / "log" / "2024" / "b.csv")
-    assert refused(tmp_path / "log").startswith(f"{below} is in a folder inside the given one")
+    assert error_of(tmp_path / "log").startswith(f"{below} is in a folder inside the given one")
     csv(tmp_path / "log" / "_temporary" / "c.csv")
-    assert users_there([tmp_path / "log", below.parent], NAMED) == [(str(below), 2, "ann"), (str(seen), 2, "ann")]
+    assert users_by_spark([tmp_path / "log", below.parent], NAMED) == [(str(below), 2, "ann"), (str(seen), 2, "ann")]
 
 
 def test_each_parquet_file_is_read_by_its_own_columns(tmp_path: Path) -> None:
@@ -102,11 +102,11 @@ def test_each_parquet_file_is_read_by_its_own_columns(tmp_path: Path) -> None:
     parquet(folder / "p 2.parquet", {"user": pa.array([1 << 40, 1], pa.int64()), "value": [1, 2], **item})
     parquet(folder / "p 3.parquet", {**item, "value": [1, 2], "user": ["007", "1"]})
     files = sorted(folder.iterdir())
-    rows = users_there(folder, NAMED)
-    assert rows == users_here(files, NAMED) and rows[-2:] == [(str(files[2]), 1, "007"), (str(files[2]), 2, "1")]
+    rows = users_by_spark(folder, NAMED)
+    assert rows == users_locally(files, NAMED) and rows[-2:] == [(str(files[2]), 1, "007"), (str(files[2]), 2, "1")]
     parquet(folder / "p 4.parquet", {"user": ["ann", "bob"], **item})
     sentences = []
-    for log in (opened(folder).inputs, open_inputs(sorted(folder.iterdir()), named=set())):
+    for log in (open_logs(folder).inputs, open_inputs(sorted(folder.iterdir()), named=set())):
         with pytest.raises(InputError, match=r"p 4\.parquet has no column 'value'") as sentence:
             log_of_inputs(log, NAMED)
         sentences.append(str(sentence.value))
@@ -116,14 +116,14 @@ def test_each_parquet_file_is_read_by_its_own_columns(tmp_path: Path) -> None:
 def test_ids_in_the_names_of_folders_are_text(tmp_path: Path) -> None:
     for user in ("007", "7"):
         parquet(tmp_path / "log" / f"user={user}" / "p.parquet", {"item": ["tea"]})
-    assert [user for _, _, user in users_there(tmp_path / "log", NAMED)] == ["007", "7"]
+    assert [user for _, _, user in users_by_spark(tmp_path / "log", NAMED)] == ["007", "7"]
 
 
 def test_times_of_96_bits_are_moments(tmp_path: Path) -> None:
     times = pa.array([NOON, None], pa.timestamp("us"))
     columns = {"user": ["ann", "bob"], "item": ["tea", "jam"], "time": times}
     path = parquet(tmp_path / "old.parquet", columns, use_deprecated_int96_timestamps=True)
-    for log in (open_inputs(path, named=set()), opened(path).inputs):
+    for log in (open_inputs(path, named=set()), open_logs(path).inputs):
         assert time_type(log, log_of_inputs(log, NAMED).columns) == "times with a zone"
         frame = next(log[0].blocks({"time": 2})).frame
         assert frame["time"].dt.epoch("us").to_list() == [NOON, None]
@@ -132,7 +132,9 @@ def test_times_of_96_bits_are_moments(tmp_path: Path) -> None:
 def test_times_in_nanoseconds_are_refused(tmp_path: Path) -> None:
     times = pa.array([1000 * NOON], pa.timestamp("ns"))
     path = parquet(tmp_path / "log.parquet", {"user": ["ann"], "item": ["tea"], "when": times})
-    assert refused(path).startswith(f"{path}: the column 'when' holds times in nanoseconds, which Spark does not read;")
+    assert error_of(path).startswith(
+        f"{path}: the column 'when' holds times in nanoseconds, which Spark does not read;"
+    )
 
 
 def test_a_file_brought_by_spark_keeps_its_name(tmp_path: Path) -> None:

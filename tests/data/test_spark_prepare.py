@@ -194,7 +194,7 @@ def test_a_table_by_name_with_an_order_on_the_command_line(table: tuple[str, Pat
     assert told["folder"] == "there" and told["source"] == [{"table": "shop_events", "rows": 37}]
 
 
-def sentence(source: Any, **settings: Any) -> str:
+def error_of(source: Any, **settings: Any) -> str:
     with pytest.raises((InputError, SettingsError)) as refused:
         prepare(source, **settings)
     return str(refused.value)
@@ -203,20 +203,20 @@ def sentence(source: Any, **settings: Any) -> str:
 def test_refusals_are_those_of_the_local_engine(tmp_path: Path) -> None:
     folder = csv_folder(tmp_path / "log")
     for settings in ({}, {"max_rejected": 1, "min_user": 10_000}, {"user": "customer"}):
-        there = sentence(folder, engine="spark", **settings)
-        assert there == sentence(files_of(folder), **settings)
+        there = error_of(folder, engine="spark", **settings)
+        assert there == error_of(files_of(folder), **settings)
         assert "Traceback" not in there
 
 
 def test_what_spark_cannot_do_is_said_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("user,item\na,x\n")
-    assert sentence("no_such_log", engine="spark").startswith("Spark finds no file, folder or table of the name no_su")
-    assert "not a table in memory" in sentence(pl.DataFrame({"user": ["a"]}), engine="spark")
-    assert sentence(tmp_path / "log.csv", spark_remote="sc://nowhere").startswith(
+    assert error_of("no_such_log", engine="spark").startswith("Spark finds no file, folder or table of the name no_su")
+    assert "not a table in memory" in error_of(pl.DataFrame({"user": ["a"]}), engine="spark")
+    assert error_of(tmp_path / "log.csv", spark_remote="sc://nowhere").startswith(
         "--spark-remote is for --engine spark"
     )
-    assert "This process has a Spark session already" in sentence("x", engine="spark", spark_remote="sc://nowhere")
-    assert "expected local or spark" in sentence("x", engine="flink")
+    assert "This process has a Spark session already" in error_of("x", engine="spark", spark_remote="sc://nowhere")
+    assert "expected local or spark" in error_of("x", engine="flink")
 
 
 def test_without_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_a_spark_that_is_gone(spark: SparkSession, monkeypatch: pytest.MonkeyPat
         raise ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr(type(spark), "active", gone)
-    assert sentence("log.csv", engine="spark").startswith("Spark has ended in this process")
+    assert error_of("log.csv", engine="spark").startswith("Spark has ended in this process")
 
 
 def test_java_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def sequences(lengths: list[int], times: list[int] | None = None) -> Sequences:
     )
 
 
-def told(data: Data, cases: Cases) -> list[tuple[list[str], str]]:
+def histories_and_targets(data: Data, cases: Cases) -> list[tuple[list[str], str]]:
     """Each case as (history, answer), by ids."""
     items = data.sequences.items
     return [
@@ -44,18 +44,21 @@ def test_the_toy_user_with_the_last_held_out(toy: Path) -> None:
     data = prepare(toy, min_user=1, min_item=1)
     train = data.sequences.items[data.split.offsets[0] : data.split.train_end[0]]
     assert data.vocabulary.ids(train) == ["10", "20", "30"]  # so [10, 20] is asked for [20, 30]
-    assert told(data, data.split.cases("valid")) == [(["10", "20", "30"], "40")]
-    assert told(data, data.split.cases("test")) == [(["10", "20", "30", "40"], "50")]
+    assert histories_and_targets(data, data.split.cases("valid")) == [(["10", "20", "30"], "40")]
+    assert histories_and_targets(data, data.split.cases("test")) == [(["10", "20", "30", "40"], "50")]
 
 
 def test_the_toy_user_cut_by_time(toy: Path) -> None:
     # with two test events validation wants two before them: of [10, 20, 30] it takes 20 and 30
     data = prepare(toy, min_user=1, min_item=1, split="time:250")
     assert data.manifest["split"] == {"kind": "time", "valid_from": 100_000_000, "test_from": 250_000_000}
-    assert told(data, data.split.cases("test")) == [(["10", "20", "30"], "40"), (["10", "20", "30", "40"], "50")]
-    assert told(data, data.split.cases("test", "first")) == [(["10", "20", "30"], "40")]
-    assert told(data, data.split.cases("test", "last")) == [(["10", "20", "30", "40"], "50")]
-    assert told(data, data.split.cases("valid")) == [(["10"], "20"), (["10", "20"], "30")]
+    assert histories_and_targets(data, data.split.cases("test")) == [
+        (["10", "20", "30"], "40"),
+        (["10", "20", "30", "40"], "50"),
+    ]
+    assert histories_and_targets(data, data.split.cases("test", "first")) == [(["10", "20", "30"], "40")]
+    assert histories_and_targets(data, data.split.cases("test", "last")) == [(["10", "20", "30", "40"], "50")]
+    assert histories_and_targets(data, data.split.cases("valid")) == [(["10"], "20"), (["10", "20"], "30")]
 
 
 def test_short_users_only_train() -> None:

@@ -18,13 +18,13 @@ from segue.errors import SettingsError
 MICRO = 1_000_000
 
 
-def counted(values: list[Any]) -> dict[str, int]:
+def vote_counts(values: list[Any]) -> dict[str, int]:
     return votes(pl.Series(values))
 
 
 def read(values: list[Any], rule: TimeRule | None = None) -> list[Any]:
     """Microseconds, or the reason, of each value; by the rule the column itself decides when none is given."""
-    rule = rule or decide(counted(values), zone=None)
+    rule = rule or decide(vote_counts(values), zone=None)
     frame = read_times(pl.Series(values), rule)
     pairs = list(zip(frame["microseconds"].to_list(), frame["time_reason"].to_list(), strict=True))
     assert all((micro is None) == (reason is not None) for micro, reason in pairs)
@@ -63,12 +63,12 @@ def test_iso_times(text: str | None, micro: int | str) -> None:
     assert read([text, "2024-01-01"], TimeRule(form="iso"))[0] == micro
 
 
-def wall_clock(year: int) -> datetime.datetime:
+def local_time(year: int) -> datetime.datetime:
     return datetime.datetime(year, 1, 2)  # noqa: DTZ001, a log's times without an offset have no zone
 
 
 LOCAL_TIMES = [datetime.datetime(2021, 10, 31, 2, 30), datetime.datetime(2021, 3, 28, 2, 30)]  # noqa: DTZ001
-SPAN = st.datetimes(wall_clock(1970), wall_clock(2049))
+SPAN = st.datetimes(local_time(1970), local_time(2049))
 
 
 def since_1970(when: datetime.datetime) -> int:
@@ -76,7 +76,7 @@ def since_1970(when: datetime.datetime) -> int:
 
 
 @given(
-    st.lists(st.datetimes(wall_clock(1900), wall_clock(2200)), min_size=1),
+    st.lists(st.datetimes(local_time(1900), local_time(2200)), min_size=1),
     st.sampled_from("T "),
 )
 @settings(max_examples=30, deadline=None)
@@ -154,7 +154,7 @@ def test_the_column_reader_and_the_single_reader_agree(zone: str | None) -> None
     ],
 )
 def test_the_unit_follows_from_the_size(values: list[Any], form: str, micro: int) -> None:
-    assert decide(counted(values), zone=None).form == form
+    assert decide(vote_counts(values), zone=None).form == form
     assert read(values) == [micro]
 
 
@@ -171,12 +171,12 @@ def test_a_named_unit_takes_every_number() -> None:
 
 
 def test_a_mixture_is_named_with_its_shares() -> None:
-    counts = counted(["1600000000"] * 7 + ["1600000000000"] * 3)
+    counts = vote_counts(["1600000000"] * 7 + ["1600000000000"] * 3)
     assert mixture(counts) == (
         "The time column mixes seconds (70.0%) and milliseconds (30.0%); it must hold one of them: "
         "convert the others first."
     )
-    assert mixture(counted(["1600000000", ""])) == ""
+    assert mixture(vote_counts(["1600000000", ""])) == ""
 
 
 @pytest.mark.parametrize(

@@ -133,12 +133,12 @@ def test_a_vocabulary_says_which_columns_it_has() -> None:
     table = pl.DataFrame({"id": ["x"], "count": [1], "title": ["X"], "price": [2.5]})
     with pytest.raises(InputError, match="no column 'v' to take vectors from; it has price"):
         Vocabulary(table).vectors("v")
-    with pytest.raises(InputError, match="'price' holds Float64, and not vectors"):
+    with pytest.raises(InputError, match="'price' holds Float64, not vectors"):
         Vocabulary(table).vectors("price")
     with pytest.raises(InputError, match="no column 'v' to take texts from; it has title, price"):
         Vocabulary(table).texts(["v"])
     assert Vocabulary(table).texts(["title", "price"]) == ["X 2.5"]
     tagged = table.with_columns(pl.Series("tags", [["a", "b"]]), pl.Series("v", [[1.0]], dtype=pl.Array(pl.Float32, 1)))
     assert Vocabulary(tagged).texts(["tags", "title"]) == ["a b X"]
-    with pytest.raises(InputError, match=r"'v' holds Array.*, and not texts"):
+    with pytest.raises(InputError, match=r"'v' holds Array.*, not texts"):
         Vocabulary(tagged).texts(["v"])

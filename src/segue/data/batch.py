@@ -16,7 +16,11 @@ POOL_BATCHES = 50  # users of so many batches are sorted by length together: ran
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The events of some users, one user after another, oldest first; user b has lengths[b] of them."""
+    """The events of some users, one user after another, oldest first; user b has lengths[b] of them.
+
+    Events after a history (`histories`) are the decoder's input (teacher forcing); `encode` then returns states only
+    from the history's last event on.
+    """
 
     items: np.ndarray  # [T] int64
     times: np.ndarray  # [T] int64, seconds

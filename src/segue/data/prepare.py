@@ -1,6 +1,7 @@
 """A log → a data folder: decide how times are read, read and judge the rows, keep the core, sort and write.
 
-The steps and their order are the same for both engines; an engine only reads, judges and sorts.
+The steps and their order are the same for both engines; an engine only reads, judges and sorts. The executors of the
+Spark engine run the local parsers and rules over Arrow tables.
 """
 
 from __future__ import annotations
