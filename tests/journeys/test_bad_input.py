@@ -170,7 +170,7 @@ def test_parquet_cut_short(line: CommandLine) -> None:
 )
 def test_packed_by_other_means(line: CommandLine, head: bytes, says: str) -> None:
     (line.folder / "log.csv").write_bytes(head + bytes(range(256)))
-    line.refuses("prepare", "log.csv", "--out", "data", says=("log.csv is", says, "unpack it"))
+    line.refuses("prepare", "log.csv", "--out", "data", says=("log.csv is", says, "decompress it"))
 
 
 # --- rows that cannot be used -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ NOT_UTF8 = "\x1a"  # ASCII's "substitute", one byte too: replaces a byte that is
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _UNREADABLE = {
-    b"PK\x03\x04": "a zip archive or a spreadsheet; unzip it, or save it as CSV",
+    b"PK\x03\x04": "a zip archive or a spreadsheet; decompress it, or save it as CSV",
     b"BZh": "compressed with bzip2; decompress it, or use gzip or zstd",
     b"\xfd7zXZ\x00": "compressed with xz; decompress it, or use gzip or zstd",
 }

