@@ -66,9 +66,9 @@ def small_service(store: Path, *recommenders: Recommender, runs: Path | None = N
 
 def models_of(service: Service) -> Models:
     """The models behind a small service."""
-    lanes = service._engine
-    assert isinstance(lanes, LocalEngine)
-    models: Models = lanes.engine.models
+    local = service._engine
+    assert isinstance(local, LocalEngine)
+    models: Models = local.engine.models
     return models
 
 

@@ -630,15 +630,15 @@ def test_events_do_not_wait_for_an_engine_that_starts_again(
     user = next(users)
 
     class Restarting(LocalEngine):
-        async def call(self, lane: Any, method: str, *arguments: Any) -> Any:
+        async def call(self, channel: Any, method: str, *arguments: Any) -> Any:
             if method == "unknown":
                 await asyncio.sleep(60)
-            return await super().call(lane, method, *arguments)
+            return await super().call(channel, method, *arguments)
 
-    lanes = service._engine
-    assert isinstance(lanes, LocalEngine)
+    local = service._engine
+    assert isinstance(local, LocalEngine)
     monkeypatch.setattr("segue.serving.service.UNKNOWN_DEADLINE", 0.05)
     with monkeypatch.context() as patched:
-        patched.setattr(service, "_engine", Restarting(lanes.engine))
+        patched.setattr(service, "_engine", Restarting(local.engine))
         assert post_events(client, {"user": user, "item": "not met before"})["accepted"] == 1
     assert [event["item"] for event in client.get(f"/users/{user}/history").json()["events"]] == ["not met before"]

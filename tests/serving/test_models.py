@@ -369,12 +369,12 @@ def test_a_run_that_cannot_be_followed_keeps_nobodys_history(runs: Path, store: 
     store.append([Event(user="anna", item=item, time=place) for place, item in enumerate(HISTORY * 8)])
     for _ in range(2):
         engine.answer([RecommendationQuery(user="anna")])
-    memories = engine.models.active.kv_caches
-    assert memories.users == ["anna"]
+    caches = engine.models.active.kv_caches
+    assert caches.users == ["anna"]
     store.delete_users(["anna"])
     with asked_in_process(guarded(Service(LocalEngine(engine), store, Metrics()))):
         limit = time.monotonic() + 5
-        while memories.users:
+        while caches.users:
             assert time.monotonic() < limit
             time.sleep(0.02)
     assert engine.models.active.name == "one"

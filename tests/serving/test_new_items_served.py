@@ -142,7 +142,7 @@ def test_a_run_by_ids_keeps_what_a_later_one_can_take(runs: Path, tmp_path: Path
         assert set(best_of(client)) == {best, "new"}
 
 
-def test_what_is_remembered_of_a_user_stays_until_an_item_changes(runs: Path, tmp_path: Path) -> None:
+def test_the_cache_of_a_user_stays_until_an_item_changes(runs: Path, tmp_path: Path) -> None:
     """KV caches are of items as they were read: new ones change nothing of them, other content does."""
     store = open_store(str(tmp_path / "s"))
     with contextlib.closing(
@@ -151,14 +151,14 @@ def test_what_is_remembered_of_a_user_stays_until_an_item_changes(runs: Path, tm
         engine.add_items([AddedItem("new", {"title": title(1)})])
         walk = [*(f"i{number % 12:02}" for number in range(15)), "new", "i05"]
         store.append([Event("ann", item, moment) for moment, item in enumerate(walk)])
-        remembered = [old_scores(engine) for _ in range(3)][-1]
+        cached = [old_scores(engine) for _ in range(3)][-1]
         engine.drop_deleted()
         engine.add_items([AddedItem("newer", {"title": title(3)})])
-        assert old_scores(engine) == remembered
+        assert old_scores(engine) == cached
         assert engine.drop_deleted()[:2] == (1, 0), "no event was encoded again"
         engine.add_items([AddedItem("new", {"title": title(9)})])
         changed = old_scores(engine)
-        assert changed != remembered
+        assert changed != cached
         assert engine.drop_deleted()[:2] == (0, 1)
     store = open_store(str(tmp_path / "s"))
     with contextlib.closing(

@@ -92,7 +92,7 @@ class Models:
     def switch(self, name: str) -> ActiveRun:
         """Serve another run from the next request on. It is loaded and checked first; if that fails nothing changes."""
         with self._switching:
-            self._refuse_if_fixed()
+            self._runs_folder()  # raises if the runs are fixed
             selection = self._store.active() or self._selection
             model = self._load(name)
             if name == selection.run:  # it may have failed to load before
@@ -191,7 +191,13 @@ class Models:
         for model in self._served:
             if model.name == name:
                 return model
-        folder = self._folders.get(name) or self._switchable_folder(name)
+        folder = self._folders.get(name)
+        if folder is None:
+            runs, known = self._runs_folder(), self._switchable()
+            if name not in known:  # names of a listed folder: a path or dots cannot be among them
+                listed = ", ".join(known) or "none"
+                raise CannotSwitchError(f"There is no run called {name!r} under --runs; there is: {listed}.")
+            folder = runs / name
         try:
             model = ServedModel.open(folder, cache_bytes=self._cache_bytes)
         except SegueError as error:
@@ -210,17 +216,10 @@ class Models:
         _, items = self._store.items(0)
         return _with_items(model, items) if items else model
 
-    def _switchable_folder(self, name: str) -> Path:
-        self._refuse_if_fixed()
-        if name not in self._switchable():  # names of a listed folder: a path or dots cannot be among them
-            known = ", ".join(self._switchable()) or "none"
-            raise CannotSwitchError(f"There is no run called {name!r} under --runs; there is: {known}.")
-        assert self._runs is not None
-        return self._runs / name
-
-    def _refuse_if_fixed(self) -> None:
+    def _runs_folder(self) -> Path:
         if self._runs is None:
             raise CannotSwitchError("This service serves fixed runs; start it with --runs FOLDER to switch among them.")
+        return self._runs
 
     def _switchable(self) -> list[str]:
         if self._runs is None:

@@ -77,7 +77,10 @@ class ServedModel:
         return str(self.recommender.manifest.get("files", {}).get(WEIGHTS, {}).get("sha256", ""))[:12]
 
     def _new_card(self) -> ModelCard:
-        model = self.recommender
+        model, report = self.recommender, None
+        if model.folder is not None and METRICS in model.manifest.get("files", {}):
+            verify_contents(model.folder, model.manifest, "run", names=(METRICS,))
+            report = msgspec.json.decode((model.folder / METRICS).read_bytes(), type=dict[str, Any])
         return ModelCard(
             name=self.name,
             seen=model.seen,
@@ -90,7 +93,7 @@ class ServedModel:
             left_out=0,
             left_out_because=None,
             manifest=_without_paths(model.manifest),
-            report=self._report(),
+            report=report,
         )
 
     def _update_card(self) -> None:
@@ -102,13 +105,6 @@ class ServedModel:
             left_out_because=next(iter(self.left_out.values()), None),
             manifest=_without_paths(self.recommender.manifest),
         )
-
-    def _report(self) -> dict[str, Any] | None:
-        folder = self.recommender.folder
-        if folder is None or METRICS not in self.recommender.manifest.get("files", {}):
-            return None
-        verify_contents(folder, self.recommender.manifest, "run", names=(METRICS,))
-        return msgspec.json.decode((folder / METRICS).read_bytes(), type=dict[str, Any])
 
     def _self_test(self) -> None:
         """Answer two queries before any request: a broken model fails here, and lazy initialisation is done."""

@@ -18,17 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from segue.errors import StoreError
-from segue.serving.store.store import (
-    FORMAT,
-    AddedItem,
-    Event,
-    FillState,
-    Row,
-    RunSelection,
-    digest,
-    event_row,
-    unicode_texts,
-)
+from segue.serving.store.store import FORMAT, AddedItem, Event, FillState, Row, RunSelection, digest, to_row, utf8_texts
 
 WAIT_SECONDS = 1.5  # for a connection; shorter than a request waits, so that the request gets the reason
 MAX_CONNECTIONS = 4  # of a process
@@ -122,8 +112,8 @@ class PostgresStore:
     def append(self, events: Sequence[Event]) -> list[bool]:
         if not events:
             return []
-        with unicode_texts():
-            rows = [_encoded(event_row(event)) for event in events]
+        with utf8_texts():
+            rows = [_encoded(to_row(event)) for event in events]
             keys = [None if event.id is None else digest(event.id) for event in events]
             users = {event.user: digest(event.user) for event in events}
 
@@ -138,7 +128,7 @@ class PostgresStore:
         return self._transaction(add)
 
     def newest(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
-        with unicode_texts():
+        with utf8_texts():
             keys = [digest(user) for user in users]
         histories: list[list[Row]] = [[] for _ in users]
         records = self._run(lambda link: link.execute(NEWEST, (keys, limit), binary=True).fetchall())
@@ -153,7 +143,7 @@ class PostgresStore:
         are overwritten when the space is reused. Its write-ahead log, archives and backups keep them as long as you
         keep those.
         """
-        with unicode_texts():
+        with utf8_texts():
             keys = [digest(user) for user in users]
 
         def remove(link: Link) -> list[int]:
@@ -191,7 +181,7 @@ class PostgresStore:
     def fill(
         self, histories: Sequence[tuple[str, Sequence[Row]]], state: FillState, *, expected: FillState | None
     ) -> bool:
-        with unicode_texts():
+        with utf8_texts():
             users = {user: digest(user) for user, _ in histories}
             encoded = [(user, [_encoded(one) for one in rows]) for user, rows in histories]
 
@@ -211,7 +201,7 @@ class PostgresStore:
         return self._transaction(add)
 
     def add_items(self, items: Sequence[AddedItem]) -> int:
-        with unicode_texts():
+        with utf8_texts():
             rows = {item.id: (digest(item.id), item.id.encode(), msgspec.json.encode(item.row)) for item in items}
         columns = [list(column) for column in zip(*rows.values(), strict=True)]
 
@@ -267,7 +257,11 @@ class PostgresStore:
                     return result
                 except (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout) as error:
                     if done and error.sqlstate in TRANSIENT:
-                        raise StoreError(self._in_doubt()) from error
+                        raise StoreError(
+                            f"The connection to the PostgreSQL store at {self._address} was lost at the very moment of "
+                            "saving; whether it was saved is not known. Send events again with the same event ids: "
+                            "those that are there stay single."
+                        ) from error
                     if isinstance(error, PoolTimeout) or error.sqlstate not in (*TRANSIENT, IDLE) or not attempts_left:
                         raise
                 self._pool.check()  # after a restart of the server, all pooled connections are lost
@@ -275,12 +269,6 @@ class PostgresStore:
 
     def _transaction(self, work: Callable[[Link], T]) -> T:
         return self._run(work, within=lambda link: link.transaction())
-
-    def _in_doubt(self) -> str:
-        return (
-            f"The connection to the PostgreSQL store at {self._address} was lost at the very moment of saving; whether "
-            "it was saved is not known. Send events again with the same event ids: those that are there stay single."
-        )
 
     @contextlib.contextmanager
     def _store_errors(self) -> Iterator[None]:

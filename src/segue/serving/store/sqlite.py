@@ -16,17 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from segue.errors import StoreError
-from segue.serving.store.store import (
-    FORMAT,
-    AddedItem,
-    Event,
-    FillState,
-    Row,
-    RunSelection,
-    digest,
-    event_row,
-    unicode_texts,
-)
+from segue.serving.store.store import FORMAT, AddedItem, Event, FillState, Row, RunSelection, digest, to_row, utf8_texts
 
 APPLICATION = 0x73656775  # "segu", in the header of every such file
 BUSY_SECONDS = 5.0  # for another process that writes
@@ -84,8 +74,8 @@ class SqliteStore:
             raise
 
     def append(self, events: Sequence[Event]) -> list[bool]:
-        with unicode_texts():
-            rows = [event_row(event) for event in events]
+        with utf8_texts():
+            rows = [to_row(event) for event in events]
             keys = [None if event.id is None else digest(event.id) for event in events]
             with self._writing() as connection:
                 numbers = {user: _new_user_number(connection, user) for user in dict.fromkeys(e.user for e in events)}
@@ -96,7 +86,7 @@ class SqliteStore:
 
     def newest(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
         most = -1 if limit is None else limit
-        with unicode_texts(), self._reading() as connection:
+        with utf8_texts(), self._reading() as connection:
             return [connection.execute(NEWEST, (user, most)).fetchall()[::-1] for user in users]
 
     def delete_users(self, users: Sequence[str]) -> list[int]:
@@ -106,7 +96,7 @@ class SqliteStore:
         rewritten (about a second per 100 MB; writers wait) and its log truncated. A file of more than 512 MB is not
         rewritten here: run `VACUUM` on it at a time of low load.
         """
-        with unicode_texts(), self._writing() as connection:
+        with utf8_texts(), self._writing() as connection:
             state, counts = _read_property(connection, "fill", FillState), []
             for user in users:
                 if state is not None and not state.finished:
@@ -141,7 +131,7 @@ class SqliteStore:
     def fill(
         self, histories: Sequence[tuple[str, Sequence[Row]]], state: FillState, *, expected: FillState | None
     ) -> bool:
-        with unicode_texts(), self._writing() as connection:
+        with utf8_texts(), self._writing() as connection:
             stored = _read_property(connection, "fill", FillState)
             if stored != expected or (expected is None and not _is_empty(connection)):
                 return False
@@ -155,7 +145,7 @@ class SqliteStore:
             return True
 
     def add_items(self, items: Sequence[AddedItem]) -> int:
-        with unicode_texts():
+        with utf8_texts():
             rows = [(item.id, msgspec.json.encode(item.row).decode()) for item in items]
             with self._writing() as connection:
                 (version,) = connection.execute("SELECT coalesce(max(version), 0) FROM items").fetchone()

@@ -130,7 +130,14 @@ def open_store(url: str) -> HistoryStore:
     """Open `postgresql://…`, `postgres://…` or a SQLite file (also `sqlite:///name`), which is created if missing."""
     scheme, separator, rest = url.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
-        return _open_postgres(url)
+        try:
+            from segue.serving.store.postgres import PostgresStore
+        except ImportError as error:  # psycopg raises it too, if libpq is missing
+            raise StoreError(
+                "A PostgreSQL store needs psycopg, which is not installed or not complete; "
+                "run `pip install 'segue[postgres]'`."
+            ) from error
+        return PostgresStore(url)
     if separator and scheme != "sqlite":
         raise StoreError(
             f"A store is the name of a SQLite file or a URL with postgresql://, got one with {scheme[:20]}://."
@@ -140,23 +147,12 @@ def open_store(url: str) -> HistoryStore:
     return SqliteStore(rest.removeprefix("/") if separator else url)
 
 
-def _open_postgres(url: str) -> HistoryStore:
-    try:
-        from segue.serving.store.postgres import PostgresStore
-    except ImportError as error:  # psycopg raises it too, if libpq is missing
-        raise StoreError(
-            "A PostgreSQL store needs psycopg, which is not installed or not complete; "
-            "run `pip install 'segue[postgres]'`."
-        ) from error
-    return PostgresStore(url)
-
-
 def digest(identifier: str) -> bytes:
     """A key of fixed size for an id of any length, because database indexes limit the size of keys."""
     return hashlib.blake2b(identifier.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def event_row(event: Event) -> Row:
+def to_row(event: Event) -> Row:
     """An event as it is read back."""
     if not INT64_MIN <= event.time <= INT64_MAX:
         raise InputError(f"The time of an event is within 292,000 years of 1970, got {event.time} microseconds.")
@@ -165,7 +161,7 @@ def event_row(event: Event) -> Row:
 
 
 @contextlib.contextmanager
-def unicode_texts() -> Iterator[None]:
+def utf8_texts() -> Iterator[None]:
     """Turn the error of a lone surrogate, which no database stores, into `InputError`."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Users who are asked about again cost a token for each event, are answered all the same, and can be forgotten."""
+"""Users with a KV cache cost one token per event, get the same answers, and can be deleted."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def counted(client: Client) -> dict[str, float]:
     return {sample.labels.get("extent", "bytes"): sample.value for sample in samples if sample.name in named}
 
 
-def test_a_living_user_is_answered_as_a_history_that_nobody_remembers(
+def test_a_cached_user_is_answered_like_a_history_without_a_cache(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every event changes the next answer, over steps of the window; late events too."""
@@ -94,7 +94,7 @@ def test_a_living_user_is_answered_as_a_history_that_nobody_remembers(
     assert found["bytes"] == sum(model.kv_caches.bytes for model in models_of(service).all)
 
 
-def test_who_is_forgotten_is_in_no_memory(client: Client, service: Service) -> None:
+def test_a_deleted_user_is_in_no_cache(client: Client, service: Service) -> None:
     for user in ("anna", "bo"):
         post_events(client, *({"user": user, "item": item} for item in ITEMS[:20]))
         for model in ("first", "first", "second", "second"):
@@ -119,7 +119,7 @@ def engine_asked_about(store: HistoryStore, *users: str, times: int) -> ServingE
     return engine
 
 
-def test_whom_another_process_removed_is_noticed(store: HistoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_deleted_by_another_process_are_dropped(store: HistoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of the users are looked up each time, all of them in turn."""
     monkeypatch.setattr(engine_module, "USERS_PER_CHECK", 2)
     users = [f"user-{number}" for number in range(5)]
@@ -138,7 +138,7 @@ def test_whom_another_process_removed_is_noticed(store: HistoryStore, monkeypatc
     assert engine.models.active.kv_caches.users == ["user-0", "user-2", "user-3"]
 
 
-def test_who_is_forgotten_during_an_answer_is_not_remembered_by_it(
+def test_a_user_deleted_during_an_answer_is_not_cached_by_it(
     store: HistoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The history was read before the user was removed: what is made of it must not outlive that."""
@@ -167,20 +167,20 @@ def test_who_is_forgotten_during_an_answer_is_not_remembered_by_it(
     assert engine.models.active.kv_caches.users == []
 
 
-def test_an_engine_that_starts_again_is_no_reason_to_keep_a_user(
+def test_a_user_is_deleted_also_while_the_engine_restarts(
     client: Client, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     post_events(client, {"user": "anna", "item": "i01"})
 
     class Restarting(LocalEngine):
-        async def call(self, lane: Any, method: str, *arguments: Any) -> Any:
+        async def call(self, channel: Any, method: str, *arguments: Any) -> Any:
             if method == "drop_user":
                 raise OverloadedError("restarting", "The engine of the service is starting again.")
-            return await super().call(lane, method, *arguments)
+            return await super().call(channel, method, *arguments)
 
-    lanes = service._engine
-    assert isinstance(lanes, LocalEngine)
-    monkeypatch.setattr(service, "_engine", Restarting(lanes.engine))
+    local = service._engine
+    assert isinstance(local, LocalEngine)
+    monkeypatch.setattr(service, "_engine", Restarting(local.engine))
     assert client.delete("/users/anna").json() == {"removed": 1}
 
 
