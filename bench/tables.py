@@ -1,4 +1,4 @@
-"""A subject's rows → a table on the screen and `bench/results/SUBJECT.json`."""
+"""Rows of a bench → a table on the screen, `bench/results/SUBJECT.json`, or a section of a document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIBRARIES = ("segue", "torch", "numpy", "polars", "pyarrow", "narwhals")
 
 
 def machine() -> dict[str, Any]:
-    """What every result must say: without it a number of seconds means nothing."""
+    """The machine and versions of a measurement, which seconds depend on."""
     return {
         "python": platform.python_version(),
         "versions": {name: version(name) for name in LIBRARIES},
@@ -43,7 +43,7 @@ def publish(subject: str, *, title: str, rows: Sequence[Mapping[str, Any]], note
         table.add_column(name, justify="left" if text else "right", no_wrap=text)
     for row in rows:
         table.add_row(*(shown(value) for value in row.values()))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)  # in a file nothing is squeezed
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)  # wide enough in a file
     console.print(table)
     for note in notes:
         console.print(note, markup=False, soft_wrap=True)
@@ -51,7 +51,7 @@ def publish(subject: str, *, title: str, rows: Sequence[Mapping[str, Any]], note
 
 
 def written(subject: str, *, rows: Sequence[Mapping[str, Any]], notes: Sequence[str], body: Any) -> Path:
-    """All of it as JSON."""
+    """Write rows, notes and details as JSON."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{subject}.json"
     write_json(
@@ -62,7 +62,7 @@ def written(subject: str, *, rows: Sequence[Mapping[str, Any]], notes: Sequence[
 
 
 def shown(value: object) -> str:
-    """A value as a table has it."""
+    """A value as text in a table."""
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -85,7 +85,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def write_section(document: Path, name: str, lines: Sequence[str]) -> None:
-    """Put the lines in the place of what is between the document's two marks of this name."""
+    """Replace what is between the document's two marks of this name."""
     begin, end = f"<!-- {name}: made by `make bench`. -->\n", f"<!-- {name} ends. -->"
     before, mark, rest = document.read_text(encoding="utf-8").partition(begin)
     _, ending, after = rest.partition(end)

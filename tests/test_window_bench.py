@@ -15,7 +15,7 @@ import segue
 from bench.__main__ import MAY_HAVE_DATA, MODULES, NEED_DATA
 from bench.data.cut_logs import EVENTS, ITEMS, ML_1M, SHOP, prepared
 from bench.quality import cold, window
-from bench.quality.paired import averaged, difference, difference_of_falls, mean_interval, verdict
+from bench.quality.paired import averaged, difference, difference_of_losses, mean_interval, verdict
 from bench.quality.results import select_trainings
 from bench.quality.results_table import figure
 from bench.tables import markdown, plain, write_section
@@ -59,13 +59,13 @@ def test_a_difference_is_paired() -> None:
 def test_a_difference_of_falls_by_hand() -> None:
     """One falls from 0.8 to 0.6, a quarter; the other from 0.5 to 0.25, a half: a quarter less is lost."""
     many = np.ones(40)
-    found = difference_of_falls((0.8 * many, 0.6 * many), (0.5 * many, 0.25 * many), USERS)
+    found = difference_of_losses((0.8 * many, 0.6 * many), (0.5 * many, 0.25 * many), USERS)
     assert (found.value, found.low, found.high) == pytest.approx((-0.25, -0.25, -0.25))
     rng = np.random.default_rng(1)
     first, second = rng.random(40), rng.random(40)
-    spread = difference_of_falls((first, second), (first, second), USERS)
+    spread = difference_of_losses((first, second), (first, second), USERS)
     assert (spread.value, spread.low, spread.high) == (0, 0, 0), "the same users are drawn for all four means"
-    apart = difference_of_falls((first, second), (second, first), USERS)
+    apart = difference_of_losses((first, second), (second, first), USERS)
     expected = (1 - second.mean() / first.mean()) - (1 - first.mean() / second.mean())
     assert apart.value == pytest.approx(expected) and apart.low < apart.value < apart.high
 

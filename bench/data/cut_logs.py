@@ -1,4 +1,4 @@
-"""Logs that are cut at a moment, for the benches that look ahead: where they come from, and their data folders."""
+"""Logs split at a time, for the benches that look days ahead: their sources and data folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVENTS, ITEMS = "events.tsv.gz", "items.tsv.gz"
 
 @dataclass(frozen=True, slots=True)
 class CutLog:
-    """A log, the moment it is cut at, and the counts by which it is known to be that log."""
+    """A log, the time of its split, and its counts, by which it is recognised."""
 
     name: str
     title: str
@@ -26,7 +26,7 @@ class CutLog:
     items: int
     events: int
     url: str = ""
-    """Where it is published; without one it is the demo's shop, which is fetched."""
+    """Where it is published; empty for the demo's shop, which is downloaded."""
 
 
 SHOP = CutLog("shop", "The demo's shop", "2011-11-01", 4105, 3186, 394_778)
@@ -51,15 +51,15 @@ ML_1M = CutLog(
 
 
 def prepared(log: CutLog, folder: Path | None, cache: Path) -> api.Data:
-    """The log's data folder, made once; refused where the folder holds another log."""
+    """The log's data folder, made once; a folder with another log is refused."""
     if log.url and (folder is None or not (folder / EVENTS).is_file() or not (folder / ITEMS).is_file()):
         raise InputError(f"{log.name} needs DATA=folder with {EVENTS} and {ITEMS}, the log of {log.url}")
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
         data = _shop(log, Path(name), cache) if folder is None or not log.url else _folder(log, folder, cache)
-    found = tuple(data.manifest["counts"][name] for name in ("users", "items", "events"))
-    if found != (log.users, log.items, log.events):
+    counts = tuple(data.manifest["counts"][name] for name in ("users", "items", "events"))
+    if counts != (log.users, log.items, log.events):
         raise InputError(
-            f"{folder or 'The shop'} is not the log of {log.name}: after preparing it has {found} users, items and "
+            f"{folder or 'The shop'} is not the log of {log.name}: after preparing it has {counts} users, items and "
             f"events, expected {(log.users, log.items, log.events)}."
         )
     return data

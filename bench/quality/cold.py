@@ -1,11 +1,11 @@
-"""Items that nobody has touched: how often a list of 50 holds them, and what knowing contents costs the others.
+"""Cold items: how often the first 50 contain them, and what content costs the warm ones.
 
     make bench SUBJECT=cold DATA=folder     Amazon Beauty with titles: events.tsv.gz and items.tsv.gz
     … ARGS="--only sasrec-content-1"        one training; `--only none` trains nothing
 
-Histories end at the cut; every later event is a target, ranked against all that the model may answer: for `sasrec`
-the items that it was trained on, for `sasrec-content` every item with a title. An item is cold where training has no
-event of it. Every training is a run of its own in a cache folder and is never made twice.
+Histories end at the split; every later event is a target, ranked among all items that the model may recommend: for
+`sasrec` the items it was trained on, for `sasrec-content` every item with a title. An item is cold if training has no
+event of it. Every training is a run of its own in a cache folder and is made once.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from segue.terminal import TrainDisplay, print_error, print_line
 LOG = replace(BEAUTY, cut="2014-03-07")
 PLAIN, CONTENT = "sasrec", "sasrec-content"
 COLD_DEPTH, WARM_DEPTH = 50, 10
-# Both are trained alike, as SASRec did best on Beauty (docs/results.md), so that content alone tells them apart.
-# Validation asks once a user: each of 40,000 later events after every epoch would take longer than the epoch.
+# Both have the settings with which SASRec was best on Beauty (docs/results.md): only content differs.
+# One validation query a user: all 40,000 later events would take longer than the epoch.
 SET = (
     *("model.length=50", "model.dropout=0.5", "train.learning_rate=2e-3", "train.decay=1.0"),
     *("train.epochs=12", "train.patience=4", "evaluate.target=first", "evaluate.bootstrap=100"),
@@ -49,7 +49,7 @@ SET = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
-    """The targets' ranks and what was shown of each seed, and whose and which the targets are."""
+    """Ranks of the targets and counts of shown items by seed; the users and kinds of the targets."""
 
     ranks: list[np.ndarray]  # a seed each: [N]
     shown: list[np.ndarray]  # a seed each: how often each item was among the first 10 [V + 1]
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
             trained(one, data, chosen.cache, display)
     runs = {recipe: [run_folder(one, data, chosen.cache) for one in each] for recipe, each in both.items()}
     if not all(run.exists() for each in runs.values() for run in each):
-        print_error("Not every seed of both recipes is there yet: nothing to show.")
+        print_error("Nothing to show yet: expected runs of every seed of both recipes. Train them without --only.")
         return
     cases = later_events(data)
     plain, content = (ranked([Recommender.open(run) for run in each], data, cases) for each in runs.values())
@@ -101,22 +101,22 @@ def later_events(data: api.Data) -> WindowCases:
 
 
 def ranked(recommenders: Sequence[Recommender], data: api.Data, cases: WindowCases) -> Ranked:
-    """Ask the models of several seeds for the same targets."""
-    found, counts, depths = [], np.zeros(0), (WARM_DEPTH, COLD_DEPTH)
+    """Rank the same targets by the models of several seeds."""
+    rankings, counts, depths = [], np.zeros(0), (WARM_DEPTH, COLD_DEPTH)
     for one in recommenders:
         evaluator = evaluator_of(one.model, data, settings_of(one))
         counts = evaluator.counts
-        found.append(rank_targets(evaluator, ModelScorer(one.model), cases, depths, time=cases.time))
+        rankings.append(rank_targets(evaluator, ModelScorer(one.model), cases, depths, time=cases.time))
     return Ranked(
-        ranks=[one.ranks for one in found],
-        shown=[one.shown[WARM_DEPTH] for one in found],
+        ranks=[one.ranks for one in rankings],
+        shown=[one.shown[WARM_DEPTH] for one in rankings],
         users=cases.users[cases.owner],
         cold=counts[cases.targets] == 0,
     )
 
 
 def epochs_note(runs: Mapping[str, Sequence[Path]]) -> str:
-    """Which epoch validation chose, and of how many: whether anyone was stopped too early."""
+    """The epoch that validation chose, and the number of epochs."""
     chosen = []
     for recipe, each in runs.items():
         trained = [read_manifest(run, "run")["training"] for run in each]
@@ -150,7 +150,7 @@ def rows(plain: Ranked, content: Ranked, *, n_items: int) -> list[dict[str, str]
 
 
 def warm_loss(plain: Ranked, content: Ranked) -> RelativeLoss:
-    """The share of sasrec's ndcg@10 on warm targets that knowing contents costs, users resampled."""
+    """The share of sasrec's ndcg@10 on warm targets that content costs, users resampled."""
     warm = ~plain.cold
     sides = [user_totals({"ndcg": side.gains()[warm]}, plain.users[warm]) for side in (content, plain)]
     return relative_losses(*sides, samples=SAMPLES, rng=np.random.default_rng(0))["ndcg"]
@@ -159,13 +159,13 @@ def warm_loss(plain: Ranked, content: Ranked) -> RelativeLoss:
 def show(
     table: list[dict[str, str]], loss: RelativeLoss, cases: WindowCases, seeds: Sequence[int], *, epochs: str
 ) -> None:
-    """On the screen and in the document."""
+    """Print the table and write it into the document."""
     assert loss.value is not None and loss.low is not None and loss.high is not None
     notes = [
         f"{LOG.title}, cut {LOG.cut}: {len(cases):,} users with a history, {len(cases.targets):,} later events. Means "
         f"of the seeds {', '.join(map(str, seeds))}; 95 %: seeds averaged, users resampled.",
         f"Warm targets: {CONTENT} loses {loss.value:.1%} of the ndcg@{WARM_DEPTH} of {PLAIN}, 95 % {loss.low:.1%} to "
-        f"{loss.high:.1%} (below 0 is a gain). It has the cold items as competitors too, which {PLAIN} never answers.",
+        f"{loss.high:.1%} (below 0 is a gain). It ranks the cold items too, which {PLAIN} never recommends.",
         epochs,
     ]
     print_line("\n".join([notes[0], "", *plain(table), "", *notes[1:]]))

@@ -1,6 +1,6 @@
-"""What trainings with several seeds did for the same users → their means, differences and falls, with intervals.
+"""Metrics of several seeds over the same users → means, differences and relative losses, with intervals.
 
-A seed is no user: values are averaged over the seeds first, user by user, and then users are resampled.
+Values are averaged over the seeds first, user by user; then users are resampled.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ def difference(ours: np.ndarray, theirs: np.ndarray, users: np.ndarray) -> Diffe
     return differences(*sides, samples=SAMPLES, rng=_rng())[NAME]
 
 
-def difference_of_falls(
+def difference_of_losses(
     ours: tuple[np.ndarray, np.ndarray], theirs: tuple[np.ndarray, np.ndarray], users: np.ndarray
 ) -> Difference:
-    """How much more of its mean one loses than the other, each from its first values to its second.
+    """How much more of its mean one side loses than the other, each from its first values to its second.
 
-    Falls are ratios of means, so all four means are taken of the same resampled users.
+    Relative losses are ratios of means, so all four means are taken of the same resampled users.
     """
     columns = dict(zip(("our first", "our second", "their first", "their second"), (*ours, *theirs), strict=True))
     totals = user_totals(columns, users)
     whole = Totals(totals.names, totals.sums.sum(axis=0, keepdims=True), totals.cases.sum(keepdims=True))
-    value = float(_falls_apart(whole.sums / whole.cases[:, None])[0])
-    drawn = _falls_apart(resampled_means(totals, samples=SAMPLES, rng=_rng()))
-    low, high = np.percentile(drawn, TAILS)
-    tail = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
+    value = float(_loss_differences(whole.sums / whole.cases[:, None])[0])
+    resampled = _loss_differences(resampled_means(totals, samples=SAMPLES, rng=_rng()))
+    low, high = np.percentile(resampled, TAILS)
+    tail = min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))
     return Difference(value, float(low), float(high), min(1.0, 2 * (1 + tail) / (1 + SAMPLES)))
 
 
-def _falls_apart(means: np.ndarray) -> np.ndarray:
-    """(our first, our second, their first, their second) [S, 4] → our fall minus theirs [S]."""
+def _loss_differences(means: np.ndarray) -> np.ndarray:
+    """(our first, our second, their first, their second) [S, 4] → our relative loss minus theirs [S]."""
     return np.asarray(means[:, 3] / means[:, 2] - means[:, 1] / means[:, 0])
 
 
-def verdict(found: Difference, *, paper: Literal["more", "less"]) -> Verdict:
-    """Whether the interval lies on the paper's side of 0, on the other, or on both."""
-    if found.low <= 0 <= found.high:
+def verdict(change: Difference, *, paper: Literal["more", "less"]) -> Verdict:
+    """Whether the interval lies on the paper's side of 0, on the other, or includes 0."""
+    if change.low <= 0 <= change.high:
         return "undecided"
-    return "as in the paper" if (found.value > 0) == (paper == "more") else "against the paper"
+    return "as in the paper" if (change.value > 0) == (paper == "more") else "against the paper"
 
 
 def _rng() -> np.random.Generator:
-    """The same resamples for everyone, so that a table made twice is the same."""
+    """The same resamples each time, so that a table can be made again."""
     return np.random.default_rng(0)

@@ -1,7 +1,7 @@
-"""How much of a customer's next basket a plan of five items holds, and how much the five best answers of `default`.
+"""The overlap of a customer's next basket with a plan of five items, and with the five best items of `default`.
 
-The demo's shop. The last basket of each customer, all that was bought in one minute, is kept out of everything; both
-models learn from what came before and are asked for what comes next.
+The demo's shop. The last basket of each customer, all that was bought in one minute, is held out. Both models are
+trained on the events before it and recommend what comes next.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from segue.terminal import TrainDisplay
 DOCUMENT = Path(__file__).parents[2] / "docs" / "results.md"
 LEAST_EVENTS = 5  # before the basket, as `prepare` wants them
 RESAMPLES = 2000
-# Half of the customers have at most 45 purchases: as in the demo. A plan's model learns from a window cut by cut.
+# Half of the customers have at most 45 purchases: as in the demo.
 DEFAULT = ("model.length=100", "train.patience=3")
 PLANNER = ("train.patience=3",)
 NOTES = (
     "Overlap: items of the next basket among the five, on average over customers; some: customers with at least one. "
     "Intervals are 95 %, customers resampled.",
-    "Both keep items that were bought before as their own validation says; the order inside a basket is the till's.",
+    "Validation decides for each whether bought items are kept; the order inside a basket is that of the log.",
 )
 
 
@@ -54,30 +54,30 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="segue-bench-") as name:
         folder = Path(name)
         cleaned = shop.clean(shop.fetch(cache=shop.cache_folder()), out=folder)
-        asked = split_baskets(cleaned.events, folder / "before.csv")
+        queries = split_baskets(cleaned.events, folder / "before.csv")
         data = api.prepare(folder / "before.csv", out=folder / "data", user="customer", items=cleaned.items)
         epochs = f"train.epochs={chosen.epochs}"
         with TrainDisplay() as display:
             ranker = api.train(data, recipe="default", overrides=[*DEFAULT, epochs], progress=display)
         with TrainDisplay() as display:
             planner = api.train(data, recipe="seq2seq", overrides=[*PLANNER, epochs, *chosen.set], progress=display)
-    rows, body = measure(ranker, planner, asked, n=chosen.n, beam=chosen.beam)
-    title = f"The next basket of {len(asked.baskets):,} customers, {chosen.n} items"
+    rows, body = measure(ranker, planner, queries, n=chosen.n, beam=chosen.beam)
+    title = f"The next basket of {len(queries.baskets):,} customers, {chosen.n} items"
     publish("plan", title=title, rows=rows, notes=NOTES, body={**body, **vars(chosen)})
     write_document(title, rows)
 
 
 def write_document(title: str, rows: Sequence[dict[str, Any]], document: Path = DOCUMENT) -> None:
-    """The table in the document, and what it says of plans."""
+    """Write the table and its conclusion into the document."""
     table = markdown([{name: shown(value) for name, value in row.items()} for row in rows])
     low, high = (float(bound) for bound in rows[-1]["interval"].split(" – "))
     held = "holds more of it than" if low > 0 else "holds less of it than" if high < 0 else "cannot be told apart from"
-    said = f"So the plan {held} the best answers of `default`."
-    write_section(document, "plan", [f"{title}. {' '.join(NOTES)}", "", *table, "", said])
+    conclusion = f"So the plan {held} the best answers of `default`."
+    write_section(document, "plan", [f"{title}. {' '.join(NOTES)}", "", *table, "", conclusion])
 
 
 def split_baskets(events: Path, before: Path) -> Baskets:
-    """Keep each customer's last basket out of the log that is written to `before`."""
+    """Hold out each customer's last basket, and write the rest of the log to `before`."""
     log = pl.read_csv(events, infer_schema=False).with_columns(last=pl.col("time").max().over("customer"))
     earlier = log.filter(pl.col("time") < pl.col("last"))
     earlier = earlier.filter(pl.len().over("customer") >= LEAST_EVENTS)
@@ -89,17 +89,17 @@ def split_baskets(events: Path, before: Path) -> Baskets:
 
 
 def measure(
-    ranker: Recommender, planner: Recommender, asked: Baskets, *, n: int, beam: int
+    ranker: Recommender, planner: Recommender, queries: Baskets, *, n: int, beam: int
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A row for each way to five items, and the paired difference between plan and `default`."""
+    """A row for each method, and the paired difference between plan and `default`."""
     ways: dict[str, list[list[str]]] = {
-        "default, best answers": [answer.ids for answer in ranker.recommend_many(asked.histories, k=n)],
-        "seq2seq, best answers": [answer.ids for answer in planner.recommend_many(asked.histories, k=n)],
-        f"seq2seq, plan, beam {beam}": [plan.ids for plan in planner.plan_many(asked.histories, n, beam=beam)],
-        "seq2seq, plan, greedy": [plan.ids for plan in planner.plan_many(asked.histories, n, beam=1)],
+        "default, best answers": [answer.ids for answer in ranker.recommend_many(queries.histories, k=n)],
+        "seq2seq, best answers": [answer.ids for answer in planner.recommend_many(queries.histories, k=n)],
+        f"seq2seq, plan, beam {beam}": [plan.ids for plan in planner.plan_many(queries.histories, n, beam=beam)],
+        "seq2seq, plan, greedy": [plan.ids for plan in planner.plan_many(queries.histories, n, beam=1)],
     }
-    found = {
-        way: np.array([len(basket & set(items)) for basket, items in zip(asked.baskets, answers, strict=True)])
+    overlaps = {
+        way: np.array([len(basket & set(items)) for basket, items in zip(queries.baskets, answers, strict=True)])
         for way, answers in ways.items()
     }
     rows = [
@@ -110,9 +110,9 @@ def measure(
             "some": float((hits > 0).mean()),
             "different items": len({item for items in ways[way] for item in items}),
         }
-        for way, hits in found.items()
+        for way, hits in overlaps.items()
     ]
-    default, _, plan, _ = found.values()
+    default, _, plan, _ = overlaps.values()
     difference = {"plan less default": float((plan - default).mean()), "interval": _interval(plan - default)}
     rows.append({"way": "plan less default, paired", "overlap": difference["plan less default"]})
     rows[-1] |= {"interval": difference["interval"], "some": "–", "different items": "–"}

@@ -29,7 +29,7 @@ HEADER = (
     "hit@10",
     "ndcg@10",
     "95 %",
-    "asked of ndcg@10",
+    "required ndcg@10",
     "published hit@10 / ndcg@10",
 )
 UNMEASURED = "not measured yet"
@@ -63,7 +63,7 @@ class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A line of results.toml, which says what the fields mean."""
+    """A row of results.toml; its comments explain the fields."""
 
     name: str
     log: str
@@ -101,10 +101,10 @@ class Training:
 
     @property
     def digest(self) -> str:
-        """Of all that the row asks for. What a recipe says of itself is left out: its score is written there later.
+        """Digest of the settings of the row. The recipe's [about] is left out: its score is written there later.
 
-        So is what is left at its default, so that a setting which did not exist then makes no row another one. Who
-        changes a default has to measure again.
+        Settings with their default value are left out too, so that a new setting changes no digest. A changed default
+        needs new measurements.
         """
         settings = msgspec.to_builtins(make_settings(read_recipe(self.row.recipe), self.overrides))
         defaults = msgspec.to_builtins(Settings())
@@ -114,8 +114,8 @@ class Training:
             for key, value in table.items()
             if section != "about" and value != defaults[section][key]
         }
-        asked = {"settings": chosen, "shuffle_ties": self.row.shuffle_ties}
-        return hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()[:12]
+        content = {"settings": chosen, "shuffle_ties": self.row.shuffle_ties}
+        return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:12]
 
 
 class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,20 +131,20 @@ class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def named(self, name: str) -> list[Training]:
         """The one training of this name, or all seeds of the row of this name."""
-        found = [one for one in self.trainings if name in (one.name, one.row.name)]
-        if not found:
+        matches = [one for one in self.trainings if name in (one.name, one.row.name)]
+        if not matches:
             raise InputError(f"There is no row {name!r}; there are {', '.join(one.name for one in self.trainings)}.")
-        return found
+        return matches
 
     def of_log(self, log: str) -> list[Training]:
-        """The trainings on a log as it is, no tie shuffled."""
+        """The trainings on a log whose ties are not shuffled."""
         if log not in self.logs:
             raise InputError(f"There is no log {log!r}; there are {', '.join(self.logs)}.")
         return [one for one in self.trainings if one.row.log == log and one.row.shuffle_ties is None]
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What minutes depend on."""
+    """The machine and versions of a measurement."""
 
     cores: int
     threads: int
@@ -154,10 +154,10 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training gave."""
+    """The measurement of a training."""
 
     recipe_digest: str
-    """What the row asked for when it was measured."""
+    """Digest of the settings when the row was measured."""
     commit: str | None
     run: str
     """Digest of the run's manifest: the same run is not entered twice."""
@@ -166,7 +166,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int
     best_epoch: int
     minutes: float
-    """Of the training epochs; validation and the final measurement are not in it."""
+    """Of the training epochs, without validation and the final evaluation."""
     hit: float
     hit_interval: tuple[float, float]
     ndcg: float
@@ -176,7 +176,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Simple(msgspec.Struct, frozen=True):
-    """What a method without training gave."""
+    """The measurement of a baseline."""
 
     hit: float
     ndcg: float
@@ -188,7 +188,7 @@ class Results(msgspec.Struct):
 
     rows: dict[str, Measured]
     differences: dict[str, Difference]
-    """By the name of the row: its ndcg@10 minus that of the row it is held against, paired."""
+    """By the name of the row: its ndcg@10 minus that of the row it is compared with, paired."""
     baselines: dict[str, dict[str, Simple]] = {}
     """By log and by name, best last."""
 
@@ -202,10 +202,10 @@ def read_rows(path: Path) -> Rows:
     single = {row.name: (row.log, row.shuffle_ties) for row in rows.rows if len(row.seeds) == 1}
     for row in rows.rows:
         if row.log not in rows.logs:
-            raise InputError(f"{path.name}: {row.name} has the log {row.log!r}, and there is none of this name.")
+            raise InputError(f"{path.name}: {row.name} has the log {row.log!r}, expected one of {[*rows.logs]}.")
         for known in row.published:
             if known.source not in rows.sources:
-                raise InputError(f"{path.name}: {row.name} quotes {known.source!r}, and there is no such source.")
+                raise InputError(f"{path.name}: {row.name} cites {known.source!r}, expected one of {[*rows.sources]}.")
         if row.against and not single.get(row.name) == single.get(row.against) == (row.log, row.shuffle_ties):
             raise InputError(f"{path.name}: {row.name} and {row.against} need one seed each and the same log.")
     return rows
@@ -216,7 +216,7 @@ def read_results(path: Path) -> Results:
 
 
 def write_results(path: Path, results: Results, rows: Rows) -> None:
-    """In the order of the rows, so that a measurement changes its own lines alone."""
+    """Write in the order of the rows, so that a measurement changes only its own lines."""
     names = [one.name for one in rows.trainings]
     write_json(
         path,
@@ -251,7 +251,7 @@ def write_tables(path: Path, rows: Rows, results: Results) -> None:
 
 
 def tables(rows: Rows, results: Results) -> str:
-    """All that is made: a table for each log, with what is said under it, and the sources."""
+    """A table for each log with its notes, the sources, and the machines."""
     lines: list[str] = []
     for name, log in rows.logs.items():
         own = [row for row in rows.rows if row.log == name]
@@ -260,7 +260,7 @@ def tables(rows: Rows, results: Results) -> str:
         lines += [f"{counts} ([published]({log.url})). {log.about}", ""]
         lines += [_line(HEADER), _line(["---"] * 2 + ["--:"] * 5 + ["---"] * 3)]
         lines += [line for row in own for line in _row_lines(row, rows, results)]
-        lines += [_baseline_line(each, found) for each, found in results.baselines.get(name, {}).items()]
+        lines += [_baseline_line(each, result) for each, result in results.baselines.get(name, {}).items()]
         notes = [note for row in own for note in _notes(row, results)]
         lines += ["", *notes] if notes else []
     cited = [f"- [{name}]({source.url}): {source.title}" for name, source in rows.sources.items()]
@@ -272,13 +272,13 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _row_lines(row: Row, rows: Rows, results: Results) -> Iterator[str]:
-    """A line for each seed, and one for their mean when all are there."""
+    """A line for each seed, and one for their mean when all are measured."""
     published = "<br>".join(_published(figure, rows.sources) for figure in row.published) or "–"
     trainings = [Training(row, seed) for seed in row.seeds]
     for one in trainings:
         first = one is trainings[0]
         cells = [f"`{one.name}`", f"`{one.command}`", str(one.seed), *_measured_cells(one, results.rows.get(one.name))]
-        yield _line([*cells, _asked(row) if first else "", published if first else ""])
+        yield _line([*cells, _required(row) if first else "", published if first else ""])
     measured = [results.rows[one.name] for one in trainings if one.name in results.rows]
     if len(measured) == len(trainings) > 1:
         mean = [figure(statistics.mean(values)) for values in zip(*((m.hit, m.ndcg) for m in measured), strict=True)]
@@ -287,9 +287,9 @@ def _row_lines(row: Row, rows: Rows, results: Results) -> Iterator[str]:
         yield _line([f"**`{row.name}`, mean**", "", "", "", minutes, *mean, spread, "", ""])
 
 
-def _baseline_line(name: str, found: Simple) -> str:
-    low, high = found.ndcg_interval
-    shown = [figure(found.hit), figure(found.ndcg), f"{figure(low)} to {figure(high)}"]
+def _baseline_line(name: str, result: Simple) -> str:
+    low, high = result.ndcg_interval
+    shown = [figure(result.hit), figure(result.ndcg), f"{figure(low)} to {figure(high)}"]
     return _line([f"{name}, not trained", "", "", "", "", *shown, "", ""])
 
 
@@ -308,11 +308,11 @@ def _measured_cells(one: Training, measured: Measured | None) -> list[str]:
 
 
 def figure(value: float) -> str:
-    """A share as papers print it: .1821."""
+    """A share without its leading zero, as papers print it: .1821."""
     return f"{value:.4f}".removeprefix("0")
 
 
-def _asked(row: Row) -> str:
+def _required(row: Row) -> str:
     bounds = [("at least", row.at_least), ("at most", row.at_most), ("aim", row.aim)]
     return ", ".join(f"{word} {figure(value)}" for word, value in bounds if value is not None) or "–"
 
@@ -330,7 +330,7 @@ def _notes(row: Row, results: Results) -> Iterator[str]:
 
 
 def difference_text(name: str, against: str, change: Difference) -> str:
-    """A paired difference in a sentence."""
+    """A paired difference as a sentence."""
     return (
         f"`{name}` minus `{against}`, over the same cases: ndcg@10 {change.value:+.4f}, "
         f"95 % {change.low:+.4f} to {change.high:+.4f}, p = {change.p:.3f}."
@@ -338,7 +338,7 @@ def difference_text(name: str, against: str, change: Difference) -> str:
 
 
 def _machines(rows: Rows, results: Results) -> Iterator[str]:
-    """Which rows were measured where."""
+    """The rows that each machine measured."""
     by_machine: dict[Machine, list[str]] = {}
     for name in (one.name for one in rows.trainings if one.name in results.rows):
         by_machine.setdefault(results.rows[name].machine, []).append(f"`{name}`")

@@ -1,12 +1,12 @@
 """PinnerFormer's claims on public logs: what is met in the next two weeks, by objective, negatives and age.
 
-    make bench SUBJECT=window                                        the demo's shop, which is fetched
+    make bench SUBJECT=window                                        the demo's shop, which is downloaded
     make bench SUBJECT=window DATA=folder ARGS="--log beauty"        Amazon Beauty: events.tsv.gz and items.tsv.gz
     make bench SUBJECT=window DATA=folder ARGS="--log ml-1m"         reported only: few users have a window there
     … ARGS="--log shop --only dense-1"                               one training; `--only none` trains nothing
 
-Every training is a run of its own in a cache folder and is never made twice; Ctrl-C and the same command goes on. The
-table has what there is: an arm counts when all of its seeds are there.
+Every training is a run of its own in a cache folder and is made once; after Ctrl-C the same command resumes it. The
+table has the arms of which all seeds are trained.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from bench.data.cut_logs import BEAUTY, ML_1M, SHOP, CutLog, prepared
-from bench.quality.paired import averaged, difference, difference_of_falls, mean_interval, verdict
+from bench.quality.paired import averaged, difference, difference_of_losses, mean_interval, verdict
 from bench.quality.results import resumable, run_folder, select_trainings, trained
 from bench.quality.results_table import Row, Training, figure
 from bench.tables import markdown, plain, write_section, written
@@ -40,14 +40,14 @@ DAYS, AGES, DEPTH = 14, (0, 1, 3, 7, 14), 10
 RECALL = f"recall@{DEPTH}"
 SEEDS = (1, 2, 3)
 
-# Validation chooses the epoch by the same measure as the test; a run's own report asks once a user. Small enough for
+# Validation chooses the epoch by the same metric as the test; a run's own report has one query a user. Small enough for
 # one core: about two minutes a training on the shop and on Beauty, three on MovieLens.
 COMMON = (
     *("evaluate.days=14", "evaluate.target=first", "evaluate.bootstrap=100"),
     *("model.width=64", "train.tokens=2000", "train.averaging=0.99", "train.patience=4", "train.threads=1"),
 )
 # Half of the shop's customers have at most 45 purchases, most of Beauty's at most 10 reviews. People buy again in the
-# shop, so what was seen stays an answer there; in the other logs validation decides.
+# shop, so seen items are kept there; in the other logs validation decides.
 OF_LOG = {
     "shop": ("model.length=100", "train.epochs=10", "evaluate.seen=keep"),
     "beauty": ("model.length=50", "train.epochs=16"),
@@ -76,14 +76,14 @@ ARMS = (
         set=("objective.sampler=targets", "objective.sampler.negatives=1024"),
     ),
     Arm("uniform", "dense; uniform alone", set=("objective.sampler=uniform", "objective.sampler.negatives=1024")),
-    # With the others' step size, as the recipe's own needs many more epochs.
+    # With the learning rate of the others: the recipe's own needs many more epochs.
     Arm("sasrec", "SASRec, full softmax", recipe="sasrec", set=("train.learning_rate=2e-3", "train.decay=1.0")),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the paper says of two arms: the first has more, or loses less."""
+    """A claim of the paper about two arms: the first has more, or loses less."""
 
     text: str
     ours: str
@@ -110,7 +110,7 @@ CLAIMS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """What an arm did: the trainings of its seeds, over the same users."""
+    """The evaluations of an arm's seeds, over the same users."""
 
     plain: list[WindowEvaluation]
     aged: list[WindowEvaluation]
@@ -149,14 +149,14 @@ def main(argv: list[str]) -> None:
     found = {arm.name: measured(log.name, arm, chosen.seeds, data, chosen.cache) for arm in ARMS}
     there = {name: arm for name, arm in found.items() if arm is not None}
     if not there:
-        print_error("No arm has all of its seeds yet: nothing to show.")
+        print_error("Nothing to show yet: expected an arm with runs of all its seeds. Train them without --only.")
         return
     baselines = _baselines(log.name, next(iter(there)), chosen.seeds[0], data, chosen.cache)
     show(log, there, baselines, seeds=chosen.seeds)
 
 
 def trainings(log: str, arms: Sequence[Arm], seeds: Sequence[int]) -> list[Training]:
-    """Every training of a log, seed after seed, so that the first table is soon there."""
+    """Every training of a log, seed after seed, so that the first table is complete early."""
     rows = [
         Row(
             name=f"window-{log}/{arm.name}",
@@ -190,13 +190,13 @@ def _evaluated(run: Path, data: api.Data, ages: Sequence[float], *, baselines: b
 
 
 def _baselines(log: str, arm: str, seed: int, data: api.Data, cache: Path) -> WindowEvaluation:
-    """The same users, targets and rules, which no arm changes."""
+    """The baselines, which are the same for every arm."""
     (one,) = trainings(log, [each for each in ARMS if each.name == arm], [seed])
     return _evaluated(run_folder(one, data, cache), data, (0,), baselines=True)
 
 
 def show(log: CutLog, found: dict[str, Measured], baselines: WindowEvaluation, *, seeds: Sequence[int]) -> None:
-    """Tables on the screen and in the document: the arms, how they age, and what that says of the paper's order."""
+    """Print and write the tables: the arms, their ages, and the claims of the paper."""
     report = baselines.report
     arms, ages, claims = arm_rows(found, baselines), age_rows(found), claim_rows(found)
     about = [
@@ -212,10 +212,10 @@ def show(log: CutLog, found: dict[str, Measured], baselines: WindowEvaluation, *
 
 
 def _apart(
-    tables: dict[str, list[dict[str, str]]], drawn: Callable[[Sequence[Mapping[str, str]]], list[str]]
+    tables: dict[str, list[dict[str, str]]], lines_of: Callable[[Sequence[Mapping[str, str]]], list[str]]
 ) -> list[str]:
     """The lines of every table, with an empty one before each."""
-    return [line for rows in tables.values() for line in ("", *drawn(rows))]
+    return [line for rows in tables.values() for line in ("", *lines_of(rows))]
 
 
 def arm_rows(found: dict[str, Measured], baselines: WindowEvaluation) -> list[dict[str, str]]:
@@ -243,8 +243,7 @@ def _row(name: str, figures: dict[str, float], interval: str, seeds: str) -> dic
 
 
 def age_rows(found: dict[str, Measured]) -> list[dict[str, str]]:
-    """How recall falls with the age of the embedding, for those that the freshness claim is about; and whether they
-    still tell users apart."""
+    """How recall falls with the age of the embedding, for the arms of the freshness claim, and their coverage."""
     rows, spread = [], f"p90_coverage@{DEPTH}"
     for name in ("dense", "next", "sasrec"):
         if (known := found.get(name)) is None:
@@ -258,7 +257,7 @@ def age_rows(found: dict[str, Measured]) -> list[dict[str, str]]:
 
 
 def claim_rows(found: dict[str, Measured]) -> list[dict[str, str]]:
-    """The paper's order against ours, for every pair that is there."""
+    """The paper's claims beside the differences here, for every pair that is measured."""
     rows = []
     for claim in CLAIMS:
         if claim.ours in found and claim.theirs in found:
@@ -284,7 +283,7 @@ def claimed(claim: Claim, ours: Measured, theirs: Measured) -> Difference:
     first, last = AGES[0], AGES[-1]
     users = ours.aged[0].users
     falling, beside = ((arm.values(first), arm.values(last)) for arm in (ours, theirs))
-    return difference_of_falls(falling, beside, users)
+    return difference_of_losses(falling, beside, users)
 
 
 if __name__ == "__main__":

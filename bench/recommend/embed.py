@@ -29,17 +29,17 @@ from segue.recommend.jobs.embed import PART_USERS
 SIZES = (100_000, 1_000_000)
 EVENTS = 50  # of each user
 ITEMS = 10_000
-TAUGHT = 2_000  # users that the model is trained on
+TRAINED_USERS = 2_000  # users that the model is trained on
 CHUNK = 10_000  # users generated at a time
 FIRST_TIME = 1_700_000_000_000_000
 MODEL = ("model.width=64", "model.depth=2", f"model.length={EVENTS}", "train.epochs=1", "index=exact")
 NOTES = (
-    f"{EVENTS} events each, {ITEMS:,} items; sasrec of width 64 with 2 blocks, trained for one epoch on {TAUGHT:,} "
-    "users: an embedding takes as long whatever the weights are. Starting Python and checking the log's digests are "
+    f"{EVENTS} events each, {ITEMS:,} items; sasrec of width 64 with 2 blocks, trained for one epoch on "
+    f"{TRAINED_USERS:,} users: the weights do not change the time of an embedding. Starting Python and checking the log's digests are "
     "counted.",
-    "peak MB is resident memory. Killed: kill -9 when half of the parts are there, and then the same command again, "
-    "whose seconds these are, and users/s counts those it had left; lost and doubled are users, differs is the largest "
-    "difference to the embeddings of the command that was left alone.",
+    "peak MB is resident memory. Killed: kill -9 after half of the parts, then the same command again; "
+    "seconds and users/s are those of the second. lost and doubled are users, differs is the largest difference to the "
+    "embeddings of the uninterrupted command.",
 )
 
 
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="segue-bench-", dir=chosen.folder) as name:
         folder = Path(name)
         run = folder / "run"
-        api.train(make_data(folder / "taught", users=TAUGHT), out=run, recipe="sasrec", overrides=MODEL)
+        api.train(make_data(folder / "training", users=TRAINED_USERS), out=run, recipe="sasrec", overrides=MODEL)
         rows = [_whole(run, folder, users) for users in sorted(chosen.users)]
         rows.append(_killed(run, folder, max(chosen.users)))
     growth = rows[-2]["peak MB"] / rows[0]["peak MB"] - 1
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
 
 
 def make_data(folder: Path, *, users: int, seed: int = 1) -> Data:
-    """A data folder as `prepare` writes it: users with 50 events each, items drawn with the first ones more often."""
+    """A data folder as `prepare` writes it: users with 50 events each, random items, the first ones more often."""
     rng = np.random.default_rng(seed)
     counts = np.zeros(ITEMS + 1, dtype=np.int64)
     with folders.complete_folder(folder) as staging:
@@ -103,12 +103,12 @@ def _whole(run: Path, folder: Path, users: int) -> dict[str, Any]:
     data, out = folder / f"data-{users}", folder / f"out-{users}"
     print(f"{users:,} users …", file=sys.stderr, flush=True)
     make_data(data, users=users)
-    seconds, peak, said = measured(_command(run, data, out))
-    return _row(f"{users:,} users", users, seconds, peak, said, lost=users - said["rows"], doubled=0, differs=0.0)
+    seconds, peak, printed = measured(_command(run, data, out))
+    return _row(f"{users:,} users", users, seconds, peak, printed, lost=users - printed["rows"], doubled=0, differs=0.0)
 
 
 def _killed(run: Path, folder: Path, users: int) -> dict[str, Any]:
-    """Kill it in the middle, run it again, and compare with the data set of the command that was left alone."""
+    """Kill it in the middle, run it again, and compare with the embeddings of the uninterrupted command."""
     data, whole, out = folder / f"data-{users}", folder / f"out-{users}", folder / "killed"
     half = len(list((whole / "users").glob("*.parquet"))) // 2
     child = subprocess.Popen(_command(run, data, out), stdout=subprocess.DEVNULL)
@@ -116,26 +116,26 @@ def _killed(run: Path, folder: Path, users: int) -> dict[str, Any]:
     while child.poll() is None and not done.exists():
         time.sleep(0.01)
     if child.poll() is not None:
-        raise InputError("The command was over before it could be killed; give --users more of them.")
+        raise InputError("The command ended before it could be killed: give a larger --users.")
     time.sleep(0.1)  # into the next part
     child.kill()
     child.wait()
     kept = len(list(done.parent.glob("part-*.parquet"))) * PART_USERS
-    seconds, peak, said = measured(_command(run, data, out))
+    seconds, peak, printed = measured(_command(run, data, out))
     lost, doubled, differs = compared(whole, out)
-    return _row(f"{users:,}, killed", users - kept, seconds, peak, said, lost=lost, doubled=doubled, differs=differs)
+    return _row(f"{users:,}, killed", users - kept, seconds, peak, printed, lost=lost, doubled=doubled, differs=differs)
 
 
 def compared(whole: Path, other: Path) -> tuple[int, int, float]:
     """Users of one data set that the other lacks, rows it has too many, and how far embeddings differ; part by part."""
     lost, differs = 0, 0.0
-    found = pl.scan_parquet(other / "users" / "*.parquet").select("user").collect()["user"]
-    doubled = len(found) - found.n_unique()
+    users = pl.scan_parquet(other / "users" / "*.parquet").select("user").collect()["user"]
+    doubled = len(users) - users.n_unique()
     for path in sorted((whole / "users").glob("*.parquet")):
-        wanted, there = pl.read_parquet(path), other / "users" / path.name
-        rows = pl.read_parquet(there) if there.exists() else wanted.clear()
-        both = wanted.join(rows, on="user", suffix="_there")
-        lost += wanted.height - both.height
+        expected, path_there = pl.read_parquet(path), other / "users" / path.name
+        rows = pl.read_parquet(path_there) if path_there.exists() else expected.clear()
+        both = expected.join(rows, on="user", suffix="_there")
+        lost += expected.height - both.height
         if both.height:
             gap = np.abs(both["embedding"].to_numpy() - both["embedding_there"].to_numpy())
             differs = max(differs, float(gap.max()))
@@ -143,15 +143,23 @@ def compared(whole: Path, other: Path) -> tuple[int, int, float]:
 
 
 def _row(
-    what: str, users: int, seconds: float, peak: int, said: dict[str, Any], *, lost: int, doubled: int, differs: float
+    what: str,
+    users: int,
+    seconds: float,
+    peak: int,
+    printed: dict[str, Any],
+    *,
+    lost: int,
+    doubled: int,
+    differs: float,
 ) -> dict[str, Any]:
     return {
         "what": what,
         "seconds": seconds,
         "users/s": users / seconds,
         "peak MB": peak / MEGABYTE,
-        "rows": said["rows"],
-        "parts": said["parts"],
+        "rows": printed["rows"],
+        "parts": printed["parts"],
         "lost": lost,
         "doubled": doubled,
         "differs": differs,

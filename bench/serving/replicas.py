@@ -284,7 +284,7 @@ def _title(outcome: Outcome) -> str:
 
 def _shown(outcome: Outcome) -> dict[str, Any]:
     return {
-        "asked": outcome.asked,
+        "requests": outcome.asked,
         "failed": len(outcome.failed),
         "at the killed one": outcome.at_the_killed,
         "acknowledged": outcome.acknowledged,
