@@ -35,11 +35,11 @@ FIRST_TIME = 1_700_000_000_000_000
 MODEL = ("model.width=64", "model.depth=2", f"model.length={EVENTS}", "train.epochs=1", "index=exact")
 NOTES = (
     f"{EVENTS} events each, {ITEMS:,} items; sasrec of width 64 with 2 blocks, trained for one epoch on "
-    f"{TRAINED_USERS:,} users: the weights do not change the time of an embedding. Starting Python and checking the log's digests are "
-    "counted.",
-    "peak MB is resident memory. Killed: kill -9 after half of the parts, then the same command again; "
-    "seconds and users/s are those of the second. lost and doubled are users, differs is the largest difference to the "
-    "embeddings of the uninterrupted command.",
+    f"{TRAINED_USERS:,} users: the weights do not change the time of an embedding. Starting Python and checking the "
+    "log's digests are counted.",
+    "peak MB is resident memory. Killed: kill -9 after half of the parts, then the same command again; seconds and "
+    "users/s are those of the second. lost and doubled are users, differs is the largest difference to the embeddings "
+    "of the uninterrupted command.",
 )
 
 
