@@ -41,6 +41,7 @@ from bench.quality.results_table import (
     write_results,
     write_tables,
 )
+from bench.recommend.code_assignment import assigned_by
 from bench.tables import machine
 from segue import api
 from segue.config.recipes import read_recipe
@@ -237,7 +238,7 @@ def _train(one: Training, data: api.Data, run: Path, progress: Callable[[Trainin
     if not unfinished:
         _commit_file(run).write_text(_commit() or "", encoding="utf-8")
     print_line(f"{one.name}: {'going on with' if unfinished else 'training into'} {run}")
-    with MeasureDisplay() as measuring:
+    with MeasureDisplay() as measuring, assigned_by(one.row.codes):
         api.train(
             data,
             out=run,

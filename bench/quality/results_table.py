@@ -8,12 +8,13 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from bench.recommend.code_assignment import Method
 from segue.config.recipes import read_recipe
-from segue.config.settings import Settings, make_settings
+from segue.config.settings import make_settings
 from segue.errors import InputError
 from segue.evaluation.metrics import Difference
 from segue.folders import write_json
@@ -71,6 +72,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     set: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (1,)
     shuffle_ties: int | None = None
+    codes: Method | None = None
+    """The bench's own assignment of item codes."""
     at_least: float | None = None
     at_most: float | None = None
     aim: float | None = None
@@ -106,16 +109,22 @@ class Training:
         Settings with their default value are left out too, so that a new setting changes no digest. A changed default
         needs new measurements.
         """
-        settings = msgspec.to_builtins(make_settings(read_recipe(self.row.recipe), self.overrides))
-        defaults = msgspec.to_builtins(Settings())
-        chosen = {
-            f"{section}.{key}": value
-            for section, table in settings.items()
-            for key, value in table.items()
-            if section != "about" and value != defaults[section][key]
-        }
-        content = {"settings": chosen, "shuffle_ties": self.row.shuffle_ties}
+        settings = make_settings(read_recipe(self.row.recipe), self.overrides)
+        chosen = {key: value for key, value in _changed("", settings) if not key.startswith("about.")}
+        content = {"settings": chosen, "shuffle_ties": self.row.shuffle_ties, "codes": self.row.codes}
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:12]
+
+
+def _changed(path: str, settings: msgspec.Struct) -> Iterator[tuple[str, Any]]:
+    """The kinds of settings, and the values that differ from their kind's defaults, by dotted key."""
+    if (kind := settings.__struct_config__.tag) is not None:
+        yield f"{path}kind", kind
+    for field in msgspec.structs.fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, msgspec.Struct):
+            yield from _changed(f"{path}{field.name}.", value)
+        elif value != field.default:
+            yield f"{path}{field.name}", value
 
 
 class Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -277,7 +286,13 @@ def _row_lines(row: Row, rows: Rows, results: Results) -> Iterator[str]:
     trainings = [Training(row, seed) for seed in row.seeds]
     for one in trainings:
         first = one is trainings[0]
-        cells = [f"`{one.name}`", f"`{one.command}`", str(one.seed), *_measured_cells(one, results.rows.get(one.name))]
+        codes = f", codes of the bench: {row.codes}" if row.codes else ""
+        cells = [
+            f"`{one.name}`",
+            f"`{one.command}`{codes}",
+            str(one.seed),
+            *_measured_cells(one, results.rows.get(one.name)),
+        ]
         yield _line([*cells, _required(row) if first else "", published if first else ""])
     measured = [results.rows[one.name] for one in trainings if one.name in results.rows]
     if len(measured) == len(trainings) > 1:
