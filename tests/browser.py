@@ -22,8 +22,8 @@ MISSING = (
 
 def find_browser(playwright: Playwright) -> str:
     """The program to start. A browser that is missing is never a reason to skip."""
-    found = [path for name in NAMES if (path := shutil.which(name))]
-    for path in [*found, playwright.chromium.executable_path]:
+    installed = [path for name in NAMES if (path := shutil.which(name))]
+    for path in [*installed, playwright.chromium.executable_path]:
         if _runs(path):
             return path
     raise RuntimeError(MISSING)

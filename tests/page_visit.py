@@ -1,4 +1,4 @@
-"""The page as a visitor uses it: what they do, and what they then see. Anything the browser complains of is kept."""
+"""The page as a visitor uses it: actions, and what is shown then. Errors of the browser are collected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Visit:
             self.complaints.append(message.text)
 
     def excuse_failed_requests(self) -> None:
-        """The test made requests fail, and the browser says so."""
+        """Drop the browser's errors for requests that the test made fail."""
         self.complaints = [text for text in self.complaints if not text.startswith(NOT_LOADED)]
 
     def open(self, address: str = "/") -> None:
@@ -51,7 +51,7 @@ class Visit:
         return self.page.locator("#detail-panel")
 
     def add(self, text: str) -> None:
-        """Search for an item and take the first one found."""
+        """Search for an item and take the first match."""
         self.page.get_by_role("combobox", name="Search the catalogue").fill(text)
         expect(self.page.locator("#matches [aria-selected=true]")).to_be_visible()
         self.page.keyboard.press("Enter")
@@ -64,9 +64,9 @@ class Visit:
         """Choose one of a row of choices."""
         self.page.get_by_role("group", name=group).get_by_role("radio", name=name, exact=True).check()
 
-    def ask_why(self, place: int) -> None:
-        """Ask why of the answer at this place, counted from 0, and wait for the reasons."""
-        self.page.locator("#answers .why-button").nth(place).click()
+    def ask_why(self, rank: int) -> None:
+        """Ask why of the answer at this rank, counted from 0, and wait for the explanation."""
+        self.page.locator("#answers .why-button").nth(rank).click()
         expect(self.detail.get_by_role("heading", name="What each item contributed")).to_be_visible()
 
     def open_user(self, user: str) -> None:

@@ -46,10 +46,10 @@ def tiny_recommender(
     plans: bool = False,
     **columns: Sequence[Any],
 ) -> Recommender:
-    """A model that nobody trained; the first ids are the most frequent ones, the last `untrained` have no events."""
+    """An untrained model; the first ids are the most frequent ones, the last `untrained` have no events."""
     settings = model_settings(kind="seq2seq" if plans else "esasrec", width=8, depth=1, length=5)
     model = build_model(settings, len(ids), generator=torch.Generator().manual_seed(seed))
-    counts = [max(0, len(ids) - untrained - place) for place in range(len(ids))]
+    counts = [max(0, len(ids) - untrained - rank) for rank in range(len(ids))]
     table = pl.DataFrame({"id": ids, "count": counts, **columns})
     candidates = torch.tensor([False, *(count > 0 for count in counts)]).numpy()
     index = ExactIndex.build(model.item_vectors(), candidates=candidates)
@@ -78,7 +78,7 @@ def popular(service: Service) -> list[str]:
 
 
 def guarded(service: Service, *, keys: Keys | None = None, **options: Any) -> Guard:
-    """Its application as it is put before the world."""
+    """The application of a service, behind its guard."""
     return Guard(
         create_app(service, examples=popular(service)),
         keys=keys or Keys({}),
@@ -89,8 +89,8 @@ def guarded(service: Service, *, keys: Keys | None = None, **options: Any) -> Gu
 
 
 @contextmanager
-def asked_in_process(app: Any) -> Iterator[Client]:
-    """Ask an application without a socket."""
+def in_process_client(app: Any) -> Iterator[Client]:
+    """A client that calls an application without a socket."""
     with TestClient(app, base_url="http://127.0.0.1") as client:
         yield client
 
@@ -111,7 +111,7 @@ def on_a_socket(app: App) -> Iterator[str]:
 
 
 def assert_problem(response: httpx.Response, status: int, sentence: str = "") -> None:
-    """A refusal with a sentence in which this is found, and nothing of the inside."""
+    """The response is a problem whose detail matches `sentence` and shows nothing internal."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     body = response.json()

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from small_service import asked_in_process, ids, post_events
+from small_service import ids, in_process_client, post_events
 
 import segue
 
@@ -96,7 +96,7 @@ def test_it_is_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uvicorn.run", lambda app, **options: met.update(options, app=app))
     runpy.run_path(str(folder / "serve_decayed_mean.py"))
     assert (met["host"], met["port"]) == ("127.0.0.1", 8000)
-    with asked_in_process(met["app"]) as client:
+    with in_process_client(met["app"]) as client:
         assert client.get("/model").json()["active"] == "decayed-mean"
         post_events(client, {"user": "ann", "item": "kettle"}, {"user": "ann", "item": "scale"})
         assert ids(client.get("/users/ann/recommendations", params={"k": 1})) == ["milk"]

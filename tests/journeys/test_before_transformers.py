@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small_service import asked_in_process, ids, post_events
+from small_service import ids, in_process_client, post_events
 
 import segue
 from segue.serving.embedded import application
@@ -38,7 +38,7 @@ def test_from_a_log_to_answers_over_http(name: str, cycle_data: Path, tmp_path: 
     answer = model.recommend(HISTORY, k=3).ids
     explanation = model.explain(HISTORY, answer[0])
     assert len(explanation.contributions) == 3 and len(explanation.attention) == attentions
-    with asked_in_process(application(model, store=str(tmp_path / "store.sqlite"))) as client:
+    with in_process_client(application(model, store=str(tmp_path / "store.sqlite"))) as client:
         post_events(client, *({"user": "ann", "item": item} for item in HISTORY))
         assert ids(client.get("/users/ann/recommendations", params={"k": 3})) == answer
         card = client.get("/model").json()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import CommandLine
-from small_service import asked_in_process, ids, post_events
+from small_service import ids, in_process_client, post_events
 
 import segue
 from segue.errors import FolderError, InputError, SegueError, SettingsError
@@ -187,7 +187,7 @@ def test_what_is_no_function_is_refused(cycle_data: Path, quick_recipe: Path, ou
 def test_it_is_served_from_the_process_that_has_its_builder(outside_run: Path, cycle_run: Path, tmp_path: Path) -> None:
     """Beside a run of segue's own, which answers the same."""
     model, plain = opened(outside_run, mine), opened(cycle_run)
-    with asked_in_process(application(model, plain, store=str(tmp_path / "store.sqlite"))) as client:
+    with in_process_client(application(model, plain, store=str(tmp_path / "store.sqlite"))) as client:
         post_events(client, {"user": "ann", "item": "i03"}, {"user": "ann", "item": "i04"})
         answer = client.get("/users/ann/recommendations", params={"k": 3})
         assert ids(answer) == plain.recommend(["i03", "i04"], k=3).ids

@@ -178,12 +178,12 @@ def narrow_visit(browser: Browser, service: Running) -> Iterator[Visit]:
 
 def moves(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What the page should show of each item's move between two answers."""
-    places = {item["id"]: place for place, item in enumerate(before["items"])}
-    said = []
-    for place, item in enumerate(after["items"]):
-        rise = None if item["id"] not in places else places[item["id"]] - place
-        said.append("new" if rise is None else f"▲{rise}" if rise > 0 else f"▼{-rise}" if rise < 0 else "")
-    return said
+    ranks = {item["id"]: rank for rank, item in enumerate(before["items"])}
+    texts = []
+    for rank, item in enumerate(after["items"]):
+        rise = None if item["id"] not in ranks else ranks[item["id"]] - rank
+        texts.append("new" if rise is None else f"▲{rise}" if rise > 0 else f"▼{-rise}" if rise < 0 else "")
+    return texts
 
 
 def test_a_history_is_built_and_every_click_changes_the_answers(visit: Visit, service: Running) -> None:
@@ -312,7 +312,7 @@ def test_steps_of_a_plan_are_drawn_with_what_they_choose(planned_visit: Visit, p
     expect(gist).to_contain_text(f"the answer attends most to ?1 “{names[0]}” (1.00).")
 
 
-def test_a_model_without_attention_says_so(visit: Visit) -> None:
+def test_a_model_without_attention(visit: Visit) -> None:
     shown_instead(visit, "**/model", lambda body: body["models"][0].update(attention=False))
     shown_instead(visit, "**/explanations", lambda body: body.update(attention=[]))
     visit.open(address(7, 8, 9))
@@ -406,7 +406,7 @@ def test_refusals_say_what_to_do(visit: Visit, status: int, words: str) -> None:
     visit.excuse_failed_requests()
 
 
-def test_a_service_that_fails_at_first_can_be_asked_again(visit: Visit) -> None:
+def test_a_failed_start_can_be_retried(visit: Visit) -> None:
     visit.page.route("**/model", lambda route: route.abort())
     visit.page.goto(visit.url + address(7))
     expect(visit.page.get_by_role("alert")).to_contain_text("The service does not answer")
@@ -456,14 +456,14 @@ def test_hostile_ids_and_titles_are_text(visit: Visit, service: Running) -> None
 def test_a_known_user_whose_clicks_may_be_recorded(visit: Visit, service: Running) -> None:
     visit.open()
     visit.open_user("u01")
-    kept = service.get("/users/u01/history")["events"]
-    expect(visit.history).to_have_text([event["title"] for event in reversed(kept)])
+    stored = service.get("/users/u01/history")["events"]
+    expect(visit.history).to_have_text([event["title"] for event in reversed(stored)])
     visit.sees_answers(service.get("/users/u01/recommendations"))
     record = visit.page.get_by_role("switch", name="Record clicks")
     expect(record).not_to_be_checked()
     visit.page.locator("#answers .answer-main").first.click()
     expect(visit.page.locator(".user-name")).to_have_text("User u01what if")
-    assert service.get("/users/u01/history")["events"] == kept  # nothing was recorded
+    assert service.get("/users/u01/history")["events"] == stored  # nothing was recorded
 
     visit.press("Back to their history")
     record.check()
@@ -473,7 +473,7 @@ def test_a_known_user_whose_clicks_may_be_recorded(visit: Visit, service: Runnin
     expect(visit.history.first).to_have_text(before["items"][0]["title"])
     visit.sees_answers(service.get("/users/u01/recommendations"))
     now = service.get("/users/u01/history")["events"]
-    assert [event["item"] for event in now] == [*(event["item"] for event in kept), before["items"][0]["id"]]
+    assert [event["item"] for event in now] == [*(event["item"] for event in stored), before["items"][0]["id"]]
     visit.page.reload()
     expect(visit.history).to_have_count(len(now))
 
@@ -488,11 +488,11 @@ def test_why_is_of_the_whole_history_though_its_newest_part_is_shown(visit: Visi
     expect(visit.history).to_have_count(100)
     answers = service.get("/users/faithful/recommendations")
     visit.sees_answers(answers)
-    with visit.page.expect_request("**/explanations") as asked:
+    with visit.page.expect_request("**/explanations") as sent:
         visit.ask_why(0)
     first = answers["items"][0]
-    assert asked.value.post_data_json == {"user": "faithful", "item": first["id"]}
-    truth = service.client.post("/explanations", json=asked.value.post_data_json).json()
+    assert sent.value.post_data_json == {"user": "faithful", "item": first["id"]}
+    truth = service.client.post("/explanations", json=sent.value.post_data_json).json()
     assert (truth["rank"], len(truth["contributions"])) == (1, 112)
     expect(visit.detail).to_contain_text("rank 1")
     shown = contributions_drawn(visit)
@@ -500,10 +500,10 @@ def test_why_is_of_the_whole_history_though_its_newest_part_is_shown(visit: Visi
     assert shown == pytest.approx([value for value in expected if value is not None], rel=0.01, abs=0.001)
     assert len(shown) > 1
     newest = visit.detail.locator(".contributions .position").all_inner_texts()
-    assert {int(place) for place in newest} <= set(range(100 - len(shown) + 1, 101))
+    assert {int(position) for position in newest} <= set(range(100 - len(shown) + 1, 101))
 
 
-def test_a_user_without_a_history_gets_what_is_popular(visit: Visit, service: Running) -> None:
+def test_a_user_without_a_history_gets_popular_items(visit: Visit, service: Running) -> None:
     visit.open()
     visit.open_user("nobody yet")
     expect(visit.page.locator("#history-empty")).to_contain_text("no event of this user")
@@ -526,9 +526,9 @@ def test_a_key_is_asked_for_and_two_models_stand_side_by_side(closed_visit: Visi
     expect(columns).to_have_count(2)
     answers = {name: closed_service.answer(ids(7, 8), model=name) for name in ("first", "second")}
     assert answers["first"]["items"] != answers["second"]["items"]
-    for place, (name, answer) in enumerate(answers.items()):
-        expect(columns.nth(place).locator(".column-title")).to_have_text(name)
-        expect(columns.nth(place).locator(".answer-title")).to_have_text([item["title"] for item in answer["items"]])
+    for index, (name, answer) in enumerate(answers.items()):
+        expect(columns.nth(index).locator(".column-title")).to_have_text(name)
+        expect(columns.nth(index).locator(".answer-title")).to_have_text([item["title"] for item in answer["items"]])
     shared = {item["id"] for item in answers["first"]["items"]} & {item["id"] for item in answers["second"]["items"]}
     expect(columns.first.locator(".answer-status")).to_contain_text(f"{len(shared)} in both")
     visit.choose("Model", "second")
@@ -708,7 +708,7 @@ def test_the_api_is_described_and_can_be_tried(visit: Visit, service: Running) -
     expect(shown).to_have_count(len(operations))
     names = [f"{row.locator('.method').inner_text()} {row.locator('.path').inner_text()}" for row in shown.all()]
     assert names == operations
-    asked = visit.page.locator("details").nth(names.index("POST /recommendations"))
-    asked.locator("summary").click()
-    visit.press("Send", within=asked)
-    expect(asked.locator("pre")).to_contain_text('"fallback": null')
+    operation = visit.page.locator("details").nth(names.index("POST /recommendations"))
+    operation.locator("summary").click()
+    visit.press("Send", within=operation)
+    expect(operation.locator("pre")).to_contain_text('"fallback": null')

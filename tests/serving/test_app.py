@@ -16,10 +16,10 @@ import httpx
 import pytest
 from small_service import (
     Client,
-    asked_in_process,
     assert_problem,
     guarded,
     ids,
+    in_process_client,
     models_of,
     popular,
     small_service,
@@ -67,7 +67,7 @@ def recommender_fixture() -> Recommender:
 def client_fixture(recommender: Recommender, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     store = tmp_path_factory.mktemp("store") / "events.sqlite"
     service = small_service(store, recommender)
-    with asked_in_process(create_app(service, examples=popular(service))) as client:
+    with in_process_client(create_app(service, examples=popular(service))) as client:
         yield client
 
 
@@ -151,8 +151,8 @@ def test_explanations(client: Client, recommender: Recommender) -> None:
     assert client.post("/explanations", json={"history": history, "attention": False}).json()["attention"] == []
     seen = client.post("/explanations", json={"history": history, "item": 7}).json()
     assert (seen["item"]["id"], seen["rank"]) == ("7", None), "a seen item may be explained and is no answer"
-    kept = client.post("/explanations", json={"history": history, "item": 7, "keep_seen": True}).json()
-    assert kept["rank"] >= 1
+    unseen = client.post("/explanations", json={"history": history, "item": 7, "keep_seen": True}).json()
+    assert unseen["rank"] >= 1
 
 
 @pytest.mark.parametrize(
@@ -208,12 +208,12 @@ def test_bad_bodies_are_problems(client: Client, body: bytes, sentence: str) -> 
     assert_problem(client.post("/recommendations", content=body, headers=JSON), 400, sentence)
 
 
-def test_the_most_that_is_taken(client: Client) -> None:
+def test_the_largest_request(client: Client) -> None:
     assert len(ids(client.post("/recommendations", json={"history": ["nobody"] * 10_000, "k": MAX_K}))) == 7
 
 
-def test_a_body_too_large_that_did_not_say_so(client: Client) -> None:
-    """In pieces, without a Content-Length; test_hostile has the one that says it."""
+def test_a_body_too_large_without_a_content_length(client: Client) -> None:
+    """test_hostile has the one with a Content-Length."""
 
     def pieces() -> Iterator[bytes]:
         yield b'{"history": ["'
@@ -272,7 +272,7 @@ def test_a_bug_is_a_problem_without_a_traceback(
 
 
 class Gate:
-    """Holds whoever comes until it is opened."""
+    """Blocks every call until it is opened."""
 
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
@@ -304,23 +304,23 @@ def test_past_the_queue_the_answer_is_503(
     monkeypatch.setattr(service.store, "append", gate.before(service.store.append))
 
     async def questions(client: httpx.AsyncClient) -> tuple[list[httpx.Response], list[httpx.Response], str]:
-        asked = [asyncio.ensure_future(client.get("/users/u/recommendations")) for _ in range(5)]
+        queries = [asyncio.ensure_future(client.get("/users/u/recommendations")) for _ in range(5)]
         event = {"user": "u", "item": "7"}
-        told = [asyncio.ensure_future(client.post("/events", json=event)) for _ in range(5)]
-        refused, _ = await asyncio.wait(asked + told, timeout=0.3)
+        writes = [asyncio.ensure_future(client.post("/events", json=event)) for _ in range(5)]
+        refused, _ = await asyncio.wait(queries + writes, timeout=0.3)
         assert len(refused) == 5, "the others wait for the gate"
         assert (await client.get("/health/live")).status_code == 200
         waiting = (await client.get("/metrics")).text
         assert 'segue_queue_length{queue="answers"} 3.0' in waiting and 'queue="events"} 2.0' in waiting
         gate.opened.set()
-        answers = await asyncio.gather(*asked)
-        kept = await asyncio.gather(*told)
-        return answers, kept, (await client.get("/metrics")).text
+        answers = await asyncio.gather(*queries)
+        receipts = await asyncio.gather(*writes)
+        return answers, receipts, (await client.get("/metrics")).text
 
-    answers, kept, metrics = asyncio.run(_asking(service, questions, app))
+    answers, receipts, metrics = asyncio.run(_asking(service, questions, app))
     assert [answer.status_code for answer in answers] == [200] * 3 + [503] * 2
-    assert [answer.status_code for answer in kept] == [200] * 2 + [503] * 3
-    for refused in [answer for answer in answers + kept if answer.status_code == 503]:
+    assert [answer.status_code for answer in receipts] == [200] * 2 + [503] * 3
+    for refused in [answer for answer in answers + receipts if answer.status_code == 503]:
         assert_problem(refused, 503, "requests wait already; ask again in a moment")
         assert refused.headers["retry-after"] == "1"
     assert 'segue_unavailable_total{reason="queue"} 5.0' in metrics
@@ -346,7 +346,7 @@ def test_past_the_deadline_the_answer_is_503(
     assert answered.status_code == 200
 
 
-def test_a_slow_explanation_or_search_holds_up_nobody(
+def test_a_slow_explanation_or_search_blocks_no_other_request(
     recommender: Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = small_service(tmp_path / "s", recommender)
@@ -371,13 +371,13 @@ def test_a_slow_explanation_or_search_holds_up_nobody(
     assert [answer.status_code for answer in asyncio.run(_asking(service, questions, app))] == [200, 200]
 
 
-def test_one_bad_question_of_a_batch_spoils_no_other(recommender: Recommender, tmp_path: Path) -> None:
+def test_a_bad_query_in_a_batch_does_not_affect_the_others(recommender: Recommender, tmp_path: Path) -> None:
     service = small_service(tmp_path / "s", recommender)
 
     async def questions(client: httpx.AsyncClient) -> list[httpx.Response]:
         bad = ["model=third", "where=colour:red", "where=red"]
-        asked = [client.get(f"/users/u/recommendations?{text}") for text in [*bad, "", "exclude=7", "only=7"]]
-        return list(await asyncio.gather(*asked))
+        requests = [client.get(f"/users/u/recommendations?{text}") for text in [*bad, "", "exclude=7", "only=7"]]
+        return list(await asyncio.gather(*requests))
 
     answers = asyncio.run(_asking(service, questions))
     assert [answer.status_code for answer in answers] == [404, 400, 400, 200, 200, 200]
@@ -412,8 +412,8 @@ def test_the_document_lists_every_route_and_every_answer(client: Client) -> None
             assert [kind in kinds for kind in answer["content"]] == [True], (path, status)
 
 
-def test_every_route_that_changes_something_has_its_role_by_name(client: Client) -> None:
-    """A route that nobody named would fall to the administrator."""
+def test_every_unsafe_route_has_a_role(client: Client) -> None:
+    """A route without one would need the role admin."""
     document = client.get("/schema/openapi.json").json()
     unsafe = {
         (method.upper(), path.split("/")[1].encode(), path.count("/"))
@@ -437,8 +437,8 @@ def test_the_examples_of_the_document_are_answered(client: Client) -> None:
     assert client.delete("/users/somebody").json() == {"removed": 1}
 
 
-def test_the_document_shows_no_ids_unless_told_to(recommender: Recommender, tmp_path: Path) -> None:
-    with asked_in_process(create_app(small_service(tmp_path / "s", recommender))) as client:
+def test_the_document_shows_ids_only_if_given_examples(recommender: Recommender, tmp_path: Path) -> None:
+    with in_process_client(create_app(small_service(tmp_path / "s", recommender))) as client:
         document = client.get("/schema/openapi.json").text
     assert "somebody" not in document
     assert not any(f'"{item}"' in document for item in ITEMS)

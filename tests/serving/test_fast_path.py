@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from small_service import Client, asked_in_process, small_service, tiny_recommender
+from small_service import Client, in_process_client, small_service, tiny_recommender
 
 from segue.errors import InputError, StoreError
 from segue.serving.http import app as app_module
@@ -29,12 +29,12 @@ def service_fixture(tmp_path_factory: pytest.TempPathFactory) -> Service:
 
 @pytest.fixture(name="client", scope="module")
 def client_fixture(service: Service) -> Iterator[Client]:
-    with asked_in_process(create_app(service)) as client:
+    with in_process_client(create_app(service)) as client:
         yield client
 
 
 def both(client: Client, monkeypatch: pytest.MonkeyPatch, method: str, path: str, **more: Any) -> list[httpx.Response]:
-    """The response past the framework, then the framework's. In a path, {} is a user that nobody asked about."""
+    """The response of the fast path, then the framework's. In a path, {} is a new user."""
     responses, plain, used = [], fast_request, []
 
     def counted(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The guard: who passes, who is refused before anything happens, and what is said and written down of it."""
+"""The guard: which requests pass, which are refused, and what is logged and counted."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Answer:
 
     def problem(self, status: int) -> str:
         """The sentence of the problem that this must be."""
-        found = json.loads(self.body)
-        assert (self.status, found["status"], set(found)) == (status, status, {"title", "status", "detail"})
+        problem = json.loads(self.body)
+        assert (self.status, problem["status"], set(problem)) == (status, status, {"title", "status", "detail"})
         assert self.headers["content-type"] == "application/problem+json"
         assert self.headers["content-length"] == str(len(self.body))
         assert b"Traceback" not in self.body and "x-request-id" in self.headers
-        detail: str = found["detail"]
+        detail: str = problem["detail"]
         return detail
 
 
@@ -60,7 +60,7 @@ def ask(
     client: str | None = "192.0.2.1",
     gone: bool = False,
 ) -> Answer:
-    """One request, the way the server hands it over."""
+    """Send one request as the server passes it on."""
     sent: list[dict[str, Any]] = []
     raw, _, query = path.partition("?")
     named = {"host": "localhost:8000", **({"content-length": str(len(body))} if body else {}), **(headers or {})}
@@ -91,15 +91,15 @@ def ask(
 
 
 class Inner:
-    """An application that says OK to everything and remembers that it was asked."""
+    """An application that answers OK to everything and records the requests."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.request_ids: list[str | None] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            self.asked.append(f"{scope['method']} {scope['path']}")
+            self.requests.append(f"{scope['method']} {scope['path']}")
             self.request_ids.append(REQUEST_ID.get())
             await receive()
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
@@ -168,13 +168,13 @@ def test_each_route_takes_the_keys_of_its_role_and_no_others(inner: Inner, route
     body = b"{}" if method in ("POST", "PUT") else b""
     passed = []
     for name, key in {"none": None, "wrong": WRONG, **KEYS}.items():
-        before = len(inner.asked)
+        before = len(inner.requests)
         answer = ask(app, method, path, key=key, body=body, headers=JSON)
         if answer.status == 200:
             passed.append(name)
-            assert len(inner.asked) == before + 1
+            assert len(inner.requests) == before + 1
             continue
-        assert len(inner.asked) == before, "it was refused and still carried out"
+        assert len(inner.requests) == before, "it was refused and still carried out"
         if name in KEYS:
             assert f"the role {ROUTES[route]}" in answer.problem(403)
         else:
@@ -194,9 +194,9 @@ def test_refusals_do_not_repeat_the_key(inner: Inner) -> None:
     stream = io.BytesIO()
     app = guard(inner, keys=True, logs=JsonLogHandler(stream, logging.DEBUG))
     sentences = [ask(app, "PUT", "/model", key=key).body for key in (WRONG, KEYS["read"], KEYS["admin"])]
-    told = b"".join(sentences) + stream.getvalue() + app._metrics.render()[0]
+    output = b"".join(sentences) + stream.getvalue() + app._metrics.render()[0]
     assert stream.getvalue().count(b"\n") == 3
-    assert not any(key.encode() in told for key in (WRONG, *KEYS.values()))
+    assert not any(key.encode() in output for key in (WRONG, *KEYS.values()))
 
 
 def routed(reached: list[str]) -> Litestar:
@@ -254,14 +254,14 @@ def test_disguised_paths_are_closed_to_other_keys(inner: Inner, path: str) -> No
     app = guard(inner, keys=True)
     for key in (None, WRONG, KEYS["read"], KEYS["write"]):
         assert ask(app, "POST", path, key=key).status in (401, 403)
-    assert inner.asked == []
+    assert inner.requests == []
 
 
 def test_without_keys_everyone_may_do_everything(inner: Inner) -> None:
     app = guard(inner)
     for route in ROUTES:
         assert ask(app, *route.split(" ")).status == 200
-    assert len(inner.asked) == len(ROUTES) == 37
+    assert len(inner.requests) == len(ROUTES) == 37
 
 
 OWN_HOSTS = [
@@ -287,18 +287,18 @@ OTHER_HOSTS = [
 
 
 @pytest.mark.parametrize("host", OWN_HOSTS)
-def test_without_keys_this_machine_may_be_asked_for(inner: Inner, host: str) -> None:
+def test_without_keys_a_loopback_host_is_answered(inner: Inner, host: str) -> None:
     assert ask(guard(inner, host="Box"), headers={"host": host}).status == 200
 
 
 @pytest.mark.parametrize("host", [*OTHER_HOSTS, "box:8000"])
-def test_without_keys_no_other_name_is_answered(inner: Inner, host: str) -> None:
+def test_without_keys_no_other_host_is_answered(inner: Inner, host: str) -> None:
     for path in ("/", "/items", "/page/app.js"):
         assert "Host" in ask(guard(inner), path=path, headers={"host": host}).problem(403)
-    assert inner.asked == []
+    assert inner.requests == []
 
 
-def test_with_keys_any_name_will_do(inner: Inner) -> None:
+def test_with_keys_any_host_is_answered(inner: Inner) -> None:
     assert ask(guard(inner, keys=True), key=KEYS["read"], headers={"host": "shop.example"}).status == 200
 
 
@@ -311,7 +311,7 @@ def from_page(app: Guard, method: str, origin: str, **headers: str) -> Answer:
 def test_a_page_of_another_site_changes_nothing(inner: Inner, keys: bool, origin: str) -> None:
     app = guard(inner, keys=keys, allowed_origins=["https://shop.example"])
     assert "another site" in from_page(app, "POST", origin).problem(403)
-    assert inner.asked == []
+    assert inner.requests == []
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:8000", "https://LOCALHOST:8000", "https://shop.example"])
@@ -352,13 +352,13 @@ def test_preflight(inner: Inner) -> None:
     assert ask(app, "OPTIONS", "/users/x", headers={"origin": "https://evil.example", **asks}).status == 401
     assert ask(app, "OPTIONS", "/users/x", headers={"origin": "https://shop.example"}).status == 401
     assert ask(guard(inner, keys=True), "OPTIONS", "/users/x", headers=asks).status == 401
-    assert inner.asked == []
+    assert inner.requests == []
 
 
 @pytest.mark.parametrize(
     "origin", ["*", "", "shop.example", "https://", "https://a/b", "ftp://a", "https://*.a", "null"]
 )
-def test_an_origin_that_is_none(inner: Inner, origin: str) -> None:
+def test_an_invalid_origin(inner: Inner, origin: str) -> None:
     with pytest.raises(InputError, match=r"such as https://shop.example, got"):
         guard(inner, allowed_origins=["https://shop.example", origin])
 
@@ -383,7 +383,7 @@ def test_rate_limit_by_address_and_by_key(inner: Inner) -> None:
     for _ in range(11):
         next(clock)
     assert statuses(key=KEYS["read"]) == [200, 429, 429, 429]
-    assert len(inner.asked) == 2 + 4 + 1
+    assert len(inner.requests) == 2 + 4 + 1
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
@@ -400,7 +400,7 @@ def test_bodies_are_json(inner: Inner, method: str) -> None:
         assert "application/json" in answer.problem(415)
     assert ask(app, method, "/events", body=b"{}").status == 415
     assert ask(app, method, "/events", headers={"transfer-encoding": "chunked"}).status == 415
-    assert inner.asked == []
+    assert inner.requests == []
     for right in ("application/json", "Application/JSON ; charset=utf-8"):
         assert ask(app, method, "/events", body=b"{}", headers={"content-type": right}).status == 200
     assert ask(app, method, "/events").status == 200  # no body: the application says what it wants
@@ -411,7 +411,7 @@ def test_bodies_are_bounded(inner: Inner) -> None:
     assert ask(app, "POST", "/events", body=b"1" * 10, headers=JSON).status == 200
     for method in ("POST", "DELETE"):
         assert "at most 10 bytes, got 11" in ask(app, method, "/users/x", body=b"1" * 11, headers=JSON).problem(413)
-    assert len(inner.asked) == 1
+    assert len(inner.requests) == 1
 
 
 def test_paths_and_queries_are_bounded(inner: Inner) -> None:
@@ -420,7 +420,7 @@ def test_paths_and_queries_are_bounded(inner: Inner) -> None:
     assert "at most 8192 bytes" in ask(app, path="/" + "a" * MAX_PATH_BYTES).problem(414)
     assert ask(app, path="/items?" + "a" * MAX_QUERY_BYTES).status == 200
     assert ask(app, path="/items?" + "a" * (MAX_QUERY_BYTES + 1)).status == 414
-    assert len(inner.asked) == 2
+    assert len(inner.requests) == 2
 
 
 @pytest.mark.parametrize("given", ["a", "A-z_0.9", "x" * 64])
@@ -430,21 +430,21 @@ def test_a_request_id_is_taken(inner: Inner, given: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "x" * 65, "a b", 'a"b', "a\n", "é", "<b>"])
-def test_another_is_made(inner: Inner, given: str) -> None:
+def test_an_invalid_request_id_is_replaced(inner: Inner, given: str) -> None:
     app = guard(inner)
-    made = {ask(app, headers={"x-request-id": given}).headers["x-request-id"] for _ in range(3)}
-    assert len(made) == 3 and all(
-        CLIENT_REQUEST_ID.fullmatch(one.encode()) and given not in one.split() for one in made
+    created = {ask(app, headers={"x-request-id": given}).headers["x-request-id"] for _ in range(3)}
+    assert len(created) == 3 and all(
+        CLIENT_REQUEST_ID.fullmatch(one.encode()) and given not in one.split() for one in created
     )
-    assert {*inner.request_ids} == made and REQUEST_ID.get() is None
+    assert {*inner.request_ids} == created and REQUEST_ID.get() is None
 
 
 @pytest.mark.parametrize("route", ["GET /", "GET /items", "GET /page/app.js", "POST /events", "OPTIONS /events"])
 @pytest.mark.parametrize("keys", [True, False])
 def test_every_response_has_the_security_headers(inner: Inner, route: str, keys: bool) -> None:
     method, path = route.split(" ")
-    found = ask(guard(inner, keys=keys), method, path).headers
-    policy = dict(part.split(" ", 1) for part in found["content-security-policy"].split("; "))
+    headers = ask(guard(inner, keys=keys), method, path).headers
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     assert policy == {
         "default-src": "'none'",
         "script-src": "'self'",
@@ -455,10 +455,10 @@ def test_every_response_has_the_security_headers(inner: Inner, route: str, keys:
         "form-action": "'none'",
         "frame-ancestors": "'none'",
     }
-    assert found["x-content-type-options"] == "nosniff"
-    assert found["referrer-policy"] == "no-referrer"
-    assert found["cross-origin-opener-policy"] == found["cross-origin-resource-policy"] == "same-origin"
-    assert found["cache-control"] == ("no-cache" if path.startswith("/page/") else "no-store")
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cross-origin-opener-policy"] == headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["cache-control"] == ("no-cache" if path.startswith("/page/") else "no-store")
 
 
 class Watched:
@@ -470,8 +470,8 @@ class Watched:
         self.app = guard(app, metrics=self.metrics, logs=JsonLogHandler(self.stream, logging.INFO), **options)
 
     def lines(self) -> list[tuple[str, str, int]]:
-        found = [json.loads(line) for line in self.stream.getvalue().splitlines()]
-        return [(line["method"], line["route"], line["status"]) for line in found]
+        entries = [json.loads(line) for line in self.stream.getvalue().splitlines()]
+        return [(line["method"], line["route"], line["status"]) for line in entries]
 
     def counted(self, method: str, route: str, status: int) -> bool:
         line = f'segue_requests_total{{method="{method}",route="{route}",status="{status}"}} 1.0'
@@ -500,10 +500,10 @@ def test_requests_are_known_by_their_template_never_by_their_path() -> None:
     }
     for route in expected:
         ask(watched.app, *route.split(" "))
-    found = watched.lines()
-    assert found[-1] == ("PUT", "guard", 429)
-    assert found == [*expected.values()]
-    assert all(watched.counted(*each) for each in found)
+    logged = watched.lines()
+    assert logged[-1] == ("PUT", "guard", 429)
+    assert logged == [*expected.values()]
+    assert all(watched.counted(*each) for each in logged)
     assert USER.encode() not in watched.stream.getvalue() + watched.metrics.render()[0]
 
 
@@ -521,7 +521,7 @@ def test_the_time_of_a_request_is_measured() -> None:
     assert 'segue_request_seconds_bucket{le="0.025",route="unmatched"} 0.0' in watched.metrics.render()[0].decode()
 
 
-def test_an_exception_that_escapes_is_a_problem_without_a_word_of_it(errors: io.BytesIO) -> None:
+def test_an_exception_of_the_application_is_a_problem_without_its_message(errors: io.BytesIO) -> None:
     async def broken(_scope: Any, _receive: Any, _send: Any) -> None:
         raise KeyError(USER)
 

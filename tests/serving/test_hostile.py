@@ -1,4 +1,4 @@
-"""What nobody should send: every id comes back as it went in, every other thing is refused with a sentence."""
+"""Hostile input: every id is returned unchanged, everything else is refused with a sentence."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ QUIET = settings(
 
 @pytest.fixture(name="address", scope="module")
 def service_on_a_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """With every hostile id in its catalogue, behind the server that hands paths over in its own way."""
+    """A service with every hostile id in its catalogue, behind uvicorn, which decodes paths itself."""
     titles, kinds = [f"<b>{name}</b>" for name in HOSTILE], ["a", "b"] * 17 + ["a"]
     recommender = tiny_recommender(HOSTILE, plans=True, title=titles, kind=kinds)
     store = tmp_path_factory.mktemp("store") / "events.sqlite"
@@ -119,7 +119,7 @@ def client_fixture(address: str) -> Iterator[httpx.Client]:
 
 
 def ask(address: str, method: str, target: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
-    """A request whose target goes out as it is: other clients fold dots away."""
+    """Send a request with its target unchanged: other clients resolve dots."""
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=20)
     try:
         sent = {"Content-Type": "application/json", **headers} if body else headers
@@ -165,8 +165,8 @@ def test_an_id_comes_back_as_it_went_in(address: str, client: httpx.Client, name
     assert (status, {item["id"] for item in similar["items"]}) == (200, set(HOSTILE) - {name})
     status, problem = ask(address, "GET", f"/items/{quote(unknown, safe='')}/similar")
     assert (status, repr(unknown) in problem["detail"]) == (404, True)
-    found = client.get("/items", params={"search": name, "limit": 200}).json()["items"]
-    assert not name.strip() or name.strip() in {item["id"].strip() for item in found}
+    matches = client.get("/items", params={"search": name, "limit": 200}).json()["items"]
+    assert not name.strip() or name.strip() in {item["id"].strip() for item in matches}
     assert ask(address, "DELETE", dotted) == (200, {"removed": 2})
 
 
@@ -210,9 +210,9 @@ def test_any_text_is_an_id(client: httpx.Client, address: str, user: str, item: 
     ],
 )
 def test_hostile_targets(address: str, method: str, target: str, status: tuple[int, ...]) -> None:
-    found, body = ask(address, method, target)
-    assert found in status, body
-    if found >= 400 and isinstance(body, dict):
+    code, body = ask(address, method, target)
+    assert code in status, body
+    if code >= 400 and isinstance(body, dict):
         assert body["detail"].endswith(".")
         assert "Traceback" not in body["detail"]
 
@@ -249,7 +249,7 @@ def test_hostile_bodies(client: httpx.Client, path: str, body: bytes, status: in
     "kind",
     [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonp", "multipart/form-data; boundary=x"],
 )
-def test_a_body_that_is_not_said_to_be_json(client: httpx.Client, kind: str | None) -> None:
+def test_a_body_without_the_content_type_of_json(client: httpx.Client, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     for method, path in (
         ("POST", "/events"),
@@ -269,8 +269,8 @@ def test_a_body_of_a_megabyte_is_taken(client: httpx.Client) -> None:
     assert (answer.status_code, answer.json()["unknown"]) == (200, ["x" * 1000])
 
 
-def test_another_name_for_this_machine_is_not_answered(address: str) -> None:
-    """A page elsewhere may point its own name here; see test_guard."""
+def test_a_foreign_host_or_origin_is_refused(address: str) -> None:
+    """See test_guard for DNS rebinding."""
     status, body = ask(address, "GET", "/model", Host="evil.example")
     assert (status, body["status"]) == (403, 403)
     status, body = ask(address, "POST", "/model/rollback", Origin="https://evil.example")
@@ -287,7 +287,7 @@ def _operations(address: str) -> dict[tuple[str, str], Any]:
     return {(operation.method.upper(), operation.path): operation for operation in operations}
 
 
-def test_the_document_is_tried_whole(address: str) -> None:
+def test_every_operation_of_the_document_is_tested(address: str) -> None:
     assert set(_operations(address)) == set(ROUTES)
 
 
@@ -299,7 +299,7 @@ REFUSING = [(method, path) for method, path in ROUTES if method == "PUT" or path
     ("method", "path", "mode"),
     [(*route, GenerationMode.POSITIVE) for route in ROUTES] + [(*route, GenerationMode.NEGATIVE) for route in REFUSING],
 )
-def test_whatever_comes_the_answer_is_a_documented_one(
+def test_generated_requests_get_documented_responses(
     address: str, method: str, path: str, mode: GenerationMode
 ) -> None:
     operation = _operations(address)[method, path]

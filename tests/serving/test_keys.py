@@ -88,7 +88,7 @@ def test_no_keys() -> None:
     assert not Keys.load(None, {}) and not Keys.load(None, {"SEGUE_READ_KEYS": " , "})
 
 
-def test_keys_are_nowhere_to_be_seen(keys: Keys) -> None:
+def test_keys_are_not_held_in_memory(keys: Keys) -> None:
     known = vars(Keys)["_holders"].__get__(keys)
     for shown in (repr(keys), str(keys), repr(known), f"{keys!r}", repr(pickle.dumps(keys)), repr(copy.copy(keys))):
         assert not any(key in shown for key in (READER, WRITER, BOTH))
@@ -116,7 +116,7 @@ def test_the_environment() -> None:
     assert roles(keys, bearer(READER)) is None
 
 
-def test_both_are_one_too_many(tmp_path: Path) -> None:
+def test_a_file_and_the_environment_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unset SEGUE_READ_KEYS or drop --keys"):
         Keys.load(key_file(tmp_path, f'read = ["{READER}"]'), {"SEGUE_READ_KEYS": READER})
 
@@ -163,8 +163,8 @@ def test_a_variable_with_a_short_key() -> None:
 
 
 def resolved(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: found)
+    infos = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: infos)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])

@@ -15,7 +15,7 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 from settings_tables import model_settings
-from small_service import Client, asked_in_process, guarded, models_of, post_events, small_service
+from small_service import Client, guarded, in_process_client, models_of, post_events, small_service
 
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
@@ -55,7 +55,7 @@ def service_fixture(tmp_path: Path) -> Service:
 
 @pytest.fixture(name="client")
 def client_fixture(service: Service) -> Iterator[Client]:
-    with asked_in_process(guarded(service)) as client:
+    with in_process_client(guarded(service)) as client:
         yield client
 
 

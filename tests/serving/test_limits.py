@@ -54,7 +54,7 @@ def test_clients_do_not_share(clock: Clock) -> None:
 
 def test_memory_is_bounded_and_the_oldest_go(clock: Clock) -> None:
     limit = RateLimit(1, max_clients=3, clock=clock)
-    for client in ("a", "b", "c", "a", "d"):  # d drives out b, the one heard of longest ago
+    for client in ("a", "b", "c", "a", "d"):  # d replaces b, the least recently active
         limit.wait(client)
     assert [client for client in ("a", "c", "d") if limit.wait(client) == 0] == []
     assert limit.wait("b") == 0

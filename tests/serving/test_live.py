@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_service import (
     Client,
-    asked_in_process,
     assert_problem,
     guarded,
     ids,
+    in_process_client,
     models_of,
     post_events,
     small_service,
@@ -60,7 +60,7 @@ def service_fixture(recommender: Recommender, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(name="client", scope="module")
 def client_fixture(service: Service) -> Iterator[Client]:
-    with asked_in_process(guarded(service)) as client:
+    with in_process_client(guarded(service)) as client:
         yield client
 
 
@@ -579,7 +579,7 @@ def test_keys_open_what_they_are_for_and_a_refusal_changes_nothing(recommender: 
     service = small_service(tmp_path / "s", recommender)
     keys = Keys({"read": [KEYS["read"]], "write": [KEYS["write"]], "admin": [KEYS["admin"]]})
     senders: list[str | None] = [None, "nobody-0123456789", *KEYS.values()]
-    with asked_in_process(guarded(service, keys=keys)) as client:
+    with in_process_client(guarded(service, keys=keys)) as client:
 
         def ask(key: str | None, method: str, path: str, body: Any = None) -> Any:
             headers = {} if key is None else {"authorization": f"Bearer {key}"}

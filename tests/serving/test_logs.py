@@ -108,15 +108,15 @@ def test_records_within_a_request_carry_its_id(logger: logging.Logger, stream: i
 
     asyncio.run(both())
     logger.info("outside")
-    found = {line["message"]: line.get("request_id") for line in lines(stream.getvalue())}
-    assert found == {"r-1": "r-1", "r-2": "r-2", "outside": None}
+    ids = {line["message"]: line.get("request_id") for line in lines(stream.getvalue())}
+    assert ids == {"r-1": "r-1", "r-2": "r-2", "outside": None}
 
 
 def fail(error: BaseException) -> None:
     raise error
 
 
-def test_a_traceback_says_where_and_what_but_no_texts(logger: logging.Logger, stream: io.BytesIO) -> None:
+def test_a_traceback_has_no_messages(logger: logging.Logger, stream: io.BytesIO) -> None:
     try:
         try:
             fail(KeyError(USER))
@@ -144,14 +144,14 @@ def test_a_traceback_says_where_and_what_but_no_texts(logger: logging.Logger, st
         (UnicodeDecodeError("utf-8", USER.encode(), 0, 1, USER), "builtins.UnicodeDecodeError"),
     ],
 )
-def test_texts_that_name_nobody_stay(error: Exception, last: str) -> None:
+def test_safe_messages_stay(error: Exception, last: str) -> None:
     with pytest.raises(type(error)) as caught:
         fail(error)
     assert redacted_traceback(caught.value).endswith(last)
     assert USER not in redacted_traceback(caught.value)
 
 
-def test_a_chain_that_bites_its_tail_ends() -> None:
+def test_a_cyclic_chain_of_exceptions_ends() -> None:
     first, second = ValueError(), KeyError()
     first.__cause__, second.__cause__ = second, first
     assert redacted_traceback(first).splitlines() == ["builtins.KeyError", "builtins.ValueError"]
@@ -162,7 +162,7 @@ def test_a_message_whose_arguments_do_not_fit(stream: io.BytesIO) -> None:
     assert lines(stream.getvalue())[0]["message"] == "%d events"
 
 
-def test_the_log_may_go_away() -> None:
+def test_a_closed_log_is_ignored() -> None:
     class Gone(io.RawIOBase):
         def writable(self) -> bool:
             return True
@@ -193,7 +193,7 @@ def test_every_logger_goes_through_it_once(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.usefixtures("_loggers_as_before")
-def test_a_task_that_nobody_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_whose_exception_is_never_retrieved(capsys: pytest.CaptureFixture[str]) -> None:
     async def leave() -> None:
         async def broken() -> None:
             raise KeyError(USER)

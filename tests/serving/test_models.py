@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from small_service import Client, asked_in_process, assert_problem, guarded, ids
+from small_service import Client, assert_problem, guarded, ids, in_process_client
 
 from segue.errors import FolderError, InputError
 from segue.folders import digest
@@ -98,7 +98,7 @@ def service(file: Path, runs: Path, *names: str) -> Iterator[Client]:
     """A replica; several may share a store."""
     store = open_store(str(file))
     live = Service(LocalEngine(ServingEngine(models(store, runs, *names), store)), store, Metrics())
-    with asked_in_process(guarded(live)) as client:
+    with in_process_client(guarded(live)) as client:
         yield client
 
 
@@ -372,7 +372,7 @@ def test_a_run_that_cannot_be_followed_keeps_nobodys_history(runs: Path, store: 
     caches = engine.models.active.kv_caches
     assert caches.users == ["anna"]
     store.delete_users(["anna"])
-    with asked_in_process(guarded(Service(LocalEngine(engine), store, Metrics()))):
+    with in_process_client(guarded(Service(LocalEngine(engine), store, Metrics()))):
         limit = time.monotonic() + 5
         while caches.users:
             assert time.monotonic() < limit

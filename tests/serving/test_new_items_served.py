@@ -20,7 +20,7 @@ import polars as pl
 import pytest
 from planted_logs import title
 from running_service import serving
-from small_service import Client, asked_in_process, assert_problem, guarded, ids
+from small_service import Client, assert_problem, guarded, ids, in_process_client
 
 from segue.data.read.new_items import fitted
 from segue.data.vocabulary import Vocabulary
@@ -55,7 +55,7 @@ def service(file: Path, runs: Path, *names: str) -> Iterator[Client]:
     """A replica; several may share a store."""
     store = open_store(str(file))
     models = Models([ServedModel.open(runs / name) for name in names], runs=runs, store=store)
-    with asked_in_process(guarded(Service(LocalEngine(ServingEngine(models, store)), store, Metrics()))) as client:
+    with in_process_client(guarded(Service(LocalEngine(ServingEngine(models, store)), store, Metrics()))) as client:
         yield client
 
 

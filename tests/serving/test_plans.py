@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from small_service import Client, asked_in_process, assert_problem, ids, post_events, small_service, tiny_recommender
+from small_service import Client, assert_problem, ids, in_process_client, post_events, small_service, tiny_recommender
 
 from segue.recommend.recommender import Recommender
 from segue.serving.http.app import create_app
@@ -27,7 +27,7 @@ def planning_recommender() -> Recommender:
 def two_models(recommender: Recommender, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """The first plans, the second does not."""
     store = tmp_path_factory.mktemp("store") / "events.sqlite"
-    with asked_in_process(create_app(small_service(store, recommender, tiny_recommender(ITEMS)))) as client:
+    with in_process_client(create_app(small_service(store, recommender, tiny_recommender(ITEMS)))) as client:
         yield client
 
 
@@ -55,7 +55,7 @@ def test_options_reach_the_recommender(client: Client, recommender: Recommender)
     assert planned(client, now="2026-01-01T00:00:00Z", beam=1) == recommender.plan(["007"], 5, beam=1).ids
 
 
-def test_a_users_plan_is_that_of_the_events_kept(client: Client, recommender: Recommender) -> None:
+def test_a_users_plan_is_that_of_the_stored_events(client: Client, recommender: Recommender) -> None:
     post_events(client, {"user": "u", "item": "7", "time": 100}, {"user": "u", "item": "a,b", "time": 200})
     assert ids(client.post("/plans", json={"user": "u", "n": 2})) == recommender.plan(["7", "a,b"], 2).ids
     nobody = client.post("/plans", json={"user": "nobody", "n": 2}).json()
@@ -82,5 +82,5 @@ def test_what_cannot_be_planned(client: Client, body: dict[str, Any], status: in
     assert_problem(client.post("/plans", json=body), status, sentence)
 
 
-def test_a_model_says_whether_it_plans(client: Client) -> None:
+def test_the_model_card_reports_whether_it_plans(client: Client) -> None:
     assert [model["plan"] for model in client.get("/model").json()["models"]] == [True, False]

@@ -29,7 +29,7 @@ SECRET_USER = "nobody-may-read-me"
 
 
 def in_flight(served: Served, requests: list[tuple[str, dict[str, Any]]]) -> list[socket.socket]:
-    """Send requests, each on a connection of its own that the server knows already, and read no answer."""
+    """Send requests, each on an accepted connection of its own, and read no answer."""
     host, port = served.url.removeprefix("http://").split(":")
     sockets = []
     for _ in requests:
@@ -53,10 +53,10 @@ def answer_of(connection: socket.socket) -> bytes:
 
 
 def check_sites(client: httpx.Client) -> None:
-    """Only the site that was named may ask."""
+    """Only the origin of --cors may send requests."""
     shop = {"origin": "https://shop.example"}
-    asked = {"access-control-request-method": "POST"}
-    assert client.options("/events", headers={**shop, **asked}).status_code == 204
+    preflight = {"access-control-request-method": "POST"}
+    assert client.options("/events", headers={**shop, **preflight}).status_code == 204
     allowed = client.get("/health/live", headers=shop).headers
     assert allowed["access-control-allow-origin"] == "https://shop.example"
     elsewhere = {"origin": "https://other.example"}
@@ -65,7 +65,7 @@ def check_sites(client: httpx.Client) -> None:
 
 
 def check_limit(client: httpx.Client) -> None:
-    """Who asks more often than was allowed is told when to come back."""
+    """A client above --rate-limit is refused with Retry-After."""
     flood = (client.get("/items?limit=1") for _ in range(500))
     limited = next(answer for answer in flood if answer.status_code != 200)
     assert_problem(limited, 429, "wait the seconds in Retry-After")
@@ -73,7 +73,7 @@ def check_limit(client: httpx.Client) -> None:
     assert client.get("/health/live").status_code == 200, "a probe is never too much"
 
 
-# --- two lives over one store: the second goes on where the first ended ---------------------------------------------
+# --- two lives over one store: the second resumes where the first ended ----------------------------------------------
 
 
 def test_two_lives_over_one_store(cycle_run: Path, cycle_data: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_two_lives_over_one_store(cycle_run: Path, cycle_data: Path, tmp_path: P
 
 
 def live_as_one_process(folder: Path, cycle_run: Path, cycle_data: Path) -> None:
-    """Filled, asked, told, switched, limited, and stopped while it works."""
+    """Fill the store, query, add events, switch, reach the limit, and stop with requests in flight."""
     recommender = Recommender.open(cycle_run)
     options = ("--store", "events.sqlite", "--data", cycle_data, "--runs", folder / "runs")
     more = ("--cors", "https://shop.example", "--rate-limit", "60")
@@ -129,8 +129,8 @@ def live_as_one_process(folder: Path, cycle_run: Path, cycle_data: Path) -> None
     lines = served.lines()
     requests = [line for line in lines if line["logger"] == "segue.serving.requests"]
     assert len(requests) > 40
-    stopping = next(place for place, line in enumerate(lines) if line["message"] == "Shutting down")
-    assert any(line in requests for line in lines[stopping:]), "it was told to stop in the middle of its work"
+    stopping = next(index for index, line in enumerate(lines) if line["message"] == "Shutting down")
+    assert any(line in requests for line in lines[stopping:]), "it was stopped with requests in flight"
     assert all(line["request_id"] and line["route"] and "milliseconds" in line for line in requests)
     assert any(line["request_id"] == "trace-me" and line["route"] == "/items" for line in requests)
     for secret in (SECRET_USER, "u007"):
@@ -139,7 +139,7 @@ def live_as_one_process(folder: Path, cycle_run: Path, cycle_data: Path) -> None
 
 
 def live_as_two_workers(folder: Path, cycle_data: Path) -> None:
-    """What the first process was told is still so; both workers share events, switches and counts."""
+    """The state of the first life is still there; both workers share events, switches and metrics."""
     options = ("--store", "events.sqlite", "--data", cycle_data, "--runs", folder / "runs", "--workers", "2")
     with serving(folder / "runs" / "one", *options, cwd=folder) as served:
 
@@ -150,13 +150,13 @@ def live_as_two_workers(folder: Path, cycle_data: Path) -> None:
 
         ready = fresh("GET", "/health/ready")
         assert ready.status_code == 200
-        kept = fresh("GET", f"/users/{SECRET_USER}/history").json()["events"]
-        assert [event["item"] for event in kept] == ["i03"] + ["i05"] * 5, "what was acknowledged while it stopped too"
+        history = fresh("GET", f"/users/{SECRET_USER}/history").json()["events"]
+        assert [event["item"] for event in history] == ["i03"] + ["i05"] * 5, "acknowledged in the shutdown too"
         assert fresh("GET", "/model").json()["active"] == "two", "as it was switched to"
 
         with ThreadPoolExecutor(8) as pool:
-            told = list(pool.map(lambda n: fresh("POST", "/events", user="shared", item=f"x{n % 10}", id=n), range(40)))
-            assert {answer.status_code for answer in told} == {200}
+            new = list(pool.map(lambda n: fresh("POST", "/events", user="shared", item=f"x{n % 10}", id=n), range(40)))
+            assert {answer.status_code for answer in new} == {200}
             seen = list(pool.map(lambda _: fresh("GET", "/users/shared/history"), range(20)))
             assert {len(answer.json()["events"]) for answer in seen} == {40}
             again = list(pool.map(lambda n: fresh("POST", "/events", user="shared", item="x", id=n), range(40)))
@@ -190,7 +190,7 @@ def test_refusals(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
     line.refuses("serve", cycle_run, "--keys", "none.toml", "--port", "0", says=("none.toml cannot be read",))
     line.refuses("serve", cycle_run, "--runs", "nowhere", "--port", "0", says=("--runs must be a folder",))
     three = [cycle_run] * 3
-    line.refuses("serve", *three, "--port", "0", says=("one run, or two", "got 3"))
+    line.refuses("serve", *three, "--port", "0", says=("one run to serve, or two", "got 3"))
     for workers in ("1", "2"):
         how = ("serve", cycle_run, "--port", "0", "--workers", workers)
         line.refuses(*how, "--rate-limit", "0", says=("--rate-limit must be a number", "above 0, got 0"))
@@ -202,7 +202,7 @@ def test_refusals(line: CommandLine, cycle_run: Path, tmp_path: Path) -> None:
 
 
 def test_no_worker_is_started_for_what_cannot_work(cycle_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that end are replaced, so that one which cannot begin would be begun for ever."""
+    """Workers that end are replaced, so one that cannot start would be started again for ever."""
 
     def refuse(_: object) -> None:
         raise StoreError("The folder nowhere does not exist.")

@@ -33,16 +33,16 @@ def test_requests() -> None:
     for seconds, status in ((0.0065, 200), (0.0065, 200), (0.3, 503)):
         metrics.request(method="GET", route="/users/{id}/history", status=status, seconds=seconds)
     metrics.request(method="POST", route="/events", status=200, seconds=0.001)
-    found = rendered(metrics)
-    assert found["segue_requests_total['/users/{id}/history', '200', 'GET']"] == 2
-    assert found["segue_requests_total['/users/{id}/history', '503', 'GET']"] == 1
-    assert found["segue_requests_total['/events', '200', 'POST']"] == 1
+    samples = rendered(metrics)
+    assert samples["segue_requests_total['/users/{id}/history', '200', 'GET']"] == 2
+    assert samples["segue_requests_total['/users/{id}/history', '503', 'GET']"] == 1
+    assert samples["segue_requests_total['/events', '200', 'POST']"] == 1
     buckets = {
-        bound: found[f"segue_request_seconds_bucket{sorted([bound, '/users/{id}/history'])}"] for bound in BOUNDS
+        bound: samples[f"segue_request_seconds_bucket{sorted([bound, '/users/{id}/history'])}"] for bound in BOUNDS
     }
     assert buckets == dict(zip(BOUNDS, [0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3], strict=True))
-    assert found["segue_request_seconds_sum['/users/{id}/history']"] == pytest.approx(0.313)
-    assert found["segue_request_seconds_bucket['/events', '0.001']"] == 1
+    assert samples["segue_request_seconds_sum['/users/{id}/history']"] == pytest.approx(0.313)
+    assert samples["segue_request_seconds_bucket['/events', '0.001']"] == 1
 
 
 BOUNDS = ["0.001", "0.002", "0.005", "0.007", "0.01", "0.015", "0.025", "0.05", "0.1", "0.25", "1.0", "2.5", "10.0"]
@@ -65,7 +65,7 @@ def test_everything_else() -> None:
     metrics.store_error()
     metrics.encodings(40, 3, 900)
     metrics.encodings(2, 0, 800)
-    found = rendered(metrics)
+    samples = rendered(metrics)
     expected = {
         "segue_events_total['accepted']": 6,
         "segue_events_total['duplicate']": 2,
@@ -82,17 +82,17 @@ def test_everything_else() -> None:
         "segue_cache_bytes": 800,
         "segue_model_switches_total": 0,
     }
-    assert {name: found[name] for name in expected} == expected
+    assert {name: samples[name] for name in expected} == expected
 
 
 def test_the_model_and_its_switches() -> None:
     metrics = Metrics()
     for name in ("first", "first", "second", "first"):
         metrics.model(name, f"digest of {name}")
-    found = rendered(metrics)
-    assert found["segue_model_info['digest of first', 'first']"] == 1
-    assert found["segue_model_info['digest of second', 'second']"] == 0
-    assert found["segue_model_switches_total"] == 2
+    samples = rendered(metrics)
+    assert samples["segue_model_info['digest of first', 'first']"] == 1
+    assert samples["segue_model_info['digest of second', 'second']"] == 0
+    assert samples["segue_model_switches_total"] == 2
 
 
 def test_applications_do_not_share() -> None:
@@ -129,7 +129,7 @@ for _ in sys.stdin:
 
 
 class Worker:
-    """A process that counts, and renders when it is asked to."""
+    """A process that counts, and renders on request."""
 
     def __init__(self, number: int) -> None:
         self.process = subprocess.Popen(
