@@ -226,7 +226,7 @@ def test_gradients_of_blocks(kind: Kind, batch: PackedBatch) -> None:
     assert torch.autograd.gradcheck(lambda x: block(x, batch), (x,))
     checked = 0
     for parameter in block.parameters():
-        assert torch.autograd.gradcheck(lambda _: block(x.detach(), batch), (parameter,))
+        assert torch.autograd.gradcheck(lambda _: block(x.detach(), batch), (parameter,), fast_mode=True)
         checked += 1
     assert checked == {SASRecBlock: 12, GatedBlock: 16, PreNormBlock: 14, PostNormBlock: 14}[kind]
 

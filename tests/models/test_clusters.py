@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.models.items import clusters
@@ -24,6 +24,7 @@ def test_means_by_hand() -> None:
         assert sorted(found.centres[:, 0].tolist()) == [0.5, 12.0]
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 40))
 def test_in_the_end_a_centre_is_the_mean_of_what_is_nearest_to_it(seed: int, count: int, n: int) -> None:
     points = torch.randn(n, 2, generator=seeded(seed), dtype=torch.float64)

@@ -40,7 +40,7 @@ def test_planted_parts_are_found_behind_a_turn() -> None:
     assert sum(float(lost(turned, torch.ones(400), seed=seed).mean()) for seed in range(5)) / 5 < without / 2
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(0, 2**32), st.integers(1, 30))
 def test_parts_are_the_vectors_turned_about_their_mean(seed: int, n: int) -> None:
     vectors, weights = torch.randn(n, WIDTH, generator=seeded(seed)), torch.rand(n, generator=seeded(seed + 1)) + 0.1

@@ -80,8 +80,8 @@ def memorises_eight_users(case: Case, steps: int = 299) -> None:
     model, users = case.new(), eight_users(case.n_items)
     learner = Learner(model, batch_of(*users))
     correct, total = 0, 1
-    for done in range(0, steps, 50):
-        learner.steps(min(50, steps - done))
+    for done in range(0, steps, 25):
+        learner.steps(min(25, steps - done))
         correct, total = _memorised(model, users)
         if correct == total:
             return

@@ -128,7 +128,7 @@ def test_states_and_gradients_of_a_batch_are_those_of_its_users(builder: str, ti
 
 
 @every_builder
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6), seed=st.integers(0, 1000))
 def test_users_of_a_batch_are_strangers(builder: str, lengths: list[int], seed: int) -> None:
     model = model_of(builder).double()

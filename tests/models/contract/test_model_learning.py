@@ -58,7 +58,7 @@ def trained(
     ],
 )
 def test_eight_users_of_ten_items_are_learned_by_heart(builder: str, tied: bool) -> None:
-    memorises_eight_users(case_of(builder, width=16, length=10, items__tied=tied), steps=150)
+    memorises_eight_users(case_of(builder, width=16, depth=1, length=10, items__tied=tied), steps=150)
 
 
 @looking_back
@@ -73,8 +73,8 @@ def test_what_depends_on_the_event_before_the_last_is_learned(builder: str) -> N
     known, others = ([walks(pair // 12, pair % 12) for pair in pairs.tolist()] for pairs in (drawn[:120], drawn[120:]))
     model = new_model(builder, width=32, length=8)
     learner, wanted, right = Learner(model, batch_of(*known)), torch.tensor([user[-1] for user in others]), 0.0
-    for _ in range(6):
-        learner.steps(25)
+    for _ in range(10):
+        learner.steps(15)
         with torch.inference_mode():
             scores = model.score_all(model.query(packed_of(*(user[:-1] for user in others))))
         right = (scores[:, 1:].argmax(1) + 1 == wanted).double().mean().item()
@@ -86,11 +86,11 @@ def test_what_depends_on_the_event_before_the_last_is_learned(builder: str) -> N
 @looking_both_ways
 @tied_or_not
 def test_what_is_hidden_of_eight_users_is_learned_by_heart(builder: str, tied: bool) -> None:
-    """The last event, which every step asked for; and of all events, each hidden alone, nearly all."""
-    case, users = case_of(builder, width=32, depth=1, length=10, items__tied=tied), eight_users(N_ITEMS)
-    memorises_eight_users(case, steps=150)
-    model, right = case.new(), 0
+    """The last event, which every step hides; and of all events, each hidden alone, nearly all."""
+    model, users, right = new_model(builder, width=32, depth=1, length=10, items__tied=tied), eight_users(N_ITEMS), 0
     trained(model, batch_of(*users), 150)
+    last = model.score_all(model.query(packed_of(*(user[:-1] for user in users))))[:, 1:].argmax(1) + 1
+    assert last.tolist() == [user[-1] for user in users]
     for place in range(10):
         hidden = [[*user[:place], MASK, *user[place + 1 :]] for user in users]
         states = torch.stack([state[place] for state in states_of(model, hidden)])
@@ -124,7 +124,7 @@ def test_a_seed_gives_one_sequence_of_losses(builder: str) -> None:
     def losses(weights: int, dropped: int) -> list[float]:
         model = new_model(builder, seed=weights, dropout=0.3)
         set_generator(model, torch.Generator().manual_seed(dropped))
-        return trained(model, batch_of(*random_users([7, 3])), 4)
+        return trained(model, batch_of(*random_users([7, 3])), 2)
 
     first = losses(1, 1)
     assert losses(1, 1) == first
@@ -141,9 +141,9 @@ def test_loss_starts_at_chance(builder: str) -> None:
 @every_builder
 def test_random_targets_stay_at_chance_on_users_not_trained_on(builder: str) -> None:
     """Were the answer anywhere in the input, this would be learned."""
-    batch, others = batch_of(*random_users([20] * 60, seed=3)), batch_of(*random_users([20] * 20, seed=4))
+    batch, others = batch_of(*random_users([20] * 30, seed=3)), batch_of(*random_users([20] * 20, seed=4))
     model = new_model(builder)
-    trained(model, batch, 25, learning_rate=3e-3)
+    trained(model, batch, 15)  # where the target is its own input, this learns a tenth of log V and more
     objective = Objective(objective_settings(), COUNTS)
     examples = task_of(model)(others, np.random.default_rng(1))
     states = model.encode(tensors(examples.inputs))
@@ -156,7 +156,7 @@ def test_random_targets_stay_at_chance_on_users_not_trained_on(builder: str) -> 
 def test_the_padding_row_stays_zero(builder: str, tied: bool, loss: ObjectiveSettings) -> None:
     model = new_model(builder, items__tied=tied)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    trained(model, batch_of(*random_users([5, 2, 7])), 5, loss=loss, weight_decay=0.1)
+    trained(model, batch_of(*random_users([5, 2, 7])), 2, loss=loss, weight_decay=0.1)
     assert all(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert (model.items.into[0] == 0).all()
     assert (model.item_vectors()[0] == 0).all()
