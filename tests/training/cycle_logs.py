@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.training.loop import TrainingProgress, Validate, fit
 from segue.training.settings import TrainSettings
-from segue.training.state import TrainingRecord, TrainingState
-from segue.training.train import TrainingSetup, choose_epoch
+from segue.training.state import TrainingRecord, TrainingState, read_training_record
+from segue.training.train import STATE, TrainingSetup, choose_epoch
 from segue.training.windows import Windows, training_windows
 
 N_ITEMS = 11
+PERFECT = 0.99
 POPULARITY = {"loss": "sampled-softmax", "sampler": "popularity", "sampler__negatives": 8, "sampler__power": 0.75}
 
 
@@ -62,6 +64,10 @@ def recipe_of(
     )
 
 
+class _LearnedError(Exception):
+    """Validation has nothing left to improve."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Log:
     """A log with its split and its training counts."""
@@ -94,13 +100,28 @@ class Log:
         folder.mkdir(exist_ok=True)
         return choose_epoch(recipe, self.whole, seen=seen, folder=folder, progress=progress, facts=facts)
 
+    def learned(
+        self, recipe: TrainingSetup, folder: Path, *, seen: SeenRule = "kept", facts: DataFacts = NO_FACTS
+    ) -> tuple[SequenceModel, TrainingRecord]:
+        """`chosen`, but training ends as soon as validation is as good as perfect."""
+
+        def enough(step: TrainingProgress) -> None:
+            if step.scores is not None and step.scores["ndcg@10"] >= PERFECT:
+                raise _LearnedError
+
+        with suppress(_LearnedError):
+            return self.chosen(recipe, folder, seen=seen, progress=enough, facts=facts)
+        epochs = read_training_record(folder / STATE).epoch  # the state was saved before `enough` was called
+        done = replace(recipe, train=msgspec.structs.replace(recipe.train, epochs=epochs))
+        return self.chosen(done, folder, seen=seen, facts=facts)
+
     def windows(self, recipe: TrainingSetup) -> Windows:
         return training_windows(self.sequences, self.split.train_end, length=recipe.model.length + 1)
 
     def fitted(
         self, recipe: TrainingSetup, state_file: Path, validate: Validate | None, *, objective: Objective | None = None
     ) -> tuple[SequenceModel, TrainingState]:
-        """Training with a judge of the test's own."""
+        """Training with a validation of the test's own."""
         first = torch.Generator().manual_seed(recipe.train.seed)
         model = build_model(recipe.model, len(self.counts) - 1, generator=first)
         state = fit(

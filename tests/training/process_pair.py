@@ -42,7 +42,7 @@ from segue.training.train import STATE, TrainingSetup, choose_epoch
 from segue.training.windows import Windows, training_windows
 
 LOG = Log.of(cycle())
-STEPS = 20
+STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,14 @@ class Case:
     tokens: int = 60
     by_rows: bool = False
     """Whether the items' gradients are sparse."""
+    epochs: int = 1
 
 
 ONE_USER: dict[str, Any] = {"users": 22, "tokens": 9}
 SHARED = {"loss": "sampled-softmax", "sampler": "uniform", "negatives": 6}
 CODED = {"items": "codes", "items__parts": 2, "items__values": 4}
 CASES = {
-    "softmax": Case({}),
+    "softmax": Case({}, epochs=3),
     "one user a batch, so that a process has none": Case({}, **ONE_USER),
     "shared negatives": Case(POPULARITY),
     "shared negatives, by rows": Case(POPULARITY, by_rows=True),
@@ -69,7 +70,7 @@ CASES = {
     "own negatives": Case({**SHARED, "loss": "bce", "shared": False, "negatives": 3}),
     "gbce": Case({**SHARED, "loss": "gbce"}),
     "in-batch": Case({**SHARED, "sampler": "in-batch"}),
-    "answers, which are counted": Case({**SHARED, "sampler": "targets+uniform"}),
+    "answers, which are counted": Case({**SHARED, "sampler": "targets+uniform"}, epochs=2),
     "equal users": Case({**SHARED, "loss": "bpr", "equal_users": True}),
     "masks": Case({"task": "masked-item"}, {"kind": "bert4rec", "heads": 1}),
     "lists": Case({"task": "recency", "loss": "lambdarank", "task__cuts": 2}),
@@ -89,7 +90,7 @@ def prepared(case: Case) -> tuple[TrainingSetup, SequenceModel, Objective]:
     recipe = recipe_of(
         model={"dropout": 0.0, **dropless(case.model), **case.model},
         objective=case.objective,
-        epochs=3 if case.tokens > 9 else 1,
+        epochs=case.epochs,
         tokens=case.tokens,
         averaging=0.9,
     )
@@ -191,11 +192,11 @@ def be_one_of_two(places: tuple[Path, Path], tell: Callable[[bytes], None]) -> N
         }
         everything["draws"] = drawn_gradients(group)
         together = folder / "together"
-        everything["goes on"] = chosen(recipe_of(epochs=4, model=DROPLESS), folder / "begun alone", group)
-        everything["begins"] = chosen(recipe_of(epochs=2, model=DROPLESS), folder / "begun by two", group)
-        everything["whole"] = chosen(recipe_of(epochs=4), folder / "whole", group)
-        chosen(recipe_of(epochs=2), together, group)
-        everything["in two goes"] = chosen(recipe_of(epochs=4), together, group)
+        everything["goes on"] = chosen(recipe_of(epochs=3, model=DROPLESS), folder / "begun alone", group)
+        everything["begins"] = chosen(recipe_of(epochs=1, model=DROPLESS), folder / "begun by two", group)
+        everything["whole"] = chosen(recipe_of(epochs=2), folder / "whole", group)
+        chosen(recipe_of(epochs=1), together, group)
+        everything["in two goes"] = chosen(recipe_of(epochs=2), together, group)
         report = measured(group)
     body = {**report, "refusal": refused}
     (folder / f"report{group.rank}.json").write_bytes(msgspec.json.encode(body))
@@ -208,5 +209,5 @@ DROPLESS = {"dropout": 0.0}
 
 
 def begin_alone(folder: Path) -> None:
-    """Two epochs by one process, for two to go on from."""
-    chosen(recipe_of(epochs=2, model=DROPLESS), folder / "begun alone")
+    """An epoch by one process, for two to resume from."""
+    chosen(recipe_of(epochs=1, model=DROPLESS), folder / "begun alone")

@@ -68,8 +68,8 @@ def test_a_cycle_is_learned_by_looking_one_event_ahead(task: str, stride: float,
         stride=stride,
         averaging=0.9,
     )
-    _, progress = LOG.chosen(recipe, tmp_path)
-    assert progress.best_score > 0.8
+    _, record = LOG.learned(recipe, tmp_path)
+    assert record.best_score > 0.8
 
 
 def test_looking_further_ahead_spreads_the_answers(tmp_path: Path) -> None:

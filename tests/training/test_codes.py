@@ -21,6 +21,12 @@ N_ITEMS = 40
 LEARNED = model_settings(width=8, items="codes", items__assignment="learned", items__parts=4, items__values=6)
 
 
+@pytest.fixture(autouse=True)
+def few_negatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand would be twenty-five times the catalogue."""
+    monkeypatch.setattr(codes_module, "NEGATIVES", 50)
+
+
 def kinds_log(seed: int = 3) -> Sequences:
     """Everybody keeps to one of four kinds of ten items each, but for the last two events, which are always 1 and 2."""
     rng, kinds = np.random.default_rng(seed), np.arange(1, N_ITEMS + 1).reshape(4, 10)
@@ -38,7 +44,7 @@ def found(
 
 
 def test_items_that_follow_each_other_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codes_module, "LEAST_STEPS", 250)
+    monkeypatch.setattr(codes_module, "LEAST_STEPS", 200)
     codes, same = found(tmp_path, kinds_log())[1:], np.kron(np.eye(4), np.ones((10, 10))) > 0
     alike = (codes[:, None] == codes[None]).mean(2)
     assert alike[same & ~np.eye(N_ITEMS, dtype=bool)].mean() > 1.25 * alike[~same].mean()

@@ -60,7 +60,7 @@ def hit_at_1(log: Log, folder: Path, *, epochs: int, facts: DataFacts = NO_FACTS
         learning_rate=5e-3,
         averaging=0.9,
     )
-    trained, _ = log.chosen(recipe, folder, facts=facts)
+    trained, _ = log.learned(recipe, folder, facts=facts)
     evaluator = Evaluator(sequences=log.sequences, counts=log.counts, seen="kept")
     return float((evaluator.ranks(ModelScorer(trained), log.split.cases("test", "last")) == 1).mean())
 

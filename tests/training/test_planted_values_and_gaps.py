@@ -60,7 +60,7 @@ def hit_at_1(log: Log, folder: Path, model: dict[str, Any], epochs: int) -> floa
         learning_rate=5e-3,
         averaging=0.9,
     )
-    trained, _ = log.chosen(recipe, folder)
+    trained, _ = log.learned(recipe, folder)
     evaluator = Evaluator(sequences=log.sequences, counts=log.counts, seen="kept", target_time=trained.target_time)
     return float((evaluator.ranks(ModelScorer(trained), log.split.cases("test", "last")) == 1).mean())
 

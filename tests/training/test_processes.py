@@ -96,7 +96,7 @@ def test_two_measure_what_one_does_to_the_last_user(pair: Path) -> None:
 
 
 def test_any_number_goes_on(pair: Path, tmp_path: Path) -> None:
-    recipe = recipe_of(epochs=4, model=DROPLESS)
+    recipe = recipe_of(epochs=3, model=DROPLESS)
     whole, by_one = chosen(recipe, tmp_path / "whole"), chosen(recipe, pair / "begun by two")
     for other in (found_by(pair, 0, "goes on"), by_one):
         # A key's bias moves no attention: its gradient is rounding and nothing else, and so is where it goes.
@@ -120,7 +120,7 @@ def test_one_is_killed_and_the_run_ends_complete(
     line: CommandLine, cycle_data: Path, quick_recipe: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`segue train --processes 2 --all`, of which one dies by kill -9 after the first epoch."""
-    changes = [f"--set=train.{change}" for change in ("epochs=8", "patience=8", "tokens=60", "learning_rate=1e-3")]
+    changes = [f"--set=train.{change}" for change in ("epochs=5", "patience=5", "tokens=60", "learning_rate=1e-3")]
     with killing(line.folder / "run.partial" / "training.safetensors") as killed:
         body = line.answers(
             "train", cycle_data, "--out", "run", "--recipe", quick_recipe, "--all", "--processes", 2, *changes
@@ -128,7 +128,7 @@ def test_one_is_killed_and_the_run_ends_complete(
     assert killed(), "nothing was killed"
     assert "A process died; all were started again and resume from the last saved state." in caplog.messages
     assert body["training"]["processes"] == 2
-    assert body["training"]["epochs"] == 8
+    assert body["training"]["epochs"] == 5
     assert not (line.folder / "run.partial").exists()
     line.does("train", cycle_data, "--out", "alone", "--recipe", quick_recipe, "--all", *changes)
     alone = api.load("alone")

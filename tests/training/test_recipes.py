@@ -437,7 +437,7 @@ def test_a_recipe_learns_the_planted_cycle(name: str, tmp_path: Path) -> None:
         model=settings.model, objective=settings.objective, train=settings.train, evaluate=settings.evaluate
     )
     facts = settings.model.items.facts(titled(N_ITEMS))
-    model, _ = planted().chosen(recipe, tmp_path, seen="excluded", facts=facts)
+    model, _ = planted().learned(recipe, tmp_path, seen="excluded", facts=facts)
     popularity = share_right(Popularity.fit(SplitLog(planted().sequences, planted().split, N_ITEMS)))
     assert popularity < 0.3
     assert share_right(ModelScorer(model)) > 0.8

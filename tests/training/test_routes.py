@@ -19,7 +19,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "transformer": {"width": 48, "feed_forward": 2},
     "gru": {"width": 48, "feed_forward": 4, "body": "gru"},
 }
-EPOCHS = {"transformer": 13, "gru": 6}
+EPOCHS = {"transformer": 13, "gru": 4}
 
 
 @pytest.mark.parametrize("body", BODIES)
