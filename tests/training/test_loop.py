@@ -26,7 +26,7 @@ from segue.training.windows import training_windows
 
 
 class Script:
-    """A judge that gives the scores it is told to, and keeps the weights it was shown."""
+    """A validation that returns given scores and keeps the weights it was shown."""
 
     def __init__(self, *scores: float) -> None:
         self.scores = scores
@@ -50,20 +50,20 @@ def test_the_planted_cycle_is_learned(tmp_path: Path) -> None:
 
 
 def test_early_stop_restores_the_best_epoch(tmp_path: Path) -> None:
-    judge = Script(0.1, 0.5, 0.5, 0.4)
-    model, state = Log.of(cycle()).fitted(recipe_of(epochs=50, patience=2), tmp_path / "state", judge)
-    assert len(judge.shown) == 4, "two epochs without a better score, of which the first was as good"
+    validation = Script(0.1, 0.5, 0.5, 0.4)
+    model, state = Log.of(cycle()).fitted(recipe_of(epochs=50, patience=2), tmp_path / "state", validation)
+    assert len(validation.shown) == 4, "two epochs without a better score, of which the first was as good"
     assert state.record.best_epoch == 2 and state.record.best_score == 0.5
-    assert same_weights(weights_of(model), judge.shown[1])
-    assert not same_weights(judge.shown[1], judge.shown[3])
+    assert same_weights(weights_of(model), validation.shown[1])
+    assert not same_weights(validation.shown[1], validation.shown[3])
     assert not model.training
     assert [line["ndcg@10"] for line in state.record.history] == [0.1, 0.5, 0.5, 0.4]
     assert [line["epoch"] for line in state.record.history] == [1, 2, 3, 4]
 
 
 def test_patience_is_counted_from_the_last_better_epoch(tmp_path: Path) -> None:
-    judge = Script(0.1, 0.05, 0.2, 0.1, 0.3, 0.2, 0.1)
-    _, state = Log.of(cycle(20)).fitted(recipe_of(epochs=50, patience=2), tmp_path / "state", judge)
+    validation = Script(0.1, 0.05, 0.2, 0.1, 0.3, 0.2, 0.1)
+    _, state = Log.of(cycle(20)).fitted(recipe_of(epochs=50, patience=2), tmp_path / "state", validation)
     assert state.record.epoch == 7 and state.record.best_epoch == 5
 
 
@@ -72,16 +72,16 @@ def test_a_score_of_nothing_still_chooses_an_epoch(tmp_path: Path) -> None:
     assert state.record.epoch == 4 and state.record.best_epoch == 1
 
 
-def test_without_a_judge_every_epoch_is_used_and_the_last_kept(tmp_path: Path) -> None:
+def test_without_validation_every_epoch_is_used_and_the_last_kept(tmp_path: Path) -> None:
     log = Log.of(cycle(20))
     model, state = log.fitted(recipe_of(epochs=3, patience=1, averaging=0), tmp_path / "state", None)
     assert state.record.epoch == state.record.best_epoch == 3
-    judged, _ = log.fitted(recipe_of(epochs=3, averaging=0), tmp_path / "other", Script(0.1, 0.2, 0.3))
-    assert same_weights(weights_of(model), weights_of(judged))
+    validated, _ = log.fitted(recipe_of(epochs=3, averaging=0), tmp_path / "other", Script(0.1, 0.2, 0.3))
+    assert same_weights(weights_of(model), weights_of(validated))
 
 
 def test_averaging_of_nothing_keeps_the_last_weights(tmp_path: Path) -> None:
-    """The judge is shown what the last step made, and that is what is kept. Averaging changes no step."""
+    """Validation is shown what the last step made, and that is what is kept. Averaging changes no step."""
     log, seen = Log.of(cycle()), []
 
     class Watched(Objective):
@@ -91,14 +91,16 @@ def test_averaging_of_nothing_keeps_the_last_weights(tmp_path: Path) -> None:
 
     shown = {}
     for averaging in (0.0, 0.9):
-        judge, recipe = Script(0.1, 0.2), recipe_of(epochs=2, averaging=averaging)
-        model, _ = log.fitted(recipe, tmp_path / f"{averaging}", judge, objective=Watched(recipe.objective, log.counts))
-        assert same_weights(weights_of(model), judge.shown[1])
-        shown[averaging] = judge.shown
+        validation, recipe = Script(0.1, 0.2), recipe_of(epochs=2, averaging=averaging)
+        model, _ = log.fitted(
+            recipe, tmp_path / f"{averaging}", validation, objective=Watched(recipe.objective, log.counts)
+        )
+        assert same_weights(weights_of(model), validation.shown[1])
+        shown[averaging] = validation.shown
     half = len(seen) // 2
     assert all(same_weights(one, other) for one, other in zip(seen[:half], seen[half:], strict=True))
     second_epoch = half // 2
-    assert same_weights(seen[second_epoch], shown[0.0][0]), "what the second epoch began with is what was judged"
+    assert same_weights(seen[second_epoch], shown[0.0][0]), "what the second epoch began with is what was validated"
     assert not same_weights(seen[second_epoch], shown[0.9][0])
 
 
@@ -261,13 +263,13 @@ class Explodes(Objective):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(value: float, tmp_path: Path) -> None:
     log, recipe, file = Log.of(cycle()), recipe_of(epochs=3), tmp_path / "state"
-    judge = Script(0.1, 0.2, 0.3)
+    validation = Script(0.1, 0.2, 0.3)
     batches = len(list(log.windows(recipe).batches(recipe.train.tokens, np.random.default_rng(0))))
     assert batches > 2
     with pytest.raises(TrainingError, match=f"{value} in epoch 2") as caught:
-        log.fitted(recipe, file, judge, objective=Explodes(batches + 2, value, log.counts))
+        log.fitted(recipe, file, validation, objective=Explodes(batches + 2, value, log.counts))
     assert "train.learning_rate" in str(caught.value) and "--resume" in str(caught.value)
-    again, state = log.fitted(recipe, file, judge)
+    again, state = log.fitted(recipe, file, validation)
     assert state.record.epoch == 3
     whole, _ = log.fitted(recipe, tmp_path / "whole", Script(0.1, 0.2, 0.3))
     assert same_weights(weights_of(again), weights_of(whole)), "the kept state is that of the end of epoch 1"
@@ -280,13 +282,13 @@ def test_no_state_is_kept_before_the_first_epoch_is_done(tmp_path: Path) -> None
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("judged", [True, False], ids=["judged", "every event"])
-def test_a_model_that_diverges_in_the_last_step_of_an_epoch_is_not_kept(judged: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("validated", [True, False], ids=["validated", "every event"])
+def test_a_model_that_diverges_in_the_last_step_of_an_epoch_is_not_kept(validated: bool, tmp_path: Path) -> None:
     """One step an epoch, and far too large: what it makes is first met by the next epoch's loss."""
     log = Log.of(cycle())
 
     def train(recipe: TrainingSetup) -> SequenceModel:
-        if judged:
+        if validated:
             return log.chosen(recipe, tmp_path)[0]
         state, ends = tmp_path / STATE_ALL, log.sequences.offsets[1:]
         return train_for(recipe, log.sequences, ends, N_ITEMS, epochs=4, state_file=state, progress=None)[0]

@@ -183,7 +183,9 @@ def test_training_by_rows_is_taken_up_to_the_same_numbers(
     assert all((table[0] == 0).all() for name, table in whole.items() if name.startswith("items."))
 
 
-def test_what_is_judged_and_saved_is_the_average_of_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_validated_and_saved_is_the_average_of_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe, seen = recipe_of(epochs=2, tokens=30, objective=SAMPLED, averaging=0.9), []
     loss = Objective.loss
 

@@ -239,7 +239,7 @@ def test_what_no_epoch_makes_better_is_kept(yesterday: tuple[SequenceModel, floa
     assert same_weights(start, weights_of(kept))
 
 
-def test_a_run_of_every_event_is_judged_by_what_it_had_not_seen(
+def test_a_run_of_every_event_is_validated_on_events_it_has_not_seen(
     yesterday: tuple[SequenceModel, float, Path], tmp_path: Path
 ) -> None:
     """Choosing goes on from the weights that chose, training on every event from those served."""
