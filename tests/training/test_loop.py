@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cycle_logs import N_ITEMS, POPULARITY, Log, cycle, recipe_of, same_weights, sequences_of, weights_of
-from settings_tables import BIDIRECTIONAL, BUILDERS, objective_settings
+from settings_tables import objective_settings
 
 from segue.data.batch import Batch
 from segue.data.sequences import Sequences
