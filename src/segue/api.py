@@ -17,6 +17,7 @@ from segue.data.settings import EngineName, on_spark
 from segue.errors import InputError, SettingsError
 
 if TYPE_CHECKING:
+    from segue.config.describe import KeyDescription
     from segue.config.settings import About
     from segue.evaluation.compare import Comparison
     from segue.evaluation.report import Report
@@ -44,6 +45,7 @@ __all__ = [
     "prepare",
     "recipes",
     "recommend_users",
+    "settings",
     "train",
 ]
 
@@ -286,6 +288,13 @@ def recipes() -> dict[str, About]:
     from segue.config.settings import make_settings
 
     return {name: make_settings(read_recipe(name)).about for name in recipe_names()}
+
+
+def settings(section: str | None = None) -> list[KeyDescription]:
+    """Every key of the settings, or of one section, with its kinds, type, default and meaning."""
+    from segue.config.describe import describe
+
+    return describe(section)
 
 
 def history_of(recommender: Recommender, user: str, *, data: Data | Path | str | None = None) -> list[Any]:

@@ -129,7 +129,8 @@ def _refuse_unknown_key(key: str, struct: type[Struct], path: str) -> None:
         return
     whose = f"{path} = {kind_of(struct)!r}" if issubclass(struct, Kind) else f"[{path}]" if path else "the settings"
     keys = f"Allowed: {', '.join(allowed)}." if allowed else "It has no keys."
-    raise SettingsError(f"There is no key {key!r} in {whose}{near(key, allowed)}. {keys}")
+    what = "key" if path else "section"
+    raise SettingsError(f"There is no {what} {key!r} in {whose}{near(key, allowed)}. {keys}")
 
 
 def near(name: str, allowed: Any) -> str:

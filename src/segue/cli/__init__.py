@@ -38,6 +38,7 @@ for command in (
     prepare.prepare,
     train.train,
     recipes.recipes,
+    recipes.settings,
     tune.tune,
     evaluate.evaluate,
     compare.compare,

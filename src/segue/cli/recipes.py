@@ -1,9 +1,18 @@
-"""`segue recipes`: the shipped settings."""
+"""`segue recipes`: the shipped settings. `segue settings`: every key that settings can have."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from segue.cli.options import Json, print_json
 from segue.terminal import print_line
+
+Section = Annotated[
+    str | None,
+    typer.Argument(help="One section: model, objective, train, evaluate or index.", show_default="all sections"),
+]
 
 
 def recipes(json: Json = False) -> None:
@@ -16,3 +25,15 @@ def recipes(json: Json = False) -> None:
         return
     for name, about in known.items():
         print_line(f"{name}\n  {about.summary}\n  {about.paper}" + (f"\n  {about.scored}" if about.scored else ""))
+
+
+def settings(section: Section = None, json: Json = False) -> None:
+    """Print every key of the settings with its kinds, type, default and meaning, as --set and recipes take them."""
+    from segue import api
+
+    keys = api.settings(section)
+    if json:
+        print_json({"settings": keys})
+        return
+    for key in keys:
+        print_line(key.lines())

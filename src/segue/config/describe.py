@@ -24,10 +24,20 @@ class KeyDescription(Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: str
     default: Any
     text: str
-    of: str | None = None
-    """The kind that the key belongs to, as objective.loss=gbce; None for a key that is always there."""
+    of: tuple[str, ...] = ()
+    """The kinds that have the key, such as objective.loss=bce|gbce; empty for a key that is always there."""
     kinds: dict[str, str] = {}
     """The kinds of a choice, each with what it is."""
+
+    def lines(self) -> str:
+        """The key as lines for a terminal."""
+        default = "required" if self.default is msgspec.UNSET else msgspec.json.encode(self.default).decode()
+        owner = f"   with {' and '.join(self.of)}" if self.of else ""
+        lines = [f"{self.name} = {default}   ({self.type}){owner}"]
+        lines.append(textwrap.indent(textwrap.fill(self.text, 112), "    "))
+        for kind, text in self.kinds.items():
+            lines.append(textwrap.indent(textwrap.fill(f"{kind}: {text}", 108, subsequent_indent="    "), "      "))
+        return "\n".join(lines)
 
 
 def describe(section: str | None = None) -> list[KeyDescription]:
@@ -43,31 +53,30 @@ def describe(section: str | None = None) -> list[KeyDescription]:
         key
         for field in sections
         if section in (None, field.name)
-        for key in _described(field.name, field.type, field.default, texts[field.name], None)
+        for key in _described(field.name, field.type, field.default, texts[field.name])
     ]
 
 
-def _described(name: str, annotation: Any, default: Any, text: str, of: str | None) -> Iterator[KeyDescription]:
+def _described(name: str, annotation: Any, default: Any, text: str) -> Iterator[KeyDescription]:
     variants = variants_of(annotation)
     if not is_section(annotation):
         shown = msgspec.UNSET if default is msgspec.NODEFAULT else msgspec.to_builtins(default)
-        yield KeyDescription(name=name, type=type_text(annotation), default=shown, text=text, of=of)
+        yield KeyDescription(name=name, type=type_text(annotation), default=shown, text=text)
         return
     if variants:
         kinds = {kind: _summary(struct) for kind, struct in variants.items()}
         chosen = kind_of(default) if isinstance(default, Struct) else next(iter(variants))
-        yield KeyDescription(name=name, type="kind", default=chosen, text=text, of=of, kinds=kinds)
-    structs = list(variants.items()) or [("", annotation)]
-    shared = set.intersection(*(set(struct.__struct_fields__) for _, struct in structs))
-    seen: set[str] = set()
-    for kind, struct in structs:
+        yield KeyDescription(name=name, type="kind", default=chosen, text=text, kinds=kinds)
+    structs = variants or {"": annotation}
+    owners: dict[bytes, tuple[KeyDescription, list[str]]] = {}  # kinds with the same key, by the key's description
+    for kind, struct in structs.items():
         texts = field_texts(struct)
         for field in msgspec.structs.fields(struct):
-            if field.name in shared and field.name in seen:
-                continue
-            seen.add(field.name)
-            owner = None if field.name in shared else f"{name}={kind}"
-            yield from _described(f"{name}.{field.name}", field.type, field.default, texts[field.name], owner)
+            for key in _described(f"{name}.{field.name}", field.type, field.default, texts[field.name]):
+                owners.setdefault(msgspec.json.encode(key), (key, []))[1].append(kind)
+    for key, having in owners.values():
+        of = () if len(having) == len(structs) else (f"{name}={'|'.join(having)}",)
+        yield msgspec.structs.replace(key, of=(*of, *key.of))
 
 
 def field_texts(struct: type[Struct]) -> dict[str, str]:
@@ -107,17 +116,3 @@ def type_text(annotation: Any) -> str:
 
 def _summary(struct: type[Struct]) -> str:
     return inspect.cleandoc(struct.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-
-
-def settings_text(keys: list[KeyDescription]) -> str:
-    """The keys as lines for a terminal."""
-    return "\n".join(line for key in keys for line in _lines(key))
-
-
-def _lines(key: KeyDescription) -> Iterator[str]:
-    default = "required" if key.default is msgspec.UNSET else msgspec.json.encode(key.default).decode()
-    owner = f"   with {key.of}" if key.of else ""
-    yield f"{key.name} = {default}   ({key.type}){owner}"
-    yield textwrap.indent(textwrap.fill(key.text, 112), "    ")
-    for kind, text in key.kinds.items():
-        yield textwrap.indent(textwrap.fill(f"{kind}: {text}", 108, subsequent_indent="    "), "      ")

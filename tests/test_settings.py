@@ -1,0 +1,130 @@
+"""Settings by kind: tables and `--set` to structs and back, what is refused, and the manual made of them."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any, Union, get_args, get_origin
+
+import msgspec
+import pytest
+from command_line import CommandLine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segue.config.describe import describe, field_texts
+from segue.config.recipes import read_recipe, recipe_names
+from segue.config.settings import Settings, make_settings, settings_toml
+from segue.errors import SettingsError
+from segue.kinds import parse_toml
+
+
+def structs_of(annotation: Any) -> list[type[msgspec.Struct]]:
+    """The structs in a type, found without the code that is tested."""
+    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return [member for member in members if isinstance(member, type) and issubclass(member, msgspec.Struct)]
+
+
+def paths_of(struct: type[msgspec.Struct], path: str = "") -> Iterator[str]:
+    for field in msgspec.structs.fields(struct):
+        yield f"{path}{field.name}"
+        for inner in structs_of(field.type):
+            yield from paths_of(inner, f"{path}{field.name}.")
+
+
+def all_structs(struct: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    yield struct
+    for field in msgspec.structs.fields(struct):
+        for inner in structs_of(field.type):
+            yield from all_structs(inner)
+
+
+STRUCTS = set(all_structs(Settings))
+
+
+def test_the_manual_has_every_key_of_the_structs() -> None:
+    keys = {path for path in paths_of(Settings) if not path.startswith("about")}
+    sections = {"objective", "train", "evaluate"}  # plain tables, which have no value of their own
+    assert {key.name for key in describe()} == keys - sections and len(keys) > 90
+
+
+def test_every_key_and_every_kind_is_explained() -> None:
+    assert len(STRUCTS) > 70
+    for struct in STRUCTS:
+        assert field_texts(struct).keys() >= set(struct.__struct_fields__), struct
+        assert (inspect.getdoc(struct) or "").strip(), struct
+    for key in describe():
+        assert key.text.endswith((".", "]")) and all(text.endswith(".") for text in key.kinds.values()), key.name
+
+
+def test_no_struct_has_more_keys_than_a_reader_can_hold() -> None:
+    assert max(len(struct.__struct_fields__) for struct in STRUCTS) <= 15
+
+
+def test_the_command_prints_the_manual(line: CommandLine) -> None:
+    found = line.answers("settings", "objective")["settings"]
+    assert [key["name"] for key in found] == [key.name for key in describe("objective")]
+    calibration = next(key for key in found if key["name"] == "objective.loss.calibration")
+    assert calibration["default"] == 0.75 and calibration["of"] == ["objective.loss=gbce"]
+    line.refuses("settings", "objectiv", says=("no section 'objectiv'", "did you mean 'objective'", "model, objective"))
+
+
+# --- kinds over a recipe ------------------------------------------------------------------------------------------
+
+
+def test_a_string_names_a_kind_with_its_defaults() -> None:
+    short, long = ({"objective": {"loss": loss, "sampler": "uniform"}} for loss in ("gbce", {"kind": "gbce"}))
+    assert make_settings(short) == make_settings(long)
+
+
+def test_another_kind_starts_from_its_own_defaults() -> None:
+    """The recipe sets heads, which a recurrent body has not."""
+    settings = make_settings(read_recipe("seq2seq"), ["model.body=gru"])
+    assert msgspec.to_builtins(settings.model)["body"] == {"kind": "gru"}
+    assert settings.model.width == make_settings(read_recipe("seq2seq")).model.width
+
+
+def test_the_same_kind_keeps_the_keys_of_the_recipe() -> None:
+    before = make_settings(read_recipe("gsasrec"))
+    assert make_settings(read_recipe("gsasrec"), ["objective.loss=gbce"]) == before
+    changed = make_settings(read_recipe("gsasrec"), ["objective.loss.calibration=0.5"])
+    assert changed.objective.sampler == before.objective.sampler
+    assert msgspec.to_builtins(changed.objective.loss) == {"kind": "gbce", "offset": -7.7, "calibration": 0.5}
+
+
+@given(st.permutations(["objective.loss=gbce", "objective.loss.calibration=0.5", "objective.sampler=uniform"]))
+def test_the_order_of_overrides_does_not_matter(overrides: list[str]) -> None:
+    assert msgspec.to_builtins(make_settings({}, overrides).objective.loss)["calibration"] == 0.5
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_written_settings_are_read_back(name: str) -> None:
+    settings = make_settings(read_recipe(name))
+    assert make_settings(parse_toml(settings_toml(settings).encode(), name)) == settings
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("objective.loss=hinge", "objective.loss has no kind 'hinge'. Allowed: softmax, sampled-softmax, bce, gbce, "),
+        (
+            "objective.loss.calibration=0.5",
+            "There is no key 'calibration' in objective.loss = 'softmax'. It has no keys.",
+        ),
+        ("model.kernel=8", "There is no key 'kernel' in model = 'esasrec'. Allowed: width, depth, length, "),
+        ("model.width.more=1", "model.width is a single value and has no key 'more': set model.width itself."),
+        ("model.width=0", "model.width: expected int >= 1, got 0."),
+        ("model.width=wide", "model.width: expected int, got 'wide'."),
+        ("model.items=categories", "model.items needs the key 'column'."),
+        ("train.learning_rate=inf", "train.learning_rate: expected a finite number, got inf."),
+        ("model=3", "model must be a kind (sasrec, esasrec, "),
+        ("objective=bce", "objective must be a table of keys, got 'bce'."),
+        ("width=8", "There is no section 'width' in the settings. Allowed: about, model, objective, "),
+        ("about.summary=x", "--set takes no key of [about]"),
+    ],
+)
+def test_a_refusal_says_what_is_allowed(override: str, sentence: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        make_settings({}, [override])
+    assert str(caught.value).startswith(sentence), str(caught.value)
