@@ -108,10 +108,7 @@ def test_written_settings_are_read_back(name: str) -> None:
     ("override", "sentence"),
     [
         ("objective.loss=hinge", "objective.loss has no kind 'hinge'. Allowed: softmax, sampled-softmax, bce, gbce, "),
-        (
-            "objective.loss.calibration=0.5",
-            "There is no key 'calibration' in objective.loss = 'softmax'. It has no keys.",
-        ),
+        ("objective.loss.offset=1", "There is no key 'offset' in objective.loss = 'softmax'. It has no keys."),
         ("model.kernel=8", "There is no key 'kernel' in model = 'esasrec'. Allowed: width, depth, length, "),
         ("model.width.more=1", "model.width is a single value and has no key 'more': set model.width itself."),
         ("model.width=0", "model.width: expected int >= 1, got 0."),
