@@ -9,7 +9,6 @@ import typer
 
 from segue.cli import (
     add_items,
-    compare,
     demo,
     embed,
     evaluate,
@@ -41,7 +40,7 @@ for command in (
     recipes.settings,
     tune.tune,
     evaluate.evaluate,
-    compare.compare,
+    evaluate.compare,
     recommend.recommend,
     embed.embed,
     recommend.similar,

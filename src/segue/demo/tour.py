@@ -49,15 +49,15 @@ def run_demo(
     """Run the demo and return its results. All folders are in `out`, by default a folder that is removed at the end."""
     console = console or Console(highlight=False, quiet=quiet)
     with _folder(out) as folder:
-        raw, source, waited = _fetched(folder, console)
+        raw, source, waited = _fetch(folder, console)
         began = time.perf_counter()
-        cleaned = _cleaned(raw, folder, console)
-        data = _prepared(cleaned, folder, console, quiet=quiet)
-        model = _trained(data, folder, console, quiet=quiet)
+        cleaned = _clean(raw, folder, console)
+        data = _prepare(cleaned, folder, console, quiet=quiet)
+        model = _train(data, folder, console, quiet=quiet)
         report = read_report(model)
         _heading(console, "Measured beside the baselines")
         console.print(table(report), markup=False, soft_wrap=True)
-        customers = _customers(data, model, console)
+        customers = _show_customers(data, model, console)
         seconds = time.perf_counter() - began
         download = f", and the download {waited:.0f} s" if waited >= 1 else ""
         console.print(f"All of this took {seconds:.0f} s{download}.")
@@ -86,7 +86,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
         try:
             out.mkdir(parents=True)
         except OSError as error:
-            raise InputError(f"{out} cannot be made ({error.strerror}); name another folder with --out.") from error
+            raise InputError(f"{out} cannot be created ({error.strerror}); name another folder with --out.") from error
         yield out
         return
     folder = Path(tempfile.mkdtemp(prefix="segue-demo-"))
@@ -100,7 +100,7 @@ def _heading(console: Console, text: str) -> None:
     console.print(f"\n[bold]{text}[/bold]")
 
 
-def _fetched(folder: Path, console: Console) -> tuple[Path, str, float]:
+def _fetch(folder: Path, console: Console) -> tuple[Path, str, float]:
     """The raw log of the real shop or of the synthetic one, its source, and the seconds that it took to get."""
     _heading(console, "A shop's log")
     began = time.perf_counter()
@@ -119,7 +119,7 @@ def _fetched(folder: Path, console: Console) -> tuple[Path, str, float]:
     return raw, source, time.perf_counter() - began
 
 
-def _cleaned(raw: Path, folder: Path, console: Console) -> shop.Cleaned:
+def _clean(raw: Path, folder: Path, console: Console) -> shop.CleanLog:
     """Clean the log, and show what was removed."""
     cleaned = shop.clean(raw, out=folder)
     rows = Table(box=None, show_header=False, pad_edge=False)
@@ -133,7 +133,7 @@ def _cleaned(raw: Path, folder: Path, console: Console) -> shop.Cleaned:
     return cleaned
 
 
-def _prepared(cleaned: shop.Cleaned, folder: Path, console: Console, *, quiet: bool) -> api.Data:
+def _prepare(cleaned: shop.CleanLog, folder: Path, console: Console, *, quiet: bool) -> api.Data:
     """Run `segue prepare`, and show its summary."""
     _heading(console, "Prepared")
     with PrepareDisplay(quiet=quiet) as display:
@@ -158,7 +158,7 @@ def _prepared(cleaned: shop.Cleaned, folder: Path, console: Console, *, quiet: b
     return data
 
 
-def _trained(data: api.Data, folder: Path, console: Console, *, quiet: bool) -> Recommender:
+def _train(data: api.Data, folder: Path, console: Console, *, quiet: bool) -> Recommender:
     """Run `segue train`, with a progress bar."""
     _heading(console, "Training")
     console.print(f"The recipe default with {', '.join(SETTINGS)}.")
@@ -169,7 +169,7 @@ def _trained(data: api.Data, folder: Path, console: Console, *, quiet: bool) -> 
     return model
 
 
-def _customers(data: api.Data, model: Recommender, console: Console) -> list[dict[str, Any]]:
+def _show_customers(data: api.Data, model: Recommender, console: Console) -> list[dict[str, Any]]:
     """Show a few customers: their purchases, the recommendations, and the next purchase."""
     _heading(console, f"{CUSTOMERS} random customers")
     offsets, facts = np.asarray(data.sequences.offsets), []

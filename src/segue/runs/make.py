@@ -94,8 +94,9 @@ def _begin_or_resume(request: TrainingRequest, run: Path, data: Data, names: fro
 
 def _refuse_separate_folders(folder: Path, group: ProcessGroup) -> None:
     """Refuse machines that do not see the files of the first one."""
-    record, limit = group.on_first((folder / RECORD).read_bytes), time.monotonic() + VISIBLE_WITHIN
-    while not (visible := _holds(folder / RECORD, record)) and time.monotonic() < limit:
+    path, limit = folder / RECORD, time.monotonic() + VISIBLE_WITHIN
+    record = group.on_first(path.read_bytes)
+    while not (visible := path.exists() and path.read_bytes() == record) and time.monotonic() < limit:
         time.sleep(0.1)
     blind = group.all_gather_objects(visible).count(False)
     if blind:
@@ -103,10 +104,6 @@ def _refuse_separate_folders(folder: Path, group: ProcessGroup) -> None:
             f"{blind} of the {group.size} processes do not see {folder}: machines that train together must share the "
             f"folder of --out, under the same path. Remove {folder} before you try again."
         )
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    return path.exists() and path.read_bytes() == content
 
 
 def _train(
@@ -119,15 +116,16 @@ def _train(
 ) -> TrainedModel:
     """Choose the epoch on validation and measure on the test part; with `all_events`, then train on every event."""
     settings, sequences, n_items = partial.settings, data.sequences, len(data.vocabulary)
-    counts = SplitLog.of(data).training_counts
+    log = SplitLog.of(data)
+    counts = log.training_counts
     seen, _ = seen_rule(settings.evaluate, sequences, data.split)
     start = group.on_first(lambda: partial.initial_weights(WARM_START))
     texts = saved_texts(start, settings.model) if start is not None else None
     codes = group.on_first(lambda: partial.codes(CODES, data, data.split.train_end, progress))
     facts = settings.model.items.facts(data.vocabulary, tuple(data.kinds), texts=texts, codes=codes)
     model, chosen = choose_epoch(
-        partial.recipe,
-        SplitLog.of(data),
+        partial.setup,
+        log,
         seen=seen,
         folder=partial.folder,
         progress=progress,
@@ -141,7 +139,7 @@ def _train(
         if codes is not None:
             facts = replace(facts, codes=group.on_first(lambda: partial.all_codes(data, counts, progress)))
         model, counts = train_for(
-            partial.recipe,
+            partial.setup,
             sequences,
             np.asarray(sequences.offsets)[1:],
             n_items,

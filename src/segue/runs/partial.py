@@ -50,7 +50,7 @@ class PartialRun:
     """Whether a finished run exists that the new one replaces."""
 
     @property
-    def recipe(self) -> TrainingSetup:
+    def setup(self) -> TrainingSetup:
         sections = self.settings
         return TrainingSetup(
             model=sections.model,

@@ -1,4 +1,4 @@
-"""What a finished run folder says: its settings, its data, its report and ranks."""
+"""A finished run folder: its settings, its data, its report and ranks."""
 
 from __future__ import annotations
 

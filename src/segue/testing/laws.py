@@ -246,8 +246,8 @@ def saving_changes_nothing(case: Case) -> None:
         assert torch.equal(weight, weights[name]), f"{name} changes by saving and loading."
     model.requires_grad_(requires_grad=False)  # like a loaded model: with gradients, torch sums in another order
     for what in ("encode", "query"):
-        found, expected = getattr(again, what)(batch), getattr(model, what)(batch)
-        assert torch.equal(found, expected), f"`{what}` changes by saving and loading."
+        actual, expected = getattr(again, what)(batch), getattr(model, what)(batch)
+        assert torch.equal(actual, expected), f"`{what}` changes by saving and loading."
     assert torch.equal(again.item_vectors(), model.item_vectors()), "Item vectors change by saving and loading."
     for name in ("length", "width", "target_time", "window_step"):
         assert getattr(again, name) == getattr(model, name), f"`{name}` changes by saving and loading."
