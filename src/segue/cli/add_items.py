@@ -15,16 +15,10 @@ def add_items(
     run: Run,
     items: Annotated[
         list[Path],
-        typer.Argument(
-            help="A catalogue, and arrays of vectors, as `segue prepare` takes them.",
-            metavar="FILE...",
-            show_default=False,
-        ),
+        typer.Argument(help="A catalogue, and arrays of vectors, as `segue prepare` takes them.", metavar="FILE..."),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The run folder to make.", show_default=False)],
-    item: Annotated[
-        str | None, typer.Option("--item", help="Column of the item's id.", show_default="found by name")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="The run folder to make.")],
+    item: Annotated[str | None, typer.Option(help="Column of the item's id.", show_default="found by name")] = None,
     json: Json = False,
 ) -> None:
     """Copy a run with new items, represented by their content; nothing is trained."""

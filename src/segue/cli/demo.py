@@ -15,9 +15,9 @@ def demo(
         bool, typer.Option("--no-serve", help="Stop after the recommendations, without the service.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The folder to keep everything in.", show_default="a temporary folder")
+        Path | None, typer.Option(help="The folder to keep everything in.", show_default="a temporary folder")
     ] = None,
-    port: Annotated[int, typer.Option("--port", help="The port of the service.")] = 8000,
+    port: Annotated[int, typer.Option(help="The port of the service.")] = 8000,
     json: Json = False,
 ) -> None:
     """Show the whole path on a shop's log: prepare, train, evaluate, recommend, then serve."""

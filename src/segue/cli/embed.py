@@ -16,16 +16,10 @@ from segue.terminal import Display, print_error, print_line
 
 def embed(
     run: Run,
-    data: Annotated[Path, typer.Option("--data", help="The data folder whose users are embedded.", show_default=False)],
-    out: Annotated[
-        Path,
-        typer.Option("--out", help="The folder to make; after a kill, the same command resumes.", show_default=False),
-    ],
+    data: Annotated[Path, typer.Option(help="The data folder whose users are embedded.")],
+    out: Annotated[Path, typer.Option(help="The folder to make; after a kill, the same command resumes.")],
     since: Annotated[
-        Path | None,
-        typer.Option(
-            "--since", help="An earlier folder of the same run: only users with new events.", show_default=False
-        ),
+        Path | None, typer.Option(help="An earlier folder of the same run: only users with new events.")
     ] = None,
     items: Annotated[bool, typer.Option("--items", help="Write the item embeddings too.")] = False,
     engine: Engine = "local",

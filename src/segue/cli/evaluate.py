@@ -16,26 +16,19 @@ def evaluate(
     run: Run,
     data: MovedData = None,
     at: Annotated[
-        str | None, typer.Option("--at", help="Depths of the list, such as 1,5,10,50.", show_default="the run's")
+        str | None, typer.Option(help="Depths of the list, such as 1,5,10,50.", show_default="the run's")
     ] = None,
     days: Annotated[
         float | None,
-        typer.Option(
-            "--days",
-            help="Measure by all items of so many days after the split time.",
-            show_default="the next event",
-        ),
+        typer.Option(help="Measure by all items of so many days after the split time.", show_default="the next event"),
     ] = None,
     ages: Annotated[
         str | None,
-        typer.Option(
-            "--ages", help="Also with histories that end so many days earlier, such as 0,1,3,7,14.", show_default="0"
-        ),
+        typer.Option(help="Also with histories that end so many days earlier, such as 0,1,3,7,14.", show_default="0"),
     ] = None,
     interest: Annotated[
         str | None,
         typer.Option(
-            "--interest",
             help="With --days: a column of the catalogue, such as a category, whose variety in lists is measured.",
             metavar="COLUMN",
             show_default="the run's",
@@ -60,7 +53,7 @@ def evaluate(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
     html: Html = None,
     json: Json = False,
 ) -> None:

@@ -27,23 +27,15 @@ def explain(
     history: History = None,
     user: User = None,
     item: Annotated[
-        str | None, typer.Option("--item", help="The item to explain.", show_default="the best recommendation")
+        str | None, typer.Option(help="The item to explain.", show_default="the best recommendation")
     ] = None,
     data: MovedData = None,
     keep_seen: KeepSeen = None,
     html: Html = None,
-    layer: Annotated[
-        str | None,
-        typer.Option("--layer", help="Draw the attention of this layer, by number or name.", show_default=False),
-    ] = None,
-    head: Annotated[
-        int | None, typer.Option("--head", min=1, help="Draw the attention of this head.", show_default=False)
-    ] = None,
+    layer: Annotated[str | None, typer.Option(help="Draw the attention of this layer, by number or name.")] = None,
+    head: Annotated[int | None, typer.Option(help="Draw the attention of this head.", min=1)] = None,
     query: Annotated[
-        str | None,
-        typer.Option(
-            "--query", help="Show what this entry attends to, by its number; ? is the query.", show_default=False
-        ),
+        str | None, typer.Option(help="Show what this entry attends to, by its number; ? is the query.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -13,7 +13,7 @@ from segue.terminal import PrepareDisplay, print_line
 
 def export(
     run: Run,
-    onnx: Annotated[Path, typer.Option("--onnx", help="The file to make.", show_default=False)],
+    onnx: Annotated[Path, typer.Option(help="The file to make.")],
     json: Json = False,
 ) -> None:
     """Write a run as one ONNX file, for recommendations without torch."""

@@ -18,15 +18,11 @@ if TYPE_CHECKING:
     from segue.recommend.recommender import Recommender
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]
-Run = Annotated[Path, typer.Argument(help="A run folder made by `segue train`.", show_default=False)]
-DataFolder = Annotated[Path, typer.Argument(help="A data folder made by `segue prepare`.", show_default=False)]
-MovedData = Annotated[
-    Path | None, typer.Option("--data", help="The run's data folder, if it has moved.", show_default=False)
-]
-History = Annotated[
-    str | None, typer.Option("--history", help="Item ids, oldest first, as one CSV row; or @FILE.", show_default=False)
-]
-User = Annotated[str | None, typer.Option("--user", help="A user of the log.", show_default=False)]
+Run = Annotated[Path, typer.Argument(help="A run folder made by `segue train`.")]
+DataFolder = Annotated[Path, typer.Argument(help="A data folder made by `segue prepare`.")]
+MovedData = Annotated[Path | None, typer.Option("--data", help="The run's data folder, if it has moved.")]
+History = Annotated[str | None, typer.Option("--history", help="Item ids, oldest first, as one CSV row; or @FILE.")]
+User = Annotated[str | None, typer.Option("--user", help="A user of the log.")]
 KeepSeen = Annotated[
     bool | None,
     typer.Option(
@@ -36,16 +32,10 @@ KeepSeen = Annotated[
     ),
 ]
 Exclude = Annotated[
-    str | None,
-    typer.Option("--exclude", help="Item ids never to recommend, as one CSV row; or @FILE.", show_default=False),
+    str | None, typer.Option("--exclude", help="Item ids never to recommend, as one CSV row; or @FILE.")
 ]
-Only = Annotated[
-    str | None,
-    typer.Option("--only", help="The only item ids to recommend, as one CSV row; or @FILE.", show_default=False),
-]
-Html = Annotated[
-    Path | None, typer.Option("--html", help="Write a self-contained page with plots.", show_default=False)
-]
+Only = Annotated[str | None, typer.Option("--only", help="The only item ids to recommend, as one CSV row; or @FILE.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write a self-contained page with plots.")]
 Engine = Annotated[
     Literal["local", "spark"],
     typer.Option("--engine", help="Work on this machine, or on a Spark cluster that sees the same folders."),

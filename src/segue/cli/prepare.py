@@ -18,54 +18,33 @@ def prepare(
             help="Log files: CSV, TSV, JSON lines, Parquet; plain, gzip or zstd. With --engine spark also folders, "
             "addresses such as s3a://… and the name of a table.",
             metavar="FILE...",
-            show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The data folder to make.", show_default=False)],
-    user: Annotated[
-        str | None, typer.Option("--user", help="Column of the user.", show_default="found by name")
-    ] = None,
-    item: Annotated[
-        str | None, typer.Option("--item", help="Column of the item.", show_default="found by name")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option("--time", help="Column of the time.", show_default="found by name")
-    ] = None,
-    value: Annotated[
-        str | None,
-        typer.Option("--value", help="Column of a number, such as a rating.", show_default=False),
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option("--kind", help="Column of the kind of event, such as click or buy.", show_default=False),
-    ] = None,
+    out: Annotated[Path, typer.Option(help="The data folder to make.")],
+    user: Annotated[str | None, typer.Option(help="Column of the user.", show_default="found by name")] = None,
+    item: Annotated[str | None, typer.Option(help="Column of the item.", show_default="found by name")] = None,
+    time: Annotated[str | None, typer.Option(help="Column of the time.", show_default="found by name")] = None,
+    value: Annotated[str | None, typer.Option(help="Column of a number, such as a rating.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Column of the kind of event, such as click or buy.")] = None,
     items: Annotated[
         list[Path] | None,
         typer.Option(
-            "--items",
-            help="A catalogue: id, title and further columns. Repeat it for vectors: X.npy, with X.ids.txt beside it.",
-            show_default=False,
+            help="A catalogue: id, title and further columns. Repeat it for vectors: X.npy, with X.ids.txt beside it."
         ),
     ] = None,
-    min_user: Annotated[int, typer.Option("--min-user", min=1, help="Least events of a user.")] = 5,
-    min_item: Annotated[int, typer.Option("--min-item", min=1, help="Least events of an item.")] = 5,
-    split: Annotated[str, typer.Option("--split", help="last, or time:WHEN.")] = "last",
+    min_user: Annotated[int, typer.Option(help="Least events of a user.", min=1)] = 5,
+    min_item: Annotated[int, typer.Option(help="Least events of an item.", min=1)] = 5,
+    split: Annotated[str, typer.Option(help="last, or time:WHEN.")] = "last",
     time_format: Annotated[
-        str | None,
-        typer.Option(
-            "--time-format", help="The format of times, such as %d.%m.%Y %H:%M.", show_default="found by content"
-        ),
+        str | None, typer.Option(help="The format of times, such as %d.%m.%Y %H:%M.", show_default="found by content")
     ] = None,
-    time_zone: Annotated[
-        str | None, typer.Option("--time-zone", help="Zone of times without an offset.", show_default="UTC")
-    ] = None,
+    time_zone: Annotated[str | None, typer.Option(help="Zone of times without an offset.", show_default="UTC")] = None,
     order: Annotated[
-        str | None,
-        typer.Option("--order", help="Column that orders events of equal time.", show_default="file and row"),
+        str | None, typer.Option(help="Column that orders events of equal time.", show_default="file and row")
     ] = None,
     drop_duplicates: Annotated[bool, typer.Option("--drop-duplicates", help="Keep one of several equal rows.")] = False,
     max_rejected: Annotated[
-        str, typer.Option("--max-rejected", help="Largest share of unusable rows; above it nothing is written.")
+        str, typer.Option(help="Largest share of unusable rows; above it nothing is written.")
     ] = "1%",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the data folder if it exists.")] = False,
     engine: Engine = "local",

@@ -37,15 +37,9 @@ def recommend(
     history: History = None,
     user: User = None,
     users: Annotated[
-        Path | None,
-        typer.Option(
-            "--users", help="A file with a column of users and perhaps one of times; needs --out.", show_default=False
-        ),
+        Path | None, typer.Option(help="A file with a column of users and perhaps one of times; needs --out.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="The folder of the recommendations for --users, as Parquet.", show_default=False),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the recommendations for --users, as Parquet.")] = None,
     k: K = 10,
     data: MovedData = None,
     keep_seen: KeepSeen = None,
@@ -95,7 +89,7 @@ def recommend(
 
 def similar(
     run: Run,
-    item: Annotated[str, typer.Argument(help="An item id.", show_default=False)],
+    item: Annotated[str, typer.Argument(help="An item id.")],
     k: K = 10,
     json: Json = False,
 ) -> None:
@@ -131,7 +125,7 @@ def plan(
     history: History = None,
     user: User = None,
     n: Annotated[int, typer.Option("-n", help="How many items.")] = 5,
-    beam: Annotated[int | None, typer.Option("--beam", help="Width of the beam search.", show_default="8")] = None,
+    beam: Annotated[int | None, typer.Option(help="Width of the beam search.", show_default="8")] = None,
     data: MovedData = None,
     keep_seen: KeepSeen = None,
     exclude: Exclude = None,

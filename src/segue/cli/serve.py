@@ -12,55 +12,37 @@ from segue.terminal import Display, print_error, print_line
 
 
 def serve(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="A run folder, or two to compare them live.", metavar="RUN...", show_default=False),
-    ],
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", help="A data folder whose histories fill an empty store.", show_default=False),
-    ] = None,
-    store: Annotated[
-        str,
-        typer.Option("--store", help="The store of events: a SQLite file, or postgresql://…"),
-    ] = "segue.sqlite",
+    runs: Annotated[list[Path], typer.Argument(help="A run folder, or two to compare them live.", metavar="RUN...")],
+    data: Annotated[Path | None, typer.Option(help="A data folder whose histories fill an empty store.")] = None,
+    store: Annotated[str, typer.Option(help="The store of events: a SQLite file, or postgresql://…")] = "segue.sqlite",
     runs_folder: Annotated[
-        Path | None,
-        typer.Option("--runs", help="A folder of runs that PUT /model may switch to.", show_default=False),
+        Path | None, typer.Option("--runs", help="A folder of runs that PUT /model may switch to.")
     ] = None,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="The port to listen on.")] = 8000,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Worker processes.")] = 1,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+    workers: Annotated[int, typer.Option(help="Worker processes.", min=1)] = 1,
     cache_mb: Annotated[
         int,
         typer.Option(
-            "--cache-mb",
-            min=0,
-            help="Megabytes of the KV cache of each worker: with it, only a user's new events are encoded.",
+            help="Megabytes of the KV cache of each worker: with it, only a user's new events are encoded.", min=0
         ),
     ] = 256,
     keys: Annotated[
         Path | None,
         typer.Option(
-            "--keys",
-            help='A TOML file of API keys: read = ["…"], write = […], admin = […]. Also: SEGUE_READ_KEYS and so on.',
-            show_default=False,
+            help='A TOML file of API keys: read = ["…"], write = […], admin = […]. Also: SEGUE_READ_KEYS and so on.'
         ),
     ] = None,
     rate_limit: Annotated[
         float | None,
-        typer.Option(
-            "--rate-limit",
-            help="Requests a second of one client; each worker allows its share.",
-            show_default="no limit",
-        ),
+        typer.Option(help="Requests a second of one client; each worker allows its share.", show_default="no limit"),
     ] = None,
     origins: Annotated[
         list[str] | None,
         typer.Option("--cors", help="A site whose pages may send requests. Repeatable.", show_default="none"),
     ] = None,
     log_level: Annotated[
-        str, typer.Option("--log-level", help="debug, info (every request), warning or error; JSON on standard error.")
+        str, typer.Option(help="debug, info (every request), warning or error; JSON on standard error.")
     ] = "info",
     json: Json = False,
 ) -> None:

@@ -15,25 +15,21 @@ from segue.terminal import MeasureDisplay, TrainDisplay, print_error, print_line
 
 def train(
     data: DataFolder,
-    out: Annotated[Path, typer.Option("--out", help="The run folder to make.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The run folder to make.")],
     recipe: Annotated[
-        str | None, typer.Option("--recipe", help="A name of `segue recipes`, or a FILE.toml.", show_default="default")
+        str | None, typer.Option(help="A name of `segue recipes`, or a FILE.toml.", show_default="default")
     ] = None,
     changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="section.key=value, instead of the recipe's. Repeatable.", show_default=False),
+        list[str] | None, typer.Option("--set", help="section.key=value, instead of the recipe's. Repeatable.")
     ] = None,
     from_run: Annotated[
-        Path | None,
-        typer.Option("--from", help="A run to continue from, on a log that has grown.", show_default=False),
+        Path | None, typer.Option("--from", help="A run to continue from, on a log that has grown.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume interrupted training, or add epochs.")] = False,
     all_events: Annotated[
         bool, typer.Option("--all", help="When the epochs are chosen, train on every event, for serving.")
     ] = False,
-    processes: Annotated[
-        int, typer.Option("--processes", min=1, help="Processes of this machine that share every batch.")
-    ] = 1,
+    processes: Annotated[int, typer.Option(help="Processes of this machine that share every batch.", min=1)] = 1,
     json: Json = False,
 ) -> None:
     """Train a model on a data folder and measure it."""

@@ -18,24 +18,19 @@ if TYPE_CHECKING:
 
 def tune(
     data: DataFolder,
-    out: Annotated[Path, typer.Option("--out", help="The folder of the search.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder of the search.")],
     recipe: Annotated[
         str | None,
-        typer.Option(
-            "--recipe", help="The first trial: a name of `segue recipes`, or a FILE.toml.", show_default="default"
-        ),
+        typer.Option(help="The first trial: a name of `segue recipes`, or a FILE.toml.", show_default="default"),
     ] = None,
     trials: Annotated[
         int | None,
         typer.Option(
-            "--trials",
-            min=1,
-            help="Trials, those before --resume included.",
-            show_default="20, unless --minutes is given",
+            help="Trials, those before --resume included.", min=1, show_default="20, unless --minutes is given"
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", help="How long this search may take.", show_default="no limit")
+        float | None, typer.Option(help="How long this search may take.", show_default="no limit")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a search, interrupted or not.")] = False,
     json: Json = False,
