@@ -11,7 +11,7 @@ from typing import Any
 
 import pdoc
 
-MODULES = ("segue", "segue.errors", "segue.testing", "segue.serving.embedded", "segue.slim")
+MODULES = ("segue", "segue.errors", "segue.testing", "segue.testing.laws", "segue.serving.embedded", "segue.slim")
 """What programs of others import: the verbs, the errors, the laws of models, the service to embed, and answers without
 torch."""
 

@@ -45,7 +45,7 @@ def test_the_pages_name_everything_that_is_public(tmp_path: Path) -> None:
     assert sections["segue.errors"] >= kinds and len(kinds) == 6
     assert sections["segue.serving.embedded"] >= {"application"}
     links = re.findall(r'href="([\w./]+\.html)', pages["segue"])
-    assert {"segue/testing.html", "segue/errors.html", "segue/serve/embedded.html"} <= set(links)
+    assert {"segue/testing.html", "segue/errors.html", "segue/serving/embedded.html"} <= set(links)
     assert all((tmp_path / link).is_file() for link in links)
 
 

@@ -25,14 +25,17 @@ from bench.quality.results_table import Row, Training, figure
 from bench.quality.window import DOCUMENT, SEEDS
 from bench.tables import markdown, plain, write_section, written
 from segue import api
+from segue.config import Settings
 from segue.errors import SegueError
-from segue.evaluation.evaluator import ModelScorer
+from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.metrics import RelativeLoss, coverage, hit, ndcg, p90_coverage, relative_losses, user_totals
+from segue.evaluation.settings import seen_rule
+from segue.evaluation.split_log import SplitLog
 from segue.evaluation.window.cases import WindowCases, window_cases
 from segue.evaluation.window.evaluate import rank_targets
 from segue.folders import read_manifest
+from segue.models.sequence import SequenceModel
 from segue.recommend.recommender import Recommender
-from segue.runs.measure import evaluator_of
 from segue.runs.read import settings_of
 from segue.terminal import TrainDisplay, print_error, print_line
 
@@ -98,6 +101,21 @@ def later_events(data: api.Data) -> WindowCases:
     """Every event from the cut on, of users with a history before it."""
     cut = data.manifest["split"]["test_from"]
     return window_cases(data.sequences, time=cut - 1, until=int(np.max(data.sequences.times)))
+
+
+def evaluator_of(model: SequenceModel, data: api.Data, settings: Settings) -> Evaluator:
+    """The evaluator that ranks a model's targets on its data."""
+    seen, _ = seen_rule(settings.evaluate, data.sequences, data.split)
+    counts = SplitLog.of(data).training_counts
+    known = model.answerable(counts)
+    return Evaluator(
+        sequences=data.sequences,
+        counts=counts,
+        seen=seen,
+        target_time=model.target_time,
+        answerable=known,
+        readable=known,
+    )
 
 
 def ranked(recommenders: Sequence[Recommender], data: api.Data, cases: WindowCases) -> Ranked:

@@ -8,8 +8,7 @@ from segue.config.settings import Settings
 from segue.data.dataset import Data
 from segue.errors import InputError
 from segue.evaluation.evaluate import Evaluation, evaluate
-from segue.evaluation.evaluator import Evaluator, ModelScorer
-from segue.evaluation.settings import seen_rule
+from segue.evaluation.evaluator import ModelScorer
 from segue.evaluation.split_log import SplitLog
 from segue.evaluation.window.evaluate import TargetWindow, WindowEvaluation, evaluate_window
 from segue.models.sequence import SequenceModel
@@ -65,21 +64,6 @@ def measure_window(
         answerable=model.answerable,
         baselines=baselines,
         progress=progress,
-    )
-
-
-def evaluator_of(model: SequenceModel, data: Data, settings: Settings) -> Evaluator:
-    """The evaluator that ranks a model's targets on its data."""
-    seen, _ = seen_rule(settings.evaluate, data.sequences, data.split)
-    counts = SplitLog.of(data).training_counts
-    known = model.answerable(counts)
-    return Evaluator(
-        sequences=data.sequences,
-        counts=counts,
-        seen=seen,
-        target_time=model.target_time,
-        answerable=known,
-        readable=known,
     )
 
 
