@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from segue.data.write.summary import summary_lines
 from segue.demo import planted, shop
 from segue.errors import InputError
 from segue.evaluation.report import table
-from segue.folders import refuse_existing
+from segue.folders import explained_writing, refuse_existing
 from segue.recommend.recommender import Recommender
 from segue.runs.read import read_report
 from segue.serving.http.server import fill_histories
@@ -81,19 +80,14 @@ def run_demo(
 @contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
     """Create `out`, or a temporary folder."""
-    if out is not None:
-        refuse_existing(out, overwrite=False)
-        try:
-            out.mkdir(parents=True)
-        except OSError as error:
-            raise InputError(f"{out} cannot be created ({error.strerror}); name another folder with --out.") from error
-        yield out
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="segue-demo-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
         return
-    folder = Path(tempfile.mkdtemp(prefix="segue-demo-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    refuse_existing(out, overwrite=False)
+    with explained_writing(out):
+        out.mkdir(parents=True)
+    yield out
 
 
 def _heading(console: Console, text: str) -> None:

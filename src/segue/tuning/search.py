@@ -79,7 +79,8 @@ def search(
             )
         for killed in study.get_trials(states=(TrialState.RUNNING,)):
             study.tell(killed.number, state=TrialState.FAIL)
-        trainer = _Trainer.of(job, data, bounds, progress)
+        seen, _ = seen_rule(job.settings.evaluate, data.sequences, data.split)
+        trainer = _Trainer(job, data, bounds, seen, progress)
         while bounds.allow_another(len(tuning.counted)):
             try:
                 trainer.run(study)
@@ -105,13 +106,6 @@ class _Trainer:
     bounds: Bounds
     seen: SeenRule
     progress: Callable[[int, TrainingProgress], None] | None
-
-    @staticmethod
-    def of(
-        job: Search, data: Data, bounds: Bounds, progress: Callable[[int, TrainingProgress], None] | None
-    ) -> _Trainer:
-        seen, _ = seen_rule(job.settings.evaluate, data.sequences, data.split)
-        return _Trainer(job, data, bounds, seen, progress)
 
     def run(self, study: optuna.Study) -> None:
         """Run one trial and record it. An unfinished trial keeps its training state for the next call."""
