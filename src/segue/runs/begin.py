@@ -97,15 +97,10 @@ def _write_initial_weights(origin: Recommender, data: Data, partial: PartialRun)
         origin.model,
         folder,
         all_events=all_events,
-<<<<<<< HEAD
         setup=partial.setup,
         facts=settings.model.items.facts(
             data.vocabulary, tuple(data.kinds), texts=_text_encoder(origin.model), codes=codes
         ),
-=======
-        setup=partial.setup,
-        facts=facts_of(settings.model, data.vocabulary, data.kinds, _text_encoder(origin.model), codes),
->>>>>>> 4868b7b (compare stands beside evaluate)
         before=origin.vocabulary,
         now=data.vocabulary,
         trained=SplitLog.of(data).training_counts > 0,
