@@ -25,7 +25,7 @@ from bench.quality.results_table import Row, Training, figure
 from bench.quality.window import DOCUMENT, SEEDS
 from bench.tables import markdown, plain, write_section, written
 from segue import api
-from segue.config import Settings
+from segue.config.settings import Settings
 from segue.errors import SegueError
 from segue.evaluation.evaluator import Evaluator, ModelScorer
 from segue.evaluation.metrics import RelativeLoss, coverage, hit, ndcg, p90_coverage, relative_losses, user_totals
