@@ -54,8 +54,8 @@ def test_the_encoder_and_the_decoder_each_have_their_maps(line: CommandLine, run
     asked = ("explain", run, "--history", ",".join(HISTORY))
     short = line.does(*asked)
     assert f"The steps choose 1 {plan[0]}, 2 {plan[1]}, 3 {plan[2]}, 4 {plan[3]}, 5 {plan[4]}." in short
-    assert short.count("Where step 1 looks, head by head:") == 1, "the answer is made from it"
-    assert short.count("Where the newest known entry looks, head by head:") == (0 if recurrent else 1)
+    assert short.count("Attention of step 1, head by head:") == 1, "the answer is made from it"
+    assert short.count("Attention of the newest known entry, head by head:") == (0 if recurrent else 1)
     drawn = line.does(*asked, "--layer", across[-1])
     assert re.findall(r"^  (\?\d)  [░▒▓█]{8}  ", drawn, re.MULTILINE) == STEPS * heads
     if not recurrent:
@@ -63,13 +63,13 @@ def test_the_encoder_and_the_decoder_each_have_their_maps(line: CommandLine, run
         assert len(re.findall(r"^  \?1  [░▒▓█]{2}          1 at itself$", drawn, re.MULTILINE)) == heads
         assert re.findall(r"^  \?2  .* at (?:itself|step 1), 0\.\d+ at (?:itself|step 1)$", drawn, re.MULTILINE)
     full = line.does(*asked, "--layer", across[0], "--head", 1, "--query", "?3").splitlines()
-    assert full[-5] == f"Where step 3 looks in {across[0]}, head 1:"
+    assert full[-5] == f"Attention of step 3 in {across[0]}, head 1:"
     shown = [float(text.split()[2]) for text in full[-4:]]
     assert shown == pytest.approx(found[across[0]][0, 2].tolist(), abs=6e-5)
     line.does(*asked, "--html", "why.html")
     page = (line.folder / "why.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == heads * len(found) and "?1 looks at 4: " in page
-    assert ("?5 looks at ?5: " in page) == (not recurrent)
+    assert page.count("<svg") == heads * len(found) and "?1 attends to 4: " in page
+    assert ("?5 attends to ?5: " in page) == (not recurrent)
     assert f"?1 to ?5 are the steps of a plan, which choose <bdi>{plan[0]}</bdi>, " in page
 
 

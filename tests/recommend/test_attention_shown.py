@@ -159,7 +159,7 @@ def test_a_heat_map_by_hand() -> None:
     """Of the largest, 1: 0.05 is within a sixteenth, 0.2 within a quarter, 0.3 and 0.5 within nine sixteenths."""
     assert drawn(told(layer_of(SOFT)), layer="1").split("\n") == [
         "",
-        "layer 1, head 1: a row looks at the columns.",
+        "layer 1, head 1: rows attend to columns.",
         "  · 0, ░ to 0.062, ▒ to 0.25, ▓ to 0.56, █ to 1",
         "     1 2 3",
         "  1  ██      1 at 1 tea",
@@ -173,7 +173,7 @@ def test_weights_below_zero_by_hand() -> None:
     is the farthest from zero, and a zero that nobody forbade is a dot."""
     assert drawn(told(layer_of(SIGNED)), layer="1").split("\n") == [
         "",
-        "layer 1, head 1: a row looks at the columns.",
+        "layer 1, head 1: rows attend to columns.",
         "  · 0, ░ to 0.025, ▒ to 0.1, ▓ to 0.23, █ to 0.4; - to -0.1, = to -0.4",
         "     1 2 3",
         "  1  ██      0.4 at 1 tea",
@@ -185,8 +185,8 @@ def test_weights_below_zero_by_hand() -> None:
 def test_hard_attention_names_one_key_a_row() -> None:
     rows = drawn(told(layer_of([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])), layer="1").split("\n")[-3:]
     assert rows == ["  1  ██      1 at 1 tea", "  2  ██··    1 at 1 tea", "  3  ··██··  1 at 2 jug"]
-    assert drawn(told(layer_of([[0.0] * 3] * 3))).endswith("layer 1, head 1: nowhere")
-    assert drawn(told(layer_of([[0.0] * 3] * 3)), layer="1").endswith("  3  ······  nowhere")
+    assert drawn(told(layer_of([[0.0] * 3] * 3))).endswith("layer 1, head 1: nothing")
+    assert drawn(told(layer_of([[0.0] * 3] * 3)), layer="1").endswith("  3  ······  nothing")
 
 
 def test_steps_of_a_decoder_by_hand() -> None:
@@ -194,10 +194,10 @@ def test_steps_of_a_decoder_by_hand() -> None:
     explanation = told(layer_of(SOFT, name="encoder, layer 1"), decoder)
     assert drawn(explanation).split("\n") == [
         "",
-        "Where the newest known entry looks, head by head:",
+        "Attention of the newest known entry, head by head:",
         "  encoder, layer 1, head 1: 0.5 at 2 jug, 0.3 at 3 tin, 0.2 at 1 tea",
         "",
-        "Where step 1 looks, head by head:",
+        "Attention of step 1, head by head:",
         "  decoder, at the history, head 1: 0.75 at 3 tin, 0.25 at 2 jug",
     ]
     assert drawn(explanation, layer="decoder, at the history") == drawn(explanation, layer="2")
@@ -208,7 +208,7 @@ def test_steps_of_a_decoder_by_hand() -> None:
     ]
     assert drawn(explanation, layer="2", query="?1").split("\n") == [
         "",
-        "Where step 1 looks in decoder, at the history, head 1:",
+        "Attention of step 1 in decoder, at the history, head 1:",
         "  1  tea    0.0000",
         "  2  jug    0.2500  ████████",
         "  3  tin    0.7500  ████████████████████████",
@@ -220,13 +220,13 @@ def test_a_question_of_its_own_is_the_last_row_and_column() -> None:
     explanation = told(layer)
     assert drawn(explanation, head=1).split("\n")[3:] == [
         "     1 ?",
-        "  1  ▓▓██  0.75 at the question, 0.25 at 1 tea",
+        "  1  ▓▓██  0.75 at the query, 0.25 at 1 tea",
         "  ?  ████  0.5 at itself, 0.5 at 1 tea",
     ]
     assert drawn(explanation, query="?") == drawn(explanation)
     assert drawn(explanation, layer="1", query="1").split("\n")[2:] == [
-        "  1  tea             0.2500  ████████",
-        "  ?  the question    0.7500  ████████████████████████",
+        "  1  tea          0.2500  ████████",
+        "  ?  the query    0.7500  ████████████████████████",
     ]
     assert labels([3, 9, None]) == ["4", "10", "?"] and labels([None, None]) == ["?1", "?2"]
 
@@ -240,11 +240,11 @@ def test_heads_and_rows_are_chosen() -> None:
     assert re.findall(r"layer \d, head \d", drawn(explanation, head=2)) == ["layer 1, head 2", "layer 2, head 2"]
     assert re.findall(r"layer \d, head \d", drawn(explanation, layer="layer 1", head=2)) == ["layer 1, head 2"]
     assert drawn(explanation, query="2").split("\n")[1:3] == [
-        "Where 2 jug looks, head by head:",
+        "Attention of 2 jug, head by head:",
         "  layer 1, head 1: 0.95 at 2 jug, 0.05 at 1 tea",
     ]
     assert drawn(explanation, layer="1", head=2, query="3").split("\n")[1:] == [
-        "Where 3 tin looks in layer 1, head 2:",
+        "Attention of 3 tin in layer 1, head 2:",
         "  1  tea   -0.3000  ========================",
         "  2  jug    0.0000",
         "  3  tin    0.2000  ████████████████",
@@ -258,8 +258,8 @@ def test_heads_and_rows_are_chosen() -> None:
         (View(layer="encoder"), "There is no layer 'encoder'; there is 1"),
         (View(head=3), r"There is no head 3; the heads are numbered from 1 to 2\."),
         (View(layer="2", head=2), "There is no head 2; the heads are numbered from 1 to 1"),
-        (View(query="4"), r"There is no query '4' here; those that look are 1, 2, 3, \?\."),
-        (View(layer="1", query="?"), r"There is no query '\?' here; those that look are 1, 2, 3\."),
+        (View(query="4"), r"There is no query '4' here; the queries are 1, 2, 3, \?\."),
+        (View(layer="1", query="?"), r"There is no query '\?' here; the queries are 1, 2, 3\."),
     ],
 )
 def test_what_there_is_not(view: View, sentence: str) -> None:
@@ -271,9 +271,9 @@ def test_what_there_is_not(view: View, sentence: str) -> None:
 def test_no_attention_is_said_only_when_it_is_asked_for() -> None:
     assert drawn(told()) == ""
     for view in (View(layer="1"), View(head=1), View(query="1")):
-        with pytest.raises(InputError, match="no attention to show, as this model has none; leave out --layer"):
+        with pytest.raises(InputError, match="no attention to show, because this model has none; leave out --layer"):
             list(attention_lines(told(), view))
-    with pytest.raises(InputError, match="no attention to show, as no entry of the history is known"):
+    with pytest.raises(InputError, match="no attention to show, because no entry of the history is known"):
         list(attention_lines(made(TRIO, fallback="popularity"), View(layer="1")))
 
 
@@ -312,21 +312,24 @@ def test_the_page_draws_every_kind_by_hand() -> None:
     text = html(told(layer_of(SIGNED), decoder))
     page = Page(text)
     assert page.titles[1:] == [
-        "1 looks at 1: 0.4000",
-        *("2 looks at 1: -0.0500", "2 looks at 2: 0.1000"),
-        *("3 looks at 1: -0.3000", "3 looks at 2: 0.0000", "3 looks at 3: 0.2000"),
-        *("?1 looks at 1: 0.0000", "?1 looks at 2: 0.2500", "?1 looks at 3: 0.7500"),
-        *("?2 looks at 1: 1.0000", "?2 looks at 2: 0.0000", "?2 looks at 3: 0.0000"),
+        "1 attends to 1: 0.4000",
+        *("2 attends to 1: -0.0500", "2 attends to 2: 0.1000"),
+        *("3 attends to 1: -0.3000", "3 attends to 2: 0.0000", "3 attends to 3: 0.2000"),
+        *("?1 attends to 1: 0.0000", "?1 attends to 2: 0.2500", "?1 attends to 3: 0.7500"),
+        *("?2 attends to 1: 1.0000", "?2 attends to 2: 0.0000", "?2 attends to 3: 0.0000"),
     ]
     assert page.written[-2:] == ["layer 1", "decoder, at the history"]
     assert re.findall(r'viewBox="([^"]*)"', text) == ["0 0 39 39", "0 0 39 31"], "15 units of margin, 8 a cell"
     assert text.count("class=down") == 2
-    quarter = next(part for part in text.split("<rect") if "?1 looks at 2" in part)
+    quarter = next(part for part in text.split("<rect") if "?1 attends to 2" in part)
     assert 'x="23" y="15"' in quarter and 'opacity="0.500"' in quarter, "the root of a quarter of the largest, 1"
-    assert "?1 to ?2 are the steps of a plan. The answer is made from the first of them" in text
+    assert "?1 to ?2 are the steps of a plan. The answer is computed from the first of them" in text
     step = Attention("decoder", [None], [0, 1, 2], [[[0.0, 0.25, 0.75]]])
-    assert "? is the question itself, a token of the model's own. The answer is made from the last" in html(told(step))
-    assert "is the question itself" not in html(told(layer_of(SOFT)))
+    assert (
+        "? is the query, a token that the model appends to the history. The answer is computed from the last"
+        in html(told(step))
+    )
+    assert "is the query" not in html(told(layer_of(SOFT)))
 
 
 # --- the command line ---------------------------------------------------------------------------------------------
@@ -380,7 +383,7 @@ def test_the_command_draws_the_weights_that_python_gives(
     for number, (layer, heads) in enumerate(found.items(), start=1):
         for head, weights in enumerate(heads, start=1):
             text = asked("--layer", number, "--head", head)
-            whole += text[text.index(f"\n{layer}, head {head}: a row looks") :]
+            whole += text[text.index(f"\n{layer}, head {head}: rows attend") :]
             drawn_rows = [match for match in map(ROW.match, text.splitlines()) if match]
             assert [match[1] for match in drawn_rows] == list(places)
             expected = shades(weights.astype(np.float64).round(6))
@@ -393,7 +396,7 @@ def test_the_command_draws_the_weights_that_python_gives(
             assert [float(row.split()[-2 if row[-1] in "█=" else -1]) for row in full] == pytest.approx(
                 weights[-1], abs=6e-5
             )
-    assert whole.count("a row looks") == sum(len(heads) for heads in found.values()) > 0
+    assert whole.count("rows attend") == sum(len(heads) for heads in found.values()) > 0
     assert ("- to -" in whole) == (name == "hstu") == any((heads < 0).any() for heads in found.values())
     lines = 3 + (name == "hstu") + 4 + 2 + sum(len(heads) for heads in found.values())  # it misses the times
     assert len(short.splitlines()) == lines, "the default is short"
@@ -402,15 +405,15 @@ def test_the_command_draws_the_weights_that_python_gives(
 def test_the_command_shows_where_another_entry_looks(line: CommandLine, run_of: Callable[[str], Path]) -> None:
     asked = partial(line.does, "explain", run_of("sasrec"), "--history", "i00,ghost,i01,i02")
     printed = asked("--query", 3).splitlines()
-    assert printed[-5] == "Where 3 i01 looks, head by head:"
+    assert printed[-5] == "Attention of 3 i01, head by head:"
     assert [text.split(":")[0] for text in printed[-4:]] == [
         f"  layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2)
     ]
     assert all(re.fullmatch(r"[\d.]+ at \d i0\d, [\d.]+ at \d i0\d", text.split(": ")[1]) for text in printed[-4:])
     heads = asked("--head", 2, "--query", 4)
-    assert heads.count("Where 4 i02 looks in layer") == 2 and "head 1" not in heads
+    assert heads.count("Attention of 4 i02 in layer") == 2 and "head 1" not in heads
     every = asked("--layer", "layer 2")
-    assert every.count("a row looks at the columns") == 2 and "layer 1" not in every
+    assert every.count("rows attend to columns") == 2 and "layer 1" not in every
 
 
 def test_the_command_draws_hard_attention(line: CommandLine, run_of: Callable[[str], Path]) -> None:
@@ -432,23 +435,23 @@ def test_the_command_says_that_a_model_has_no_attention(line: CommandLine, run_o
     assert line.answers(*asked)["attention"] == []
     assert line.does(*asked, "--html", "why.html").endswith("Wrote why.html.\n")
     assert "<svg" not in (line.folder / "why.html").read_text(encoding="utf-8")
-    line.refuses(*asked, "--head", 1, says=("There is no attention to show, as this model has none",))
+    line.refuses(*asked, "--head", 1, says=("There is no attention to show, because this model has none",))
 
 
 def test_what_the_command_refuses_to_draw(line: CommandLine, run_of: Callable[[str], Path]) -> None:
     asked = ("explain", run_of("sasrec"), "--history", "i00,ghost,i01")
     line.refuses(*asked, "--layer", 3, says=("There is no layer '3'; there is 1 (layer 1), 2 (layer 2).",))
     line.refuses(*asked, "--head", 3, says=("There is no head 3; the heads are numbered from 1 to 2.",))
-    line.refuses(*asked, "--query", 2, "--html", "x.html", says=("no query '2' here; those that look are 1, 3.",))
+    line.refuses(*asked, "--query", 2, "--html", "x.html", says=("no query '2' here; the queries are 1, 3.",))
     assert not (line.folder / "x.html").exists()
     line.refuses(*asked, "--head", 0, says=("--head",), code=2)
     for option in (("--layer", 1), ("--head", 1), ("--query", 1)):
         line.refuses(*asked, *option, "--json", says=("--json has all of the attention",), code=2)
     unknown = ("explain", run_of("sasrec"), "--history", "ghost", "--layer", 1)
-    line.refuses(*unknown, says=("There is no attention to show, as no entry of the history is known",))
+    line.refuses(*unknown, says=("There is no attention to show, because no entry of the history is known",))
 
 
 def test_in_python_the_same_text(run_of: Callable[[str], Path]) -> None:
     explanation = Recommender.open(run_of("sasrec")).explain(HISTORY)
     drawn_lines = list(lines(explanation, View(layer="2", head=1)))
-    assert drawn_lines[-7].startswith("layer 2, head 1: a row looks") and len(drawn_lines) == 3 + 4 + 8
+    assert drawn_lines[-7].startswith("layer 2, head 1: rows attend") and len(drawn_lines) == 3 + 4 + 8

@@ -406,16 +406,16 @@ def test_the_text() -> None:
     ]
     told = made(entries, unknown=["ghost"], attention=[square([1, 3], [[1.0, 0.0], [0.25, 0.75]])])
     assert list(lines(told)) == [
-        "Why x: answer number 2, with a score of 1.2500.",
+        "Why x: rank 2, with a score of 1.2500.",
         "Unknown items, left out: ghost",
         "",
-        "What each entry of the history did, oldest first: the score less the score without it.",
-        "  (entry 1 is unknown or older than the model has room for)",
+        "Contribution of each entry of the history, oldest first: the score minus the score without it.",
+        "  (entry 1 is unknown or older than the model's length)",
         "  2  up       +2.0000              │████████████  Up one",
         "  3  ghost             unknown to the model",
         "  4  down     -1.0000        ██████│",
         "",
-        "Where the newest known entry looks, head by head:",
+        "Attention of the newest known entry, head by head:",
         "  layer 1, head 1: 0.75 at 4 down, 0.25 at 2 up",
     ]
 
@@ -425,23 +425,23 @@ def test_the_text_and_the_page_where_a_question_has_its_own_token() -> None:
     weights = [[0.5, 0.25, 0.25], [0.25, 0.75, 0.0], [0.1, 0.3, 0.6]]
     told = made(entries, attention=[square([0, 1, None], weights)])
     assert list(lines(told))[-2:] == [
-        "Where the question looks, head by head:",
+        "Attention of the query, head by head:",
         "  layer 1, head 1: 0.6 at itself, 0.3 at 2 down, 0.1 at 1 up",
     ]
     text = html(told)
-    assert "? is the question itself" in text
+    assert "? is the query" in text
     titles = Page(text).titles[1:]
     assert titles == [
-        *("1 looks at 1: 0.5000", "1 looks at 2: 0.2500", "1 looks at ?: 0.2500"),
-        *("2 looks at 1: 0.2500", "2 looks at 2: 0.7500"),
-        *("? looks at 1: 0.1000", "? looks at 2: 0.3000", "? looks at ?: 0.6000"),
+        *("1 attends to 1: 0.5000", "1 attends to 2: 0.2500", "1 attends to ?: 0.2500"),
+        *("2 attends to 1: 0.2500", "2 attends to 2: 0.7500"),
+        *("? attends to 1: 0.1000", "? attends to 2: 0.3000", "? attends to ?: 0.6000"),
     ]
 
 
 def test_the_text_of_what_cannot_be_said() -> None:
     alone = made([Contribution("a", None, True, None)], rank=None, item=ScoredItem("x", "An X", 0.5))
-    assert next(lines(alone)) == "Why An X (x): no answer under these rules, with a score of 0.5000."
-    assert "  1  a             the only known entry: without it there is nothing to score by" in lines(alone)
+    assert next(lines(alone)) == "Why An X (x): not allowed by these rules, with a score of 0.5000."
+    assert "  1  a             the only known entry: there is no score without it" in lines(alone)
     flat = made([Contribution(name, None, True, 0.0) for name in "ab"])
     assert sum("│" in text and "█" not in text for text in lines(flat)) == 2
     popular = made([Contribution("a", None, False, None)], fallback="popularity", unknown=["a"])
@@ -465,7 +465,7 @@ def test_the_page_shows_hostile_ids_as_text() -> None:
     assert HOSTILE[0] in page.written[0] and HOSTILE[1] in page.written[0]
     assert page.tags.count("svg") == 6
     assert page.tags.count("rect") == 6 * (1 + count * (count + 1) // 2)
-    assert page.titles[1] == "1 looks at 1: 1.0000"
+    assert page.titles[1] == "1 attends to 1: 1.0000"
     assert "default-src 'none'" in text and "http://" not in text and "https://" not in text
 
 
@@ -477,7 +477,7 @@ def test_the_page_has_a_bar_an_entry_and_a_dark_side() -> None:
     ]
     text = html(made(entries))
     assert '<span class="up" style="width:50.00%">' in text and '<span class="down" style="width:25.00%">' in text
-    assert "older than the model has room for" in text
+    assert "older than the model's length" in text
     assert "prefers-color-scheme: dark" in text and "<svg" not in text
     assert "by popularity" in html(made([Contribution("a", None, False, None)], fallback="popularity", unknown=["a"]))
 
@@ -487,13 +487,13 @@ def test_the_page_has_a_bar_an_entry_and_a_dark_side() -> None:
 
 def test_the_command_says_why(line: CommandLine, learned_run: Path) -> None:
     printed = line.does("explain", learned_run, "--history", "i00,ghost,i01,i02").splitlines()
-    assert printed[0].startswith("Why i03: answer number 1, with a score of ")
+    assert printed[0].startswith("Why i03: rank 1, with a score of ")
     assert printed[1] == "Unknown items, left out: ghost"
     assert [row.split()[1] for row in printed[4:8]] == ["i00", "ghost", "i01", "i02"]
     assert printed[-1].startswith("  layer 1, head 1: ") and printed[-1].count(" at ") == 3
     seen = ("explain", learned_run, "--history", "i00", "--item", "i00")
-    assert line.does(*seen, "--no-keep-seen").startswith("Why i00: no answer under these rules")
-    assert line.does(*seen, "--keep-seen").startswith("Why i00: answer number ")
+    assert line.does(*seen, "--no-keep-seen").startswith("Why i00: not allowed by these rules")
+    assert line.does(*seen, "--keep-seen").startswith("Why i00: rank ")
 
 
 def test_the_command_in_json(line: CommandLine, cycle_run: Path) -> None:

@@ -19,24 +19,24 @@ class ScoredItem(msgspec.Struct, frozen=True):
 
     id: str
     title: str | None
-    """From the catalogue; null where it has none."""
+    """From the catalogue; null if it has none."""
     score: float
-    """Higher is better. Comparable within one answer only; of a popularity answer, the events trained on."""
+    """Higher is better. Comparable within one answer only; in a popularity answer, the item's count in training."""
 
 
-UNTIMED = "The history has no times, which this model looks at: the answer is made without them."
+UNTIMED = "This model uses times and the history has none: the answer is computed without them."
 
 
 class Recommendation(msgspec.Struct, frozen=True):
-    """An answer: the items, best first, and what has to be said about them."""
+    """An answer: the items, best first, and how they were found."""
 
     items: list[ScoredItem]
     unknown: list[str] = []
-    """Ids of the history that the model does not know, each once; they were left out of the question."""
+    """Ids of the history that the model does not know, each once; they were skipped."""
     fallback: Literal["popularity"] | None = None
-    """Set where the history had nothing the model knows, so that the most frequent items are the answer."""
+    """Set if the model knows no item of the history: the answer is the most frequent items."""
     untimed: Literal[True] | msgspec.UnsetType = msgspec.UNSET
-    """There, and true, where the model looks at times and the history has none: the answer is made without them."""
+    """Present and true if the model uses times and the history has none: the answer is computed without them."""
 
     @property
     def ids(self) -> list[str]:
@@ -45,7 +45,7 @@ class Recommendation(msgspec.Struct, frozen=True):
 
 
 BEAM = 8
-"""Plans that are followed side by side unless asked otherwise."""
+"""The default width of the beam search."""
 
 
 class PlannedItem(msgspec.Struct, frozen=True):
@@ -53,26 +53,26 @@ class PlannedItem(msgspec.Struct, frozen=True):
 
     id: str
     title: str | None
-    """From the catalogue; null where it has none."""
+    """From the catalogue; null if it has none."""
     log_probability: float
-    """The natural logarithm of its chance to come here, after the history and the steps before it; in a popularity
-    answer, of its share of the events trained on."""
+    """The natural logarithm of its probability, given the history and the steps before it; in a popularity answer, of
+    its share of the training events."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The next items as one plan, the first to come first."""
+    """The next items as one plan, in order."""
 
     items: list[PlannedItem]
     score: float
-    """The logarithm of the whole plan's chance: the sum of the steps'."""
+    """The log probability of the whole plan: the sum over its steps."""
     unknown: list[str] = []
-    """Ids of the history that the model does not know, each once; they were left out of the question."""
+    """Ids of the history that the model does not know, each once; they were skipped."""
     fallback: Literal["popularity"] | None = None
-    """Set where the history had nothing the model knows, so that the most frequent items are the plan."""
+    """Set if the model knows no item of the history: the plan is the most frequent items."""
 
     @property
     def ids(self) -> list[str]:
-        """The ids alone, in their order."""
+        """The ids alone, in order."""
         return [item.id for item in self.items]
 
 

@@ -1,7 +1,7 @@
-"""An explanation → one HTML file that needs nothing else: bars of the contributions, a heat map for each head.
+"""An explanation → one self-contained HTML file: bars of the contributions, a heat map for each head.
 
-No script runs in it, and its own policy forbids any. Ids and titles are text: escaped, and set apart from the
-direction of what stands around them.
+It has no script, and its content security policy forbids any. Ids and titles are escaped, and isolated from the text
+direction around them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from segue.recommend.explain.attention_text import QUESTION, cut_note, labels, of_steps
+from segue.recommend.explain.attention_text import QUERY, cut_note, labels, of_steps
 from segue.recommend.explain.explanation import Attention, Explanation
 from segue.recommend.explain.text import POPULARITY, headline, reason
 
@@ -66,7 +66,7 @@ def html(explanation: Explanation) -> str:
 
 
 def _text(text: str) -> str:
-    """What a user wrote, as text and nothing else."""
+    """A user's text, escaped."""
     return f"<bdi>{escape(text)}</bdi>"
 
 
@@ -74,7 +74,7 @@ def _contributions(explanation: Explanation) -> str:
     entries = explanation.contributions
     longest = max((abs(entry.contribution) for entry in entries if entry.contribution is not None), default=0.0)
     rows = []
-    for place, entry in enumerate(entries, start=1):
+    for number, entry in enumerate(entries, start=1):
         title = f' <span class="title">{_text(entry.title)}</span>' if entry.title else ""
         if entry.contribution is not None:
             bar = f'<div class="bar">{_bar(entry.contribution, longest)}</div>'
@@ -82,11 +82,11 @@ def _contributions(explanation: Explanation) -> str:
         else:
             why = "" if explanation.fallback and entry.known else reason(entries, entry)
             facts = f'<td class="number">–</td><td class="soft chart">{why}</td>'
-        rows.append(f'<tr><td class="number">{place}</td><td>{_text(entry.item)}{title}</td>{facts}</tr>')
+        rows.append(f'<tr><td class="number">{number}</td><td>{_text(entry.item)}{title}</td>{facts}</tr>')
     return (
-        "<h2>What each entry of the history did</h2>\n"
-        '<p class="soft">Oldest first: the score less the score without that entry. To the right it raised the '
-        "score, to the left it lowered it. The differences need not add up to the score.</p>\n"
+        "<h2>Contribution of each entry of the history</h2>\n"
+        '<p class="soft">Oldest first: the score minus the score without that entry. A bar to the right raised the '
+        "score, a bar to the left lowered it. Contributions need not add up to the score.</p>\n"
         '<table><tr><th class="number">#</th><th>entry</th><th class="number">contribution</th><th></th></tr>\n'
         + "\n".join(rows)
         + "\n</table>"
@@ -108,38 +108,38 @@ def _attention(explanation: Explanation) -> str:
     ]
     scale = "".join(f'<li><i style="opacity:{_opacity(share):.3f}"></i> {share * most:.2g}</li>' for share in LEGEND)
     return (
-        f"<h2>Where the model looked{cut_note(explanation)}</h2>\n"
-        '<p class="soft">A row is the entry that looks, a column the one it looks at, by their numbers above.'
-        f"{_own_tokens(explanation)} Point at a cell for its weight. A weight below zero, which only some models have, "
-        "is drawn in the colour of what lowers a score.</p>\n"
+        f"<h2>Attention weights{cut_note(explanation)}</h2>\n"
+        '<p class="soft">Rows are the entries that attend, columns the entries attended to, by their numbers above.'
+        f"{_own_tokens(explanation)} Point at a cell for its weight. A negative weight, which only some models have, "
+        "has the colour of a negative contribution.</p>\n"
         f'<ul class="scale">{scale}</ul>\n<div class="maps">\n' + "\n".join(maps) + "\n</div>"
     )
 
 
 def _own_tokens(explanation: Explanation) -> str:
-    """What rows and columns stand for that are no entries, and which row is the answer's."""
+    """What the rows and columns are that are not entries, and which row the answer is computed from."""
     steps = max(len(layer.rows) if of_steps(layer) else 0 for layer in explanation.attention)
     if steps > 1:
         chosen = f", which choose {', '.join(_text(item.id) for item in explanation.plan)}" if explanation.plan else ""
         return (
-            f" {QUESTION}1 to {QUESTION}{steps} are the steps of a plan{chosen}. The answer is made from the first of "
+            f" {QUERY}1 to {QUERY}{steps} are the steps of a plan{chosen}. The answer is computed from the first of "
             "them in the last layer."
         )
     own = any(None in layer.rows for layer in explanation.attention)
-    question = f" {QUESTION} is the question itself, a token of the model's own." if own else ""
-    return f"{question} The answer is made from the last row of the last layer."
+    query = f" {QUERY} is the query, a token that the model appends to the history." if own else ""
+    return f"{query} The answer is computed from the last row of the last layer."
 
 
 def _opacity(share: float) -> float:
-    """Of a weight, as a share of the largest: the root, so that the small weights of a long history can be seen."""
+    """The root of a weight's share of the largest, so that the small weights of a long history are visible."""
     return math.sqrt(abs(share))
 
 
 def _heat_map(layer: Attention, head: int, most: float) -> str:
-    """One head's weights, numbered as the entries are; above the diagonal only what is looked at."""
+    """The weights of one head, numbered like the entries; zeros above the diagonal are not drawn."""
     rows, columns, weights = labels(layer.rows), labels(layer.columns), layer.weights[head]
     square, longer = layer.rows == layer.columns, max(len(rows), len(columns))
-    letters = max(5, longer * CELL // 32)  # a long history's map is drawn smaller, so that its letters must be larger
+    letters = max(5, longer * CELL // 32)  # the map of a long history is scaled down, so its letters must be larger
     margin, every = 3 * letters, math.ceil(longer / MOST_LABELS)
     wide, high = len(columns) * CELL, len(rows) * CELL
     parts = [f'<rect class="well" x="{margin}" y="{margin}" width="{wide}" height="{high}"/>']
@@ -154,12 +154,12 @@ def _heat_map(layer: Attention, head: int, most: float) -> str:
     parts += [
         f'<rect{" class=down" if weight < 0 else ""} x="{margin + column * CELL}" y="{margin + row * CELL}" '
         f'width="{CELL}" height="{CELL}" opacity="{_opacity(weight / most if most else 0.0):.3f}">'
-        f"<title>{rows[row]} looks at {columns[column]}: {weight:.4f}</title></rect>"
+        f"<title>{rows[row]} attends to {columns[column]}: {weight:.4f}</title></rect>"
         for row in range(len(rows))
         for column, weight in enumerate(weights[row])
         if weight or not square or column <= row
     ]
-    style = f"max-width:{3 * (margin + wide)}px;font-size:{letters}px"  # a short history's map stays small
+    style = f"max-width:{3 * (margin + wide)}px;font-size:{letters}px"  # the map of a short history stays small
     name = escape(f"attention weights, {layer.name}, head {head + 1}", quote=True)
     return (
         f'<svg viewBox="0 0 {margin + wide} {margin + high}" style="{style}" role="img" aria-label="{name}">'
@@ -168,6 +168,6 @@ def _heat_map(layer: Attention, head: int, most: float) -> str:
 
 
 def _spaced(names: list[str], margin: int, every: int) -> list[tuple[str, float]]:
-    """Every so many of the names, the last among them, and the middle of each one's cell."""
+    """Every n-th of the names, the last among them, and the middle of its cell. `every`: n."""
     last = len(names) - 1
-    return [(name, margin + (at + 0.5) * CELL) for at, name in enumerate(names) if (last - at) % every == 0]
+    return [(name, margin + (index + 0.5) * CELL) for index, name in enumerate(names) if (last - index) % every == 0]
