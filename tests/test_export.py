@@ -164,7 +164,7 @@ def test_a_tied_table_is_in_the_file_once(tmp_path: Path) -> None:
 def test_an_approximate_run_says_that_its_file_is_exact(tmp_path: Path) -> None:
     run = recommender_of(small_model())
     run.manifest["index"] = {"kind": "approximate"}
-    assert "every item is scored" in (export.export_onnx(run, tmp_path / "model.onnx").note or "")
+    assert "scores every item" in (export.export_onnx(run, tmp_path / "model.onnx").note or "")
 
 
 def test_the_stages_are_told(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""A run → one ONNX file: the graph from a window of events to a question and scores, and what a runtime must know.
+"""A run → one ONNX file: the graph from a window of events to a query and scores, and the facts that an answer needs.
 
-The graph takes users' windows as rectangles, oldest events first and zeros after a user's own: `items` [B, N] and
-`lengths` [B]; where the model looks at them also `times` [B, N] and `query_times` [B], in seconds, `values` [B, N], nan
-where there is none, and `kinds` [B, N], numbers of the names in the metadata. It gives `query` [B, Q] and `scores`
-[B, V + 1], column 0 meaning nothing. B is any number, N at most the model's length.
+The graph takes users' windows padded on the right with zeros, oldest events first: `items` [B, N] and `lengths` [B]; if
+the model uses them also `times` [B, N] and `query_times` [B] in seconds, `values` [B, N], NaN for an event without one,
+and `kinds` [B, N], indices of the names in the metadata. It returns `query` [B, Q] and `scores` [B, V + 1], whose
+column 0 is padding. B is any number, N at most the model's length.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from segue.layers.packed import tensors
 from segue.layers.padded import PaddedBatch
 from segue.models.sequence import SequenceModel
 from segue.recommend.recommender import Recommender
-from segue.slim import FORMAT, METADATA, Facts, SlimRecommender, graph_inputs, in_short
+from segue.slim import FORMAT, METADATA, ExportFacts, SlimRecommender, graph_inputs, in_short
 
 OPSET = 17
 INPUTS = ("items", "lengths", "times", "query_times", "values", "kinds")
 OUTPUTS = ("query", "scores")
 STAGES = ("tracing the model", "writing the file", "comparing it with torch")
 MOST_BYTES = 2_000_000_000  # of an ONNX file
-MOST_DIFFERENCE = 1e-5  # between the graph's numbers and torch's; where the largest of them is above one, its share
-NOT_EXACT = "The run looks its answers up approximately; from the file every item is scored, so some may be better."
+MOST_DIFFERENCE = 1e-5  # between the graph's numbers and torch's, relative to their largest if that is above one
+NOT_EXACT = "The index of the run is approximate; the file scores every item, so some of its answers may be better."
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """The result of an export."""
 
     file: str
     bytes: int
     items: int
     length: int
-    """Newest events of a history that the graph takes."""
+    """The newest events of a history that the graph encodes, at most."""
     inputs: list[str]
     outputs: list[str]
     difference: float
-    """The largest between the graph's numbers and torch's that the check met."""
+    """The largest difference between the graph's numbers and torch's in the comparison."""
     note: str | None = None
 
 
 def export_onnx(
     recommender: Recommender, path: Path, *, progress: Callable[[str, int, int], None] | None = None
 ) -> Export:
-    """Write the file, complete and compared with torch, or nothing. `progress`: told of each stage, how many are done
-    and of how many."""
+    """Write the file, complete and compared with torch, or nothing. `progress`: called with each stage, the number of
+    stages done and of all."""
 
     def begin(stage: int) -> None:
         if progress is not None:
@@ -69,14 +69,14 @@ def export_onnx(
     for name in ("onnx", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
             raise SettingsError(f"An export needs {name}, which is not installed; run `pip install 'segue[onnx]'`.")
-    model, facts = recommender.model, _facts_of(recommender)
+    model, facts = recommender.model, _export_facts(recommender)
     with folders.complete_file(path, option="--onnx") as staging:
         begin(0)
         _write_graph(model, facts, staging)
         begin(1)
         _add_facts(facts, staging)
         begin(2)
-        made, difference = _checked(model, staging)
+        slim, difference = _compare(model, staging)
         size = staging.stat().st_size
     exact = recommender.manifest.get("index", {}).get("kind", "exact") in ("exact", "codes")
     return Export(
@@ -84,16 +84,16 @@ def export_onnx(
         bytes=size,
         items=len(facts.ids),
         length=facts.length,
-        inputs=made.inputs,
+        inputs=slim.inputs,
         outputs=list(OUTPUTS),
         difference=difference,
         note=None if exact else NOT_EXACT,
     )
 
 
-def _facts_of(recommender: Recommender) -> Facts:
+def _export_facts(recommender: Recommender) -> ExportFacts:
     table, model, manifest = recommender.vocabulary.table, recommender.model, recommender.manifest
-    return Facts(
+    return ExportFacts(
         format=FORMAT,
         segue=version("segue"),
         recipe=manifest.get("recipe", ""),
@@ -112,16 +112,16 @@ def _facts_of(recommender: Recommender) -> Facts:
 
 
 def _twins(vectors: np.ndarray) -> dict[int, int]:
-    """Items whose vector [V + 1, D] an item with a lower number has → the lowest such number."""
+    """Items with the same vector [V + 1, D] as an item of a lower number → the lowest such number."""
     rows = np.ascontiguousarray(vectors).view(np.dtype((np.void, vectors.dtype.itemsize * vectors.shape[1])))[:, 0]
-    _, first, which = np.unique(rows[1:], return_index=True, return_inverse=True)
-    lowest, numbers = first[which] + 1, np.arange(1, len(rows))
+    _, first, inverse = np.unique(rows[1:], return_index=True, return_inverse=True)
+    lowest, numbers = first[inverse] + 1, np.arange(1, len(rows))
     later = lowest < numbers
     return dict(zip(numbers[later].tolist(), lowest[later].tolist(), strict=True))
 
 
 class _Graph(nn.Module):
-    """What is traced: windows in, questions and scores out. The items' side is made once, here."""
+    """The traced module: windows in, queries and scores out. Item vectors are constants of it."""
 
     vectors: Tensor
 
@@ -133,15 +133,15 @@ class _Graph(nn.Module):
     def forward(
         self, items: Tensor, lengths: Tensor, times: Tensor, query_times: Tensor, values: Tensor, kinds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        question = self.model.query(PaddedBatch.of(items, lengths, times, query_times, values, kinds))
-        return question, self.model.similarity.score(question, self.vectors)
+        query = self.model.query(PaddedBatch.of(items, lengths, times, query_times, values, kinds))
+        return query, self.model.similarity.score(query, self.vectors)
 
 
-def _write_graph(model: SequenceModel, facts: Facts, path: Path) -> None:
-    """The graph alone, as an ONNX file.
+def _write_graph(model: SequenceModel, facts: ExportFacts, path: Path) -> None:
+    """Write the graph alone, as an ONNX file.
 
-    By torch's exporter that traces, though it is the older one: the newer takes twenty times as long, needs more
-    libraries and takes loops over events apart. What a trace could get wrong, the comparison with torch sees.
+    This uses torch's older exporter, which traces: the newer one takes twenty times as long, needs more libraries and
+    unrolls loops over events. The comparison with torch catches what a trace gets wrong.
     """
     with torch.no_grad():
         graph = _Graph(model).eval()
@@ -153,7 +153,7 @@ def _write_graph(model: SequenceModel, facts: Facts, path: Path) -> None:
     feeds = graph_inputs(windows)
     try:
         with warnings.catch_warnings(), _no_output(), torch.no_grad():
-            warnings.simplefilter("ignore")  # it calls itself outdated, and warns of numbers that are constants here
+            warnings.simplefilter("ignore")  # of deprecation, and of numbers that become constants
             torch.onnx.export(
                 graph,
                 tuple(torch.from_numpy(feeds[name]) for name in INPUTS),
@@ -174,9 +174,9 @@ def _write_graph(model: SequenceModel, facts: Facts, path: Path) -> None:
                 },
                 do_constant_folding=False,  # it would fold a second copy of a tied item table
             )
-    except OSError:  # what the disk refuses is no fault of the encoder
+    except OSError:  # an error of the disk, not of the encoder
         raise
-    except Exception as error:  # which may fail in any way of its own
+    except Exception as error:  # an encoder may raise anything
         raise InputError(
             f"This run cannot be exported: no graph can be made of its encoder ({in_short(error)})."
         ) from error
@@ -184,24 +184,24 @@ def _write_graph(model: SequenceModel, facts: Facts, path: Path) -> None:
 
 @contextlib.contextmanager
 def _no_output() -> Iterator[None]:
-    """Nothing is written on the terminal: the exporter thinks aloud from outside Python, and where it fails it writes
-    its whole graph to standard output."""
+    """Silence standard output and error: the exporter writes to them from outside Python, and if it fails, its whole
+    graph."""
     sys.stdout.flush()
     sys.stderr.flush()
-    nowhere, kept = os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
+    null, saved = os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
     try:
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
         yield
     finally:
-        os.dup2(kept[0], 1)
-        os.dup2(kept[1], 2)
-        for handle in (nowhere, *kept):
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        for handle in (null, *saved):
             os.close(handle)
 
 
-def _add_facts(facts: Facts, path: Path) -> None:
-    """Put into the file's metadata what a graph cannot say."""
+def _add_facts(facts: ExportFacts, path: Path) -> None:
+    """Write the facts into the file's metadata."""
     import onnx
 
     model = onnx.load_model(path)
@@ -209,11 +209,11 @@ def _add_facts(facts: Facts, path: Path) -> None:
     onnx.save_model(model, path)
 
 
-def _checked(model: SequenceModel, path: Path) -> tuple[SlimRecommender, float]:
-    """What the file answers with, and how far its numbers are from torch's: too far is refused."""
+def _compare(model: SequenceModel, path: Path) -> tuple[SlimRecommender, float]:
+    """Open the file, and compare its numbers with torch's; a difference above `MOST_DIFFERENCE` is refused."""
     try:
-        made = SlimRecommender.open(path, threads=1)
-        difference = _difference(model, made)
+        slim = SlimRecommender.open(path, threads=1)
+        difference = _difference(model, slim)
     except Exception as error:  # onnxruntime's errors have no common class of their own
         raise InputError(f"This run cannot be exported: its graph fails ({in_short(error)}).") from error
     if not difference <= MOST_DIFFERENCE:
@@ -221,30 +221,30 @@ def _checked(model: SequenceModel, path: Path) -> tuple[SlimRecommender, float]:
             f"This run cannot be exported: the graph's numbers differ from torch's by {difference:.1e}, more than "
             f"rounding explains ({MOST_DIFFERENCE:.0e}); its encoder does something that a trace misses."
         )
-    return made, difference
+    return slim, difference
 
 
-def _difference(model: SequenceModel, made: SlimRecommender) -> float:
-    """How far the file's numbers are from torch's over random windows."""
-    length, rng, worst = made.facts.length, np.random.default_rng(0), 0.0
+def _difference(model: SequenceModel, slim: SlimRecommender) -> float:
+    """The largest difference between the file's numbers and torch's over random windows."""
+    length, rng, worst = slim.facts.length, np.random.default_rng(0), 0.0
     some = rng.integers(1, length + 1, 5).tolist()
     for lengths in ([1], [length], [length, 1], [1, *some, length]):
-        windows = _random_windows(rng, lengths, made.facts)
+        windows = _random_windows(rng, lengths, slim.facts)
         with torch.inference_mode():
-            question = model.query(tensors(windows))
-            expected = question.numpy(), model.score_all(question)[:, 1:].numpy()
-        questions, scores = made.run(windows)
-        for found, wanted in zip((questions, scores[:, 1:]), expected, strict=True):
-            most = np.maximum(1, np.abs(wanted).max(axis=1, initial=0))
-            worst = max(worst, float((np.abs(found - wanted).max(axis=1, initial=0) / most).max()))
+            query = model.query(tensors(windows))
+            expected = query.numpy(), model.score_all(query)[:, 1:].numpy()
+        queries, scores = slim.run(windows)
+        for actual, torchs in zip((queries, scores[:, 1:]), expected, strict=True):
+            scale = np.maximum(1, np.abs(torchs).max(axis=1, initial=0))
+            worst = max(worst, float((np.abs(actual - torchs).max(axis=1, initial=0) / scale).max()))
     return worst
 
 
-def _random_windows(rng: np.random.Generator, lengths: list[int], facts: Facts) -> Batch:
-    """Windows of any items and kinds, some with values, seconds to years apart and before the question."""
+def _random_windows(rng: np.random.Generator, lengths: list[int], facts: ExportFacts) -> Batch:
+    """Windows of random items and kinds, some with values, with gaps of seconds to years, also before the query."""
     events = sum(lengths)
     gaps = np.exp(rng.uniform(0, np.log(1e8), events + len(lengths))).astype(np.int64)
-    times, ends = np.cumsum(gaps), np.cumsum(np.array(lengths) + 1) - 1  # a question comes after each user's events
+    times, ends = np.cumsum(gaps), np.cumsum(np.array(lengths) + 1) - 1  # a query follows each user's events
     values = rng.normal(3, 2, events).astype(np.float32)
     return Batch(
         items=rng.integers(1, len(facts.ids) + 1, events),

@@ -1,4 +1,4 @@
-"""A file made by `segue export` → answers, without torch: onnxruntime encodes and scores, numpy keeps the rules.
+"""A file made by `segue export` → answers, without torch: onnxruntime encodes and scores, numpy applies the rules.
 
     model = SlimRecommender.open("model.onnx")
     model.recommend(["espresso", "grinder"], k=10)
@@ -24,79 +24,79 @@ from segue.recommend.history import Timestamp, pack_histories, query_times_of, r
 from segue.recommend.known_items import KnownItems
 from segue.recommend.rules import Rules, excluded_items, read_rules
 
-__all__ = ["Facts", "SlimRecommender"]
+__all__ = ["ExportFacts", "SlimRecommender"]
 
 FORMAT = 2
-METADATA = "segue"  # the key in the file's metadata under which `Facts` stand
+METADATA = "segue"  # key of `ExportFacts` in the file's metadata
 TOKENS = 16384  # events encoded at a time
-MOST_ROWS = 64  # histories answered at a time
+MOST_ROWS = 64  # histories encoded and scored at a time
 MOST_SCORES = 4_000_000  # scores in memory at a time
 
 
-class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the file says beside the graph, as JSON: all that an answer needs and a graph cannot hold."""
+class ExportFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an answer needs beside the graph; stored as JSON in the file's metadata."""
 
     format: int
     segue: str
-    """The version that wrote the file."""
+    """The version of segue that wrote the file."""
     recipe: str
-    """Of the run."""
+    """The recipe of the run."""
     data: str
     """The digest of the data that the run was trained on."""
     length: int
-    """Newest events that the graph takes of a history."""
+    """The newest events of a history that the graph encodes, at most."""
     window_step: int
-    """Events by which the window's start moves on where a history is longer: see `segue.data.batch.window_begins`."""
+    """Events by which the window moves if a history is longer: see `segue.data.batch.window_begins`."""
     seen: Literal["excluded", "kept"]
-    """What becomes of a history's items unless asked otherwise."""
+    """Whether items of the history are recommended by default."""
     ids: list[str]
-    """Of item 1, 2, …"""
+    """Ids of item 1, 2, …"""
     titles: list[str | None] | None
-    """From the catalogue; null where it has none."""
+    """From the catalogue; null if it has none."""
     counts: list[int]
-    """Events of each item in training. One without any is unknown: never answered, and left out of histories."""
+    """Events of each item in training. An item without any is unknown: never recommended, and skipped in histories."""
     untrained: list[int] = []
-    """Items without any that are known all the same, by their content."""
+    """Numbers of items without training events that are known by their content."""
     kinds: list[str] = []
-    """Names of the kinds of events that the graph tells apart, of kind 0, 1, …; one more is any other."""
+    """Names of the event kinds 0, 1, … that the graph distinguishes; the next number is any other kind."""
     timed: bool = False
-    """Whether the graph looks at the times of events."""
+    """Whether the graph uses the times of events."""
     twins: dict[int, int]
-    """Items with the vector of an item of a lower number → that number: their scores are the same to the last bit."""
+    """Items with the same vector as an item of a lower number → that number: their scores are made exactly equal."""
 
 
 class SlimRecommender:
-    """Answers which items come next, from an exported file. It never changes."""
+    """Recommends the items that come next, from an exported file. It never changes."""
 
-    def __init__(self, session: Any, facts: Facts) -> None:
-        """`session` is onnxruntime's, of the graph that belongs to the facts."""
+    def __init__(self, session: Any, facts: ExportFacts) -> None:
+        """`session`: of onnxruntime, with the graph that the facts belong to."""
         self.facts = facts
         counts = np.array([0, *facts.counts], dtype=np.int64)
         answerable = counts > 0
         answerable[facts.untrained] = True
         self.known = KnownItems(_Names(facts), counts, answerable, kinds=facts.kinds, timed=facts.timed)
         self._session = session
-        self.inputs: list[str] = [one.name for one in session.get_inputs()]
+        self.inputs: list[str] = [graph_input.name for graph_input in session.get_inputs()]
         self._most_rows = max(1, min(MOST_ROWS, MOST_SCORES // (len(facts.ids) + 1)))
         self._twins = np.array([[*facts.twins.keys()], [*facts.twins.values()]], dtype=np.int64)
 
     @staticmethod
     def open(path: Path | str, *, threads: int = 0) -> SlimRecommender:
-        """The model in a file made by `segue export`. `threads`: those of an answer; 0 is onnxruntime's choice."""
+        """The model of a file made by `segue export`. `threads`: used for one answer; 0 is onnxruntime's choice."""
         runtime = _onnxruntime()
         if not Path(path).is_file():
             raise FolderError(f"{path} is no file; give one made by `segue export`.")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
-        options.log_severity_level = 4  # what goes wrong is raised, and said once
+        options.log_severity_level = 4  # errors are raised, and need not be logged as well
         try:
             session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its errors have no common class of their own
             raise FolderError(f"{path} cannot be read as a model ({in_short(error)}); export it again.") from error
-        found = session.get_modelmeta().custom_metadata_map.get(METADATA)
-        if found is None:
-            raise FolderError(f"{path} is a model, but not of `segue export`: it says nothing of items.")
-        return SlimRecommender(session, _facts(found, path))
+        facts = session.get_modelmeta().custom_metadata_map.get(METADATA)
+        if facts is None:
+            raise FolderError(f"{path} is a model, but not of `segue export`: its metadata has no items; export a run.")
+        return SlimRecommender(session, _read_facts(facts, path))
 
     def recommend(
         self,
@@ -145,18 +145,17 @@ class SlimRecommender:
         return ranking
 
     def run(self, windows: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """What the graph makes of windows of 1 … `length` events: questions [B, Q] and the scores of all items
-        [B, V + 1], of which column 0 means nothing."""
-        feeds = graph_inputs(windows)
-        wanted = {name: feeds[name] for name in self.inputs}
-        questions, scores = self._session.run(["query", "scores"], wanted)
+        """The query vectors [B, Q] of windows of 1 … `length` events, and the scores of all items [B, V + 1];
+        column 0 is padding."""
+        arrays = graph_inputs(windows)
+        queries, scores = self._session.run(["query", "scores"], {name: arrays[name] for name in self.inputs})
         if not np.isfinite(scores).all():
             raise FolderError("The model's answer is not a finite number: the file is damaged; export it again.")
         scores[:, self._twins[0]] = scores[:, self._twins[1]]
-        return questions, scores
+        return queries, scores
 
     def _best(self, scores: np.ndarray, rules: Rules) -> np.ndarray:
-        """The best items [≤ k] that are known and not forbidden; equal scores, the lower number first."""
+        """The best known items [≤ k] that the rules allow; equal scores, the lower number first."""
         allowed = self.known.answerable & (scores > -np.inf)
         if rules.only is not None:
             allowed &= np.isin(np.arange(len(scores)), rules.only)
@@ -170,7 +169,7 @@ class SlimRecommender:
 
 
 def graph_inputs(windows: Batch) -> dict[str, np.ndarray]:
-    """What a graph may ask for: events as rectangles [B, N], zeros after a user's own, and what there is of users."""
+    """All inputs that a graph may have: events [B, N], padded with zeros on the right, and one value for each user."""
     inside = np.arange(windows.lengths.max()) < windows.lengths[:, None]  # [B, N]
 
     def padded(events: np.ndarray) -> np.ndarray:
@@ -180,7 +179,7 @@ def graph_inputs(windows: Batch) -> dict[str, np.ndarray]:
 
     values = np.full(len(windows.items), np.nan, np.float32) if windows.values is None else windows.values
     kinds = np.zeros(len(windows.items), np.int64) if windows.kinds is None else windows.kinds
-    newest = windows.times[np.cumsum(windows.lengths) - 1]  # the moment asked about, where that is not known
+    newest = windows.times[np.cumsum(windows.lengths) - 1]  # the query time if none is given
     return {
         "items": padded(windows.items),
         "lengths": windows.lengths,
@@ -192,9 +191,9 @@ def graph_inputs(windows: Batch) -> dict[str, np.ndarray]:
 
 
 class _Names:
-    """The ids, numbers and titles of a file."""
+    """The ids, numbers and titles of a file; see `segue.data.vocabulary.Names`."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: ExportFacts) -> None:
         self._ids = ["", *facts.ids]
         self._titles = [None, *(facts.titles or [None] * len(facts.ids))]
         self._numbers = {identifier: number for number, identifier in enumerate(facts.ids, start=1)}
@@ -213,12 +212,12 @@ class _Names:
         return [self._titles[number] for number in numbers.tolist()]
 
 
-def _facts(text: str, path: Path | str) -> Facts:
+def _read_facts(text: str, path: Path | str) -> ExportFacts:
     try:
         number = msgspec.json.decode(text, type=dict[str, Any]).get("format")
         if number != FORMAT:
             raise FolderError(f"{path} has export format {number}, this segue reads format {FORMAT}; export it again.")
-        return msgspec.json.decode(text, type=Facts)
+        return msgspec.json.decode(text, type=ExportFacts)
     except msgspec.MsgspecError as error:
         raise FolderError(f"{path} is damaged ({error}); export it again.") from error
 
@@ -228,12 +227,11 @@ def _onnxruntime() -> Any:
         import onnxruntime
     except ImportError:
         raise SettingsError(
-            "A file of `segue export` is answered from by onnxruntime, which is not installed; "
-            "run `pip install 'segue[onnx]'`."
+            "SlimRecommender needs onnxruntime, which is not installed; run `pip install 'segue[onnx]'`."
         ) from None
     return onnxruntime
 
 
 def in_short(error: Exception) -> str:
-    """What an error says, in short."""
+    """The first line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(":. ")

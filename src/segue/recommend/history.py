@@ -12,29 +12,28 @@ import msgspec
 import numpy as np
 
 from segue.data.batch import Batch, cut_by_budget
-from segue.data.kinds import Kinds
 from segue.data.timestamps import MICROSECONDS, read_iso, utc_microseconds
 from segue.data.vocabulary import PADDING
 from segue.errors import InputError
 from segue.recommend.known_items import KnownItems
 
-LATEST = 100_000_000_000  # seconds, the year 5138: a larger number is in milliseconds or smaller, and is refused
+LATEST = 100_000_000_000  # seconds, the year 5138: a larger number is in milliseconds or smaller units
 
 Timestamp = int | float | datetime | str
 """Seconds since 1970, or a date and time; without an offset it is UTC."""
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One event of a history. A plain id stands for an entry that has nothing else."""
+    """One event of a history. A plain id is an entry without time, kind and value."""
 
     item: str | int
     time: float | str | None = None
-    """Seconds since 1970, or a date and time (ISO 8601; UTC unless it says otherwise)."""
+    """Seconds since 1970, or a date and time (ISO 8601; UTC if it has no offset)."""
     kind: str | None = None
-    """What happened, such as click or buy, by the names of the log that the run was trained on; for models that look at
-    kinds of events, as those with inputs = "events" do. One that they do not know is as good as none."""
+    """The kind of the event, such as click or buy, as named in the training log; used by models with kinds of events as
+    input, such as inputs = "events". An unknown kind counts as none."""
     value: float | None = None
-    """How much of it, such as a rating or a duration, for models that look at values."""
+    """The value of the event, such as a rating or a duration; used by models with values as input."""
 
 
 FIELDS = Entry.__struct_fields__
@@ -42,14 +41,14 @@ FIELDS = Entry.__struct_fields__
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedHistories:
-    """Packed events with known items, and each history's unknown ids, each once, in the order they came."""
+    """The events with known items, and the unknown ids of each history, each once, in order."""
 
     batch: Batch  # lengths may be 0
     unknown: list[list[str]]
 
 
 def identifier(item: Any) -> str:
-    """An id as it was written; whole numbers are taken as their digits."""
+    """An id as text; a whole number becomes its digits."""
     if isinstance(item, str):
         return str(item)
     if not isinstance(item, bool | np.bool_):
@@ -61,34 +60,34 @@ def identifier(item: Any) -> str:
 
 
 def identifiers(ids: Iterable[Any], name: str) -> list[str]:
-    """A list of ids; `name` is what the caller calls it."""
+    """A list of ids as texts. `name`: of the argument, for the error message."""
     _refuse_single(ids, name)
     return [identifier(item) for item in ids]
 
 
 def _refuse_single(value: Any, name: str) -> None:
-    """A lone id is iterable, letter by letter: the classic mistake."""
+    """Refuse a single id where a list is expected: a text would be iterated letter by letter."""
     if isinstance(value, str | bytes | Mapping | Entry) or not isinstance(value, Iterable):
         shown = value if isinstance(value, str) else type(value).__name__
         raise InputError(f'{name} must be a list of item ids, got {shown!r}; put ids in brackets: ["a", "b"].')
 
 
-def microseconds(moment: Timestamp) -> int:
-    """A moment as microseconds since 1970, UTC."""
-    if isinstance(moment, str):
+def microseconds(time: Timestamp) -> int:
+    """A time as microseconds since 1970, UTC."""
+    if isinstance(time, str):
         try:
-            return read_iso(moment)
+            return read_iso(time)
         except ValueError:
             raise InputError(
-                f"A time is seconds since 1970 or ISO 8601 (2026-01-31T12:00:00Z), got {moment!r}."
+                f"A time is seconds since 1970 or ISO 8601 (2026-01-31T12:00:00Z), got {time!r}."
             ) from None
-    if isinstance(moment, datetime):
-        return utc_microseconds(moment)
-    if isinstance(moment, bool) or not isinstance(moment, int | float | np.integer | np.floating):
-        raise InputError(f"A time is seconds since 1970 or a date, got {moment!r} ({type(moment).__name__}).")
-    if not -LATEST <= moment <= LATEST:
-        raise InputError(f"The time {moment!r} is no date in seconds since 1970; divide milliseconds by 1000.")
-    return round(moment * MICROSECONDS)
+    if isinstance(time, datetime):
+        return utc_microseconds(time)
+    if isinstance(time, bool) or not isinstance(time, int | float | np.integer | np.floating):
+        raise InputError(f"A time is seconds since 1970 or a date, got {time!r} ({type(time).__name__}).")
+    if not -LATEST <= time <= LATEST:
+        raise InputError(f"The time {time!r} is no date in seconds since 1970; divide milliseconds by 1000.")
+    return round(time * MICROSECONDS)
 
 
 def read_entry(entry: Any) -> Entry:
@@ -112,14 +111,14 @@ def read_entry(entry: Any) -> Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """A history that was understood: its events oldest first, column by column."""
+    """The events of one history, oldest first, by column."""
 
     items: list[str]
     times: list[int]
-    """Microseconds; all zero where some entry has no time: part of them would be worse than none."""
+    """Microseconds; all zero if any entry has no time."""
     values: list[float | None]
     kinds: list[str | None] | None = None
-    """None where no event has one."""
+    """None if no event has one."""
 
     @property
     def has_times(self) -> bool:
@@ -127,7 +126,7 @@ class History:
 
 
 def read_history(history: Iterable[Any] | History) -> History:
-    """Entries as people write them, sorted by time (ties keep their order) where every one has a time."""
+    """Read the entries of a history; if every entry has a time, they are sorted by it, and ties keep their order."""
     if isinstance(history, History):
         return history
     _refuse_single(history, "A history")
@@ -145,7 +144,7 @@ def read_history(history: Iterable[Any] | History) -> History:
 
 
 def read_histories(histories: Iterable[Iterable[Any] | History]) -> list[History]:
-    """Several of them."""
+    """Read several histories."""
     _refuse_single(histories, "The histories")
     return [read_history(history) for history in histories]
 
@@ -172,31 +171,25 @@ def pack_histories(
         times=times[readable],
         lengths=np.bincount(owners[readable], minlength=len(histories)),
         query_times=query_times,
-        kinds=_kinds(histories, known.kinds)[readable] if known.kinds else None,
+        kinds=known.kinds.numbers(_kinds(histories))[readable] if known.kinds else None,
         values=_values(histories, readable),
     )
     return PackedHistories(batch=batch, unknown=[list(ids) for ids in unknown])
 
 
-def _kinds(histories: Sequence[History], kinds: Kinds) -> np.ndarray:
-    """The number of every entry's kind."""
-    return kinds.numbers(
-        [
-            kind
-            for history in histories
-            for kind in ([None] * len(history.items) if history.kinds is None else history.kinds)
-        ]
-    )
+def _kinds(histories: Sequence[History]) -> list[str | None]:
+    """The kind of every entry, None if it has none."""
+    return [kind for history in histories for kind in (history.kinds or [None] * len(history.items))]
 
 
 def _values(histories: Sequence[History], readable: np.ndarray) -> np.ndarray | None:
-    """The values of the entries kept, nan where one has none; None where none has any."""
+    """The values of the readable entries, NaN for an entry without one; None if no entry has one."""
     if not any(value is not None for history in histories for value in history.values):
         return None
     values = np.array([value for history in histories for value in history.values], dtype=np.float64)  # None is nan
-    with np.errstate(over="ignore"):  # what is too large for the models' numbers is infinite to them
-        chosen: np.ndarray = values[readable].astype(np.float32)
-    return chosen
+    with np.errstate(over="ignore"):  # too large for float32 is infinite
+        readable_values: np.ndarray = values[readable].astype(np.float32)
+    return readable_values
 
 
 def similar_lengths(lengths: np.ndarray, longest: int, *, tokens: int, most_rows: int) -> Iterator[np.ndarray]:
