@@ -35,6 +35,7 @@ from segue.slim import FORMAT, METADATA, ExportFacts, SlimRecommender, graph_inp
 OPSET = 17
 INPUTS = ("items", "lengths", "times", "query_times", "values", "kinds")
 OUTPUTS = ("query", "scores")
+OF_EVENTS = ("items", "times", "values", "kinds")  # [B, N]; the others have one row for each user
 STAGES = ("tracing the model", "writing the file", "comparing it with torch")
 MOST_BYTES = 2_000_000_000  # of an ONNX file
 MOST_DIFFERENCE = 1e-5  # between the graph's numbers and torch's, relative to their largest if that is above one
@@ -162,16 +163,7 @@ def _write_graph(model: SequenceModel, facts: ExportFacts, path: Path) -> None:
                 opset_version=OPSET,
                 input_names=list(INPUTS),
                 output_names=list(OUTPUTS),
-                dynamic_axes={
-                    "items": events,
-                    "lengths": users,
-                    "times": events,
-                    "query_times": users,
-                    "values": events,
-                    "kinds": events,
-                    "query": users,
-                    "scores": users,
-                },
+                dynamic_axes={name: events if name in OF_EVENTS else users for name in (*INPUTS, *OUTPUTS)},
                 do_constant_folding=False,  # it would fold a second copy of a tied item table
             )
     except OSError:  # an error of the disk, not of the encoder

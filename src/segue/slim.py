@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from segue.data.batch import Batch, take
+from segue.data.kinds import Kinds
 from segue.data.vocabulary import PADDING
 from segue.errors import FolderError, SettingsError
 from segue.recommend.answer import Ranking, Recommendation, begin_ranking, recommendations
@@ -74,7 +75,7 @@ class SlimRecommender:
         counts = np.array([0, *facts.counts], dtype=np.int64)
         answerable = counts > 0
         answerable[facts.untrained] = True
-        self.known = KnownItems(_Names(facts), counts, answerable, kinds=facts.kinds, timed=facts.timed)
+        self.known = KnownItems(_Names(facts), counts, answerable, kinds=Kinds(facts.kinds), timed=facts.timed)
         self._session = session
         self.inputs: list[str] = [graph_input.name for graph_input in session.get_inputs()]
         self._most_rows = max(1, min(MOST_ROWS, MOST_SCORES // (len(facts.ids) + 1)))
@@ -83,7 +84,12 @@ class SlimRecommender:
     @staticmethod
     def open(path: Path | str, *, threads: int = 0) -> SlimRecommender:
         """The model of a file made by `segue export`. `threads`: used for one answer; 0 is onnxruntime's choice."""
-        runtime = _onnxruntime()
+        try:
+            import onnxruntime as runtime
+        except ImportError:
+            raise SettingsError(
+                "SlimRecommender needs onnxruntime, which is not installed; run `pip install 'segue[onnx]'`."
+            ) from None
         if not Path(path).is_file():
             raise FolderError(f"{path} is no file; give one made by `segue export`.")
         options = runtime.SessionOptions()
@@ -220,16 +226,6 @@ def _read_facts(text: str, path: Path | str) -> ExportFacts:
         return msgspec.json.decode(text, type=ExportFacts)
     except msgspec.MsgspecError as error:
         raise FolderError(f"{path} is damaged ({error}); export it again.") from error
-
-
-def _onnxruntime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise SettingsError(
-            "SlimRecommender needs onnxruntime, which is not installed; run `pip install 'segue[onnx]'`."
-        ) from None
-    return onnxruntime
 
 
 def in_short(error: Exception) -> str:

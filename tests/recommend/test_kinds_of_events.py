@@ -74,7 +74,7 @@ def test_kinds_stay_with_their_events() -> None:
     """Though entries are sorted by time, and those of unknown items left out."""
     mixed = [HISTORY[2], {"item": "new", "time": NOON + 61, "kind": "look"}, HISTORY[0], HISTORY[1]]
     names, counts, known = run().vocabulary, np.ones(9, dtype=np.int64), np.arange(9) > 0
-    items = KnownItems(names, counts, known, kinds=KINDS)
+    items = KnownItems(names, counts, known, kinds=Kinds(KINDS))
     packed = pack_histories([read_history(mixed), read_history(["i1"])], items)
     assert packed.batch.items.tolist() == [3, 1, 2, 1] and packed.unknown == [["new"], []]
     assert packed.batch.kinds is not None and packed.batch.kinds.tolist() == [1, 0, 2, 3]

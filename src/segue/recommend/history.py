@@ -162,6 +162,7 @@ def pack_histories(
     numbers = known.names.numbers(ids, unknown="zero")
     readable = known.answerable[numbers] & (numbers != PADDING)
     times = np.array([time for history in histories for time in history.times], dtype=np.int64) // MICROSECONDS
+    kinds = [kind for history in histories for kind in (history.kinds or [None] * len(history.items))]
     owners = np.repeat(np.arange(len(histories)), [len(history.items) for history in histories])
     unknown: list[dict[str, None]] = [{} for _ in histories]
     for row in np.flatnonzero(~readable).tolist():
@@ -171,15 +172,10 @@ def pack_histories(
         times=times[readable],
         lengths=np.bincount(owners[readable], minlength=len(histories)),
         query_times=query_times,
-        kinds=known.kinds.numbers(_kinds(histories))[readable] if known.kinds else None,
+        kinds=known.kinds.numbers(kinds)[readable] if known.kinds else None,
         values=_values(histories, readable),
     )
     return PackedHistories(batch=batch, unknown=[list(ids) for ids in unknown])
-
-
-def _kinds(histories: Sequence[History]) -> list[str | None]:
-    """The kind of every entry, None if it has none."""
-    return [kind for history in histories for kind in (history.kinds or [None] * len(history.items))]
 
 
 def _values(histories: Sequence[History], readable: np.ndarray) -> np.ndarray | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -11,30 +11,15 @@ from segue.data.kinds import Kinds
 from segue.data.vocabulary import Names
 
 
+@dataclass(frozen=True, eq=False)
 class KnownItems:
-    """What both `Recommender` and `SlimRecommender` need to know of a run's items and events."""
+    """What both `Recommender` and `SlimRecommender` need to know of a run's items and events. Number 0 is padding."""
 
-    def __init__(
-        self,
-        names: Names,
-        counts: np.ndarray,
-        answerable: np.ndarray,
-        *,
-        kinds: Sequence[str] = (),
-        timed: bool = False,
-    ) -> None:
-        """Number 0 is padding.
-
-        counts [V + 1] int64: events of each item in training.
-        answerable [V + 1] bool: items with a count, and items whose content the model knows.
-        kinds: names of the event kinds that the model distinguishes, by number.
-        timed: whether the model uses the times of events.
-        """
-        self.names = names
-        self.counts = counts
-        self.answerable = answerable
-        self.kinds = Kinds(kinds)
-        self.timed = timed
+    names: Names
+    counts: np.ndarray  # [V + 1] int64: events of each item in training
+    answerable: np.ndarray  # [V + 1] bool: items with a count, and items whose content the model knows
+    kinds: Kinds = field(default_factory=lambda: Kinds(()))  # the event kinds that the model distinguishes
+    timed: bool = False  # whether the model uses the times of events
 
     @cached_property
     def by_count(self) -> np.ndarray:

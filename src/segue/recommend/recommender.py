@@ -14,6 +14,7 @@ import torch
 
 from segue import folders
 from segue.data.batch import Batch, take
+from segue.data.kinds import Kinds
 from segue.data.vocabulary import Vocabulary
 from segue.errors import FolderError, InputError
 from segue.index.build import load_index
@@ -25,15 +26,7 @@ from segue.models.checkpoint import SETTINGS, WEIGHTS, load_model, read_model_se
 from segue.models.encoders import ModelSettings
 from segue.models.sequence import SequenceModel
 from segue.models.similarity.mol import MixtureOfLogits
-from segue.recommend.answer import (
-    BEAM,
-    Plan,
-    Ranking,
-    Recommendation,
-    begin_ranking,
-    recommendations,
-    scored_items,
-)
+from segue.recommend.answer import BEAM, Plan, Ranking, Recommendation, begin_ranking, recommendations, scored_items
 from segue.recommend.explain.attention import attention_of
 from segue.recommend.explain.contributions import explain_history
 from segue.recommend.explain.explanation import Explanation
@@ -94,7 +87,7 @@ class Recommender:
         self.counts = np.concatenate(([0], vocabulary.table["count"].to_numpy())).astype(np.int64)  # [V + 1]
         self.answerable = model.answerable(self.counts)
         self.answerable[len(self.counts) - self.added :] = True  # items are only added if their content is known
-        self.known = KnownItems(vocabulary, self.counts, self.answerable, kinds=model.input_kinds, timed=model.timed)
+        self.known = KnownItems(vocabulary, self.counts, self.answerable, Kinds(model.input_kinds), timed=model.timed)
 
     @staticmethod
     def open(folder: Path | str, *, encoder: Builder | None = None) -> Recommender:

@@ -140,7 +140,9 @@ def _heat_map(explanation: Explanation, layer: Attention, head: int) -> Iterator
     yield ""
     yield f"{layer.name}, head {head + 1}: rows attend to columns{cut_note(explanation)}."
     yield _legend(most, below=any(weight < 0 for row in weights for weight in row))
-    for digits in _upright(labels(layer.columns)):
+    columns = labels(layer.columns)
+    height = max(map(len, columns))
+    for digits in zip(*(column.rjust(height) for column in columns), strict=True):  # written from top to bottom
         yield f"  {'':{margin}}  {''.join(f'{digit:{width}}' for digit in digits)}".rstrip()
     for index, name in enumerate(names):
         later = index + 1 if layer.rows == layer.columns else len(layer.columns)  # columns from here on are masked
@@ -149,12 +151,6 @@ def _heat_map(explanation: Explanation, layer: Attention, head: int) -> Iterator
         )
         strongest = _strongest(explanation, TokenWeights(layer, head, index), NAMED_BESIDE)
         yield f"  {name:>{margin}}  {cells}  {strongest}"
-
-
-def _upright(names: list[str]) -> Iterator[tuple[str, ...]]:
-    """Lines of names written vertically side by side, so that each is one character wide."""
-    high = max(map(len, names))
-    yield from zip(*(name.rjust(high) for name in names), strict=True)
 
 
 def _shade(weight: float, most: float, *, blank: bool) -> str:

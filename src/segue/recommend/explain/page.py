@@ -77,7 +77,9 @@ def _contributions(explanation: Explanation) -> str:
     for number, entry in enumerate(entries, start=1):
         title = f' <span class="title">{_text(entry.title)}</span>' if entry.title else ""
         if entry.contribution is not None:
-            bar = f'<div class="bar">{_bar(entry.contribution, longest)}</div>'
+            share = 50 * abs(entry.contribution) / longest if longest else 0.0  # percent; the middle is zero
+            sign = "up" if entry.contribution >= 0 else "down"
+            bar = f'<div class="bar"><span class="{sign}" style="width:{share:.2f}%"></span></div>'
             facts = f'<td class="number">{entry.contribution:+.4f}</td><td class="chart">{bar}</td>'
         else:
             why = "" if explanation.fallback and entry.known else reason(entries, entry)
@@ -91,11 +93,6 @@ def _contributions(explanation: Explanation) -> str:
         + "\n".join(rows)
         + "\n</table>"
     )
-
-
-def _bar(value: float, longest: float) -> str:
-    share = 50 * abs(value) / longest if longest else 0.0  # percent of the chart, whose middle is zero
-    return f'<span class="{"up" if value >= 0 else "down"}" style="width:{share:.2f}%"></span>'
 
 
 def _attention(explanation: Explanation) -> str:

@@ -21,7 +21,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -126,7 +125,12 @@ def embed_users(
             parts=len(counts),
             width=width,
         )
-        folders.write_manifest(partial, "embeddings", {**_origin(recommender, data, job), "report": report})
+        origin = {
+            "segue": version("segue"),
+            "run": {"folder": str(Path(recommender.folder or "").absolute()), "digest": job.run},
+            "data": {"folder": str(data.folder.absolute()), "digest": job.data},
+        }
+        folders.write_manifest(partial, "embeddings", {**origin, "report": report})
         partial.rename(out)
     return report
 
@@ -137,15 +141,6 @@ def run_digest(recommender: Recommender) -> str:
         raise FolderError("This Recommender differs from its run folder: save it, and open the folder that was saved.")
     parts = [recommender.manifest["files"][name]["sha256"] for name in (SETTINGS, WEIGHTS, ITEMS)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def _origin(recommender: Recommender, data: Data, job: _Job) -> dict[str, Any]:
-    assert recommender.folder is not None
-    return {
-        "segue": version("segue"),
-        "run": {"folder": str(recommender.folder.absolute()), "digest": job.run},
-        "data": {"folder": str(data.folder.absolute()), "digest": job.data},
-    }
 
 
 @contextmanager
