@@ -193,6 +193,8 @@ def evaluate(
 
     A run trained with `all_events` was trained on the test part: its report is that of the model that chose its epochs.
     """
+    from segue.evaluation.settings import EvaluateSettings
+    from segue.kinds import decode
     from segue.runs.measure import measure, measure_window
     from segue.runs.read import data_of, read_report, refuse_added, settings_of
 
@@ -204,7 +206,8 @@ def evaluate(
     settings, trained_on_all = settings_of(recommender), recommender.manifest["all"]
     changes = {"at": at if at is None else tuple(at), "interest": interest}
     given = {name: value for name, value in changes.items() if value is not None}
-    settings = msgspec.structs.replace(settings, evaluate=msgspec.structs.replace(settings.evaluate, **given))
+    evaluate = decode(msgspec.to_builtins(settings.evaluate) | given, EvaluateSettings, path="evaluate")
+    settings = msgspec.structs.replace(settings, evaluate=evaluate)
     if trained_on_all and days is not None:
         raise SettingsError(
             f"{recommender.folder} was trained on every event, including those of the window: evaluate by window a run "

@@ -8,6 +8,7 @@ import torch
 from settings_tables import model_settings
 from tiny_logs import HistoryFirst, Table, histories_of, sequences_of
 
+from segue.config.settings import make_settings
 from segue.data.sequences import Sequences
 from segue.data.split import Split, split_last, split_time
 from segue.errors import InputError, SettingsError
@@ -241,10 +242,16 @@ def test_nothing_to_measure_is_said() -> None:
         report_of(HistoryFirst(N_ITEMS), sequences_of([1, 2], [3]))
 
 
-def test_settings_that_cannot_be() -> None:
-    with pytest.raises(SettingsError, match="at least 1"):
-        EvaluateSettings(at=(0, 10))
-    with pytest.raises(SettingsError, match="at least 1"):
-        EvaluateSettings(at=())
-    with pytest.raises(SettingsError, match="bootstrap"):
-        EvaluateSettings(bootstrap=-1)
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("evaluate.at=[0, 10]", r"evaluate\.at\[0\]: expected int >= 1"),
+        ("evaluate.at=[]", r"evaluate\.at: expected array of length >= 1, got \[\]"),
+        ("evaluate.bootstrap=-1", r"evaluate\.bootstrap: expected int >= 0, got -1"),
+        ("evaluate.days=-1", r"evaluate\.days: expected float >= 0"),
+        ("evaluate.days=40000", r"evaluate\.days: expected float <= 36525"),
+    ],
+)
+def test_settings_that_cannot_be(override: str, sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        make_settings({}, [override])

@@ -42,7 +42,7 @@ from segue.training.train import STATE, TrainingSetup, choose_epoch
 from segue.training.windows import Windows, training_windows
 
 LOG = Log.of(cycle())
-STEPS = 6
+STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Case:
 
 
 ONE_USER: dict[str, Any] = {"users": 8, "tokens": 9}
-SHARED = {"loss": "sampled-softmax", "sampler": "uniform", "negatives": 6}
+SHARED = {"loss": "sampled-softmax", "sampler": "uniform", "sampler__negatives": 6}
 CODED = {"items": "codes", "items__parts": 2, "items__values": 4}
 CASES = {
     "softmax": Case({}, epochs=3),
@@ -67,7 +67,7 @@ CASES = {
     "shared negatives": Case(POPULARITY),
     "shared negatives, by rows": Case(POPULARITY, by_rows=True),
     "none and by rows": Case(POPULARITY, {"items__tied": False}, by_rows=True, **ONE_USER),
-    "own negatives": Case({**SHARED, "loss": "bce", "shared": False, "negatives": 3}),
+    "own negatives": Case({**SHARED, "loss": "bce", "sampler__shared": False, "sampler__negatives": 3}),
     "gbce": Case({**SHARED, "loss": "gbce"}),
     "in-batch": Case({**SHARED, "sampler": "in-batch"}),
     "answers, which are counted": Case({**SHARED, "sampler": "targets+uniform"}, epochs=2),
@@ -77,10 +77,10 @@ CASES = {
     "groups": Case({**SHARED, "task": "recency", "task__cuts": 3}),
     "days ahead": Case({**SHARED, "task": "dense-all-action", "task__labels": 3}),
     "continuations": Case({"task": "continuation", "task__items": 2, "task__cuts": 2}, {"kind": "seq2seq"}),
-    "buckets": Case({"loss": "sce", "negatives": 4}),
-    "mixture": Case({**SHARED, "negatives": 4}, {"similarity": "mol", "similarity__part_width": 4}),
+    "buckets": Case({"loss": "sce", "loss__bucket_items": 4}),
+    "mixture": Case({**SHARED, "sampler__negatives": 4}, {"similarity": "mol", "similarity__part_width": 4}),
     "none and a mixture": Case(SHARED, {"similarity": "mol", "similarity__part_width": 4}, **ONE_USER),
-    "none and buckets": Case({"loss": "sce", "negatives": 4}, **ONE_USER),
+    "none and buckets": Case({"loss": "sce", "loss__bucket_items": 4}, **ONE_USER),
     "codes": Case({}, CODED),
     "none and codes": Case({}, CODED, **ONE_USER),
 }

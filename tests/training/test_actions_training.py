@@ -22,7 +22,7 @@ MIXED = {
     "task__labels": 3,
     "loss": "sampled-softmax",
     "sampler": "targets+uniform",
-    "negatives": 8,
+    "sampler__negatives": 8,
     "equal_users": True,
 }
 LOG = Log.of(cycle(40))
@@ -92,7 +92,7 @@ def test_a_log_of_which_nothing_can_be_asked_says_so(task: str, tmp_path: Path) 
     """Everything happened at one moment, as in a log without times."""
     log = cycle(5)
     still = Log.of(Sequences(offsets=log.offsets, items=log.items, times=np.zeros_like(log.times)))
-    with pytest.raises(TrainingError, match=r"objective\.positive.*objective\.days.*'next-item'"):
+    with pytest.raises(TrainingError, match=r"objective\.task\.positive.*objective\.task\.days.*'next-item'"):
         still.chosen(recipe_of(objective={"task": task}), tmp_path)
 
 

@@ -18,7 +18,7 @@ from segue.training.loop import TrainingProgress
 from segue.training.settings import TrainSettings
 
 N_ITEMS = 40
-LEARNED = model_settings(width=8, items="codes", items__assignment="learned", items__parts=4, items__values=6)
+LEARNED = model_settings(width=8, items="codes", items__assignment="learned", items__parts=4, items__values=6).items
 
 
 @pytest.fixture(autouse=True)

@@ -67,11 +67,11 @@ def hit_at_1(log: Log, folder: Path, *, epochs: int, facts: DataFacts = NO_FACTS
 
 def test_with_its_kind_in_sight_the_next_item_is_known(tmp_path: Path) -> None:
     facts = DataFacts(kinds=KINDS)
-    assert hit_at_1(kind_log(), tmp_path, epochs=8, facts=facts, inputs="events", times=[]) > 0.9
+    assert hit_at_1(kind_log(), tmp_path, epochs=8, facts=facts, inputs="events", inputs__times=[]) > 0.9
 
 
 def test_with_the_date_in_sight_the_next_item_is_known(tmp_path: Path) -> None:
-    assert hit_at_1(clock_log(), tmp_path, epochs=16, inputs="events", times=["absolute"]) > 0.9
+    assert hit_at_1(clock_log(), tmp_path, epochs=16, inputs="events", inputs__times=["absolute"]) > 0.9
 
 
 @pytest.mark.parametrize("log", [kind_log, clock_log])

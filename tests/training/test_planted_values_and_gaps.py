@@ -66,7 +66,7 @@ def hit_at_1(log: Log, folder: Path, model: dict[str, Any], epochs: int) -> floa
 
 
 SASREC = {"kind": "sasrec", "feed_forward": 1}
-HSTU = {"kind": "hstu", "feed_forward": 4, "target_time": False}
+HSTU = {"kind": "hstu", "target_time": False}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from segue.training.train import STATE
 
 N_ITEMS = 40
 WIDTH = 8  # fills a vector register: what is left over at the end of a tensor may be rounded another way
-SAMPLED = {"loss": "sampled-softmax", "sampler": "uniform", "negatives": 6}
+SAMPLED = {"loss": "sampled-softmax", "sampler": "uniform", "sampler__negatives": 6}
 
 
 def state_of(settings: TrainSettings, *, by_rows: bool) -> tuple[IdTable, TrainingState]:
