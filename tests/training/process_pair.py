@@ -55,14 +55,14 @@ class Case:
     tokens: int = 60
     by_rows: bool = False
     """Whether the items' gradients are sparse."""
-    epochs: int = 1
+    epochs: int = 3
 
 
-ONE_USER: dict[str, Any] = {"users": 8, "tokens": 9}
+ONE_USER: dict[str, Any] = {"users": 8, "tokens": 9, "epochs": 1}
 SHARED = {"loss": "sampled-softmax", "sampler": "uniform", "sampler__negatives": 6}
 CODED = {"items": "codes", "items__parts": 2, "items__values": 4}
 CASES = {
-    "softmax": Case({}, epochs=3),
+    "softmax": Case({}),
     "one user a batch, so that a process has none": Case({}, **ONE_USER),
     "shared negatives": Case(POPULARITY),
     "shared negatives, by rows": Case(POPULARITY, by_rows=True),
@@ -70,7 +70,7 @@ CASES = {
     "own negatives": Case({**SHARED, "loss": "bce", "sampler__shared": False, "sampler__negatives": 3}),
     "gbce": Case({**SHARED, "loss": "gbce"}),
     "in-batch": Case({**SHARED, "sampler": "in-batch"}),
-    "answers, which are counted": Case({**SHARED, "sampler": "targets+uniform"}, epochs=2),
+    "answers, which are counted": Case({**SHARED, "sampler": "targets+uniform"}),
     "equal users": Case({**SHARED, "loss": "bpr", "equal_users": True}),
     "masks": Case({"task": "masked-item"}, {"kind": "bert4rec", "heads": 1}),
     "lists": Case({"task": "recency", "loss": "lambdarank", "task__cuts": 2}),
