@@ -20,6 +20,7 @@ import segue.tuning.search as search_room
 from segue.config.recipes import read_recipe, recipe_names
 from segue.config.settings import Settings, make_settings
 from segue.errors import FolderError, SegueError, SettingsError, TrainingError
+from segue.kinds import kind_of
 from segue.models.encoders.esasrec import ESASRecSettings
 from segue.objective.samplers.samplers import UniformSettings
 from segue.training import item_codes as codes
@@ -48,15 +49,15 @@ def test_whatever_is_proposed_is_possible(recipe: str, log: LogFacts) -> None:
     settings = make_settings(read_recipe(recipe))
     space = space_for(settings, log)
     values = {name: knob.choices or (knob.low, knob.high) for name, knob in space.items()}
-    linked = ("objective.", "model.width", "model.heads")
+    linked = ("objective.", "model.width", "model.heads", "model.body.heads")
     tried = 0
-    for loss in values.get(LOSS, (settings.objective.loss,)):
+    for loss in values.get(LOSS, (kind_of(settings.objective.loss),)):
         names = [name for name in belonging(space, str(loss)) if name.startswith(linked) and name != LOSS]
         for point in product(*(values[name] for name in names)):
             made = laid_over(settings, {LOSS: loss, **dict(zip(names, point, strict=True))})
-            assert made.objective.loss == loss
+            assert kind_of(made.objective.loss) == loss
             tried += 1
-    assert tried >= (9 if "model.heads" in space else 5)
+    assert tried >= (9 if {"model.heads", "model.body.heads"} & space.keys() else 5)
     assert laid_over(settings, own_values(settings, space)) == settings
     for name, value in own_values(settings, space).items():
         assert value in values[name] if space[name].choices else values[name][0] <= value <= values[name][1]
@@ -93,7 +94,7 @@ def test_negatives_are_fewer_than_the_items() -> None:
 
 
 def test_the_softmax_is_not_offered_where_a_step_would_take_seconds() -> None:
-    sampled = {"loss": "sampled-softmax", "sampler": "uniform", "negatives": 500}
+    sampled = {"loss": "sampled-softmax", "sampler": {"kind": "uniform", "negatives": 500}}
     offered = space_for(settings_of(objective=sampled), HUGE).get(LOSS)
     assert offered is None or "softmax" not in offered.choices
     assert "softmax" in space_for(settings_of(), HUGE)[LOSS].choices, "the recipe's own always is"

@@ -29,7 +29,7 @@ from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.facts import DataFacts
 from segue.models.sequence import SequenceModel
-from segue.objective import objective as objective_module
+from segue.objective.losses import catalogue
 from segue.objective.batch_shard import BatchShard
 from segue.objective.objective import Objective
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
@@ -113,7 +113,7 @@ def learned(case: Case, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> d
     recipe, model, objective = prepared(case)
     folder.mkdir()
     windows = training_windows(LOG.sequences, LOG.split.train_end, length=model.length + objective.extra)
-    with patch.object(objective_module, "LEAST_CODED", 1):  # codes are summed, as those of many items are
+    with patch.object(catalogue, "LEAST_CODED", 1):  # codes are summed, as those of many items are
         state = fit(
             model,
             objective,
