@@ -93,6 +93,11 @@ def test_the_same_kind_keeps_the_keys_of_the_recipe() -> None:
     assert msgspec.to_builtins(changed.objective.loss) == {"kind": "gbce", "offset": -7.7, "calibration": 0.5}
 
 
+def test_a_kind_that_an_encoder_cannot_have_is_refused() -> None:
+    with pytest.raises(SettingsError, match="model.inputs has no kind 'rated'. Allowed: items."):
+        make_settings(read_recipe("seq2seq"), ["model.inputs=rated"])
+
+
 @given(st.permutations(["objective.loss=gbce", "objective.loss.calibration=0.5", "objective.sampler=uniform"]))
 def test_the_order_of_overrides_does_not_matter(overrides: list[str]) -> None:
     assert msgspec.to_builtins(make_settings({}, overrides).objective.loss)["calibration"] == 0.5

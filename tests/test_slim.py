@@ -40,7 +40,7 @@ def small_model(*, categories: np.ndarray | None = None) -> SequenceModel:
         dropout=0.0,
         feed_forward=2,
         positions="oldest",
-        category="" if categories is None else "genre",
+        **({} if categories is None else {"items": "categories", "items__column": "genre"}),
     )
     return build_model(
         numbers, 30, generator=torch.Generator().manual_seed(3), facts=ContentFacts(categories=categories)

@@ -23,7 +23,7 @@ from segue.errors import FolderError
 
 Kind = Literal["data", "run", "embeddings"]
 
-FORMATS: dict[Kind, int] = {"data": 2, "run": 1, "embeddings": 1}
+FORMATS: dict[Kind, int] = {"data": 2, "run": 2, "embeddings": 1}
 MAKERS: dict[Kind, str] = {"data": "segue prepare", "run": "segue train", "embeddings": "segue embed"}
 NAMES: dict[Kind, str] = {"data": "a data folder", "run": "a run folder", "embeddings": "a folder of embeddings"}
 MANIFEST = "manifest.json"

@@ -610,7 +610,7 @@ def test_damaged_data_under_a_run(line: CommandLine, cycle_data: Path, cycle_run
         assert_refused(said, "data", "damaged", "`segue prepare`")
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "model.json", "items.parquet", "index.safetensors"])
+@pytest.mark.parametrize("name", ["weights.safetensors", "settings.toml", "items.parquet", "index.safetensors"])
 def test_damaged_run_file(line: CommandLine, cycle_run: Path, name: str) -> None:
     shutil.copytree(cycle_run, "run")
     path = line.folder / "run" / name

@@ -145,7 +145,7 @@ def test_prepare_prints_a_summary(line: CommandLine) -> None:
     assert body == {"folder": "data", **json.loads((line.folder / "data" / "manifest.json").read_text())}
     assert body["counts"] == {
         "rows": 840,
-        "kept": 840,
+        "good": 840,
         "rejected": {},
         "duplicates": 0,
         "users": 60,

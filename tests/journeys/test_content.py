@@ -20,7 +20,7 @@ SMALL = (
     *("model.items.hidden=16", "train.epochs=12", "train.tokens=300", "train.learning_rate=1e-2"),
     *("train.averaging=0.9", "train.warmup=0", "train.threads=1", "evaluate.bootstrap=0"),
 )
-BY_CATEGORY = [one for one in SMALL if "text_width" not in one and "content" not in one] + ["model.category=topic"]
+BY_CATEGORY = [one for one in SMALL if "items" not in one] + ["model.items=categories", "model.items.column=topic"]
 
 
 def planted(folder: Path, *, users: int = 80) -> None:
@@ -81,9 +81,9 @@ def test_vectors_alone_and_beside_words(tmp_path: Path) -> None:
     planted(tmp_path)
     catalogue = [tmp_path / "items.csv", tmp_path / "looks.npy"]
     data = segue.prepare(tmp_path / "log.csv", items=catalogue, min_user=2, min_item=1, split=f"time:{CUT}")
-    recipe = ("model.items=vectors", "model.items.vectors=looks", "model.items.texts=[]", "model.items.id_dropout=0.1")
-    small = [one for one in SMALL if "text_width" not in one]
-    run = segue.train(data, recipe="sasrec-content", overrides=[*small, *recipe, "model.items.text_encoder.width=128"])
+    recipe = ("model.items=vectors", "model.items.vectors=looks")
+    small = [one for one in SMALL if "text_encoder" not in one]
+    run = segue.train(data, recipe="sasrec-content", overrides=[*small, *recipe])
     report = segue.evaluate(run)
     assert report.slices["target"][1].metrics["hit@10"] > 6 * 10 / len(data.vocabulary)
     settings = run.model.state_dict()

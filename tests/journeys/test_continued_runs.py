@@ -63,7 +63,7 @@ def test_a_continued_run_starts_from_the_weights_of_the_last_one(
     assert began[0]["ndcg@10"] > anew[-1]["ndcg@10"], "what took eight epochs yesterday is there before the first"
     # The weights that training began with: those of yesterday, each item's under its number of today.
     (line.folder / "start").mkdir()
-    shutil.copy(today / "model.json", line.folder / "start")
+    shutil.copy(today / "settings.toml", line.folder / "start")
     shutil.copy(today / "warm-start.safetensors", line.folder / "start" / "weights.safetensors")
     start, ids = load_model(line.folder / "start"), pl.read_parquet(today / "items.parquet")["id"].to_list()
     assert ids[0] == "a-new-one"

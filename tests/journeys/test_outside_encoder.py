@@ -171,13 +171,13 @@ def test_a_builder_that_gives_no_model_is_refused(cycle_data: Path, quick_recipe
     def nothing(*_: Any) -> Any:
         return 7
 
-    with pytest.raises(SettingsError, match=r"builds a SequenceModel, and .*nothing gave int"):
+    with pytest.raises(SettingsError, match=r"builds a SequenceModel, and .*nothing returned int"):
         segue.train(cycle_data, recipe=quick_recipe, encoder=nothing)
 
 
 def test_what_is_no_function_is_refused(cycle_data: Path, quick_recipe: Path, outside_run: Path) -> None:
     name: Any = "sasrec"
-    sentence = r"encoder= must be a function that builds a model, and 'sasrec' is none; .* model\.builder"
+    sentence = r"encoder= must be a function that builds a model, and 'sasrec' is none; .* model\.kind"
     with pytest.raises(SettingsError, match=sentence):
         segue.train(cycle_data, recipe=quick_recipe, encoder=name)
     with pytest.raises(SettingsError, match=sentence):

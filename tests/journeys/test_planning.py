@@ -14,7 +14,6 @@ QUICK = (
     "model.body=gru",
     "model.width=16",
     "model.depth=1",
-    "model.heads=1",
     "model.length=12",
     "train.epochs=2",
     "train.tokens=500",

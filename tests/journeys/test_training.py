@@ -232,7 +232,7 @@ TINY = (
     "train.threads=1",
 )
 FEW_NEGATIVES = ("objective.sampler.negatives=5",)
-UNTOLD = ("model.feed_forward=4", "model.target_time=false")
+UNTOLD = ("model.target_time=false",)
 SMALL_MIXTURE = ("model.similarity.part_width=4", "model.similarity.query_hidden=8", "model.similarity.gate_hidden=8")
 NO_LEAK: dict[str, tuple[str, tuple[str, ...]]] = {
     "bert4rec": ("bert4rec", ()),

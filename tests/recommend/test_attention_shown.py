@@ -334,14 +334,14 @@ def test_the_page_draws_every_kind_by_hand() -> None:
 
 # --- the command line ---------------------------------------------------------------------------------------------
 
-UNPLACED = ["model.feed_forward=4", "model.positions=newest"]
+SMALL = ["model.width=16", "model.depth=1", "model.length=20"]
 SHAPES = {
     "sasrec": ["model.heads=2", "model.depth=2"],
     "bert4rec": ["model=bert4rec", "objective.task=masked-item"],
-    "hstu": ["model=hstu", "model.feed_forward=4"],
-    "narm": ["model=narm", "model.scores=additive", *UNPLACED],
-    "hard": ["model=narm", "model.choice=straight-through", *UNPLACED],
-    "gru4rec": ["model=gru4rec", *UNPLACED],
+    "hstu": ["model=hstu", *SMALL],
+    "narm": ["model=narm", "model.scores=additive", *SMALL],
+    "hard": ["model=narm", "model.choice=straight-through", *SMALL],
+    "gru4rec": ["model=gru4rec", *SMALL],
 }
 
 

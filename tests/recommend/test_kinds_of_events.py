@@ -39,7 +39,7 @@ def run(times: tuple[str, ...] = ("absolute", "since-newest", "since-previous"))
     """Untrained weights, all of which count."""
     settings = model_settings(
         kind="pinnerformer", inputs="events", width=8, heads=2, depth=1, length=6, dropout=0.0, output="mlp",
-        similarity="cosine", times=times,
+        similarity="cosine", inputs__times=times,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(4)
     model = build_model(settings, len(IDS), generator=generator, facts=DataFacts(kinds=KINDS))

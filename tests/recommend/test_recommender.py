@@ -364,7 +364,7 @@ def test_parts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         Recommender.open(folder)
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "index.safetensors", "items.parquet", "model.json"])
+@pytest.mark.parametrize("name", ["weights.safetensors", "index.safetensors", "items.parquet", "settings.toml"])
 def test_a_damaged_file_is_a_sentence(tmp_path: Path, name: str) -> None:
     folder = run_folder(tmp_path / "run")
     content = bytearray((folder / name).read_bytes())

@@ -29,8 +29,8 @@ from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.facts import DataFacts
 from segue.models.sequence import SequenceModel
-from segue.objective.losses import catalogue
 from segue.objective.batch_shard import BatchShard
+from segue.objective.losses import catalogue
 from segue.objective.objective import Objective
 from segue.process_group import SINGLE_PROCESS, ProcessGroup
 from segue.runs.make import make_run

@@ -36,9 +36,9 @@ def test_what_was_counted_is_taken_up_with_the_weights(tmp_path: Path) -> None:
         LOG.chosen(recipe_of(epochs=2, objective=MIXED), tmp_path / name)
     path = tmp_path / "forgetful" / STATE
     tensors, header = load_file(path), _header(path)
-    counted = tensors["counter.answers"]
+    counted = tensors["counter.target_counts"]
     assert (counted.sum(1) == counted.sum() // len(counted)).all() and counted.sum() > 0
-    save_file({**tensors, "counter.answers": torch.zeros_like(counted)}, path, metadata=header)
+    save_file({**tensors, "counter.target_counts": torch.zeros_like(counted)}, path, metadata=header)
     resumed, forgetful = (LOG.chosen(recipe, tmp_path / name)[0] for name in ("stopped", "forgetful"))
     assert same_weights(weights_of(resumed), weights_of(whole))
     assert not same_weights(weights_of(forgetful), weights_of(whole))

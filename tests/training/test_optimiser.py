@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from segue.errors import SettingsError
+from segue.kinds import decode
 from segue.training.optimiser import average_into, averaging_decay, optimiser, set_learning_rate
 from segue.training.settings import TrainSettings
 
@@ -100,5 +101,5 @@ def test_an_average_of_no_memory_is_the_weights_bit_for_bit() -> None:
     ],
 )
 def test_values_that_cannot_train_are_refused_by_name(key: str, value: float) -> None:
-    with pytest.raises(SettingsError, match=rf"train\.{key} .*{value}"):
-        TrainSettings(**{key: value})  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=rf"train\.{key}: expected .*, got {value}"):
+        decode({key: value}, TrainSettings, path="train")

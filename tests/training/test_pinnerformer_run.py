@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import polars as pl
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import segue
 from segue.data.dataset import Data
 from segue.errors import SettingsError
+from segue.models.checkpoint import load_model
 from segue.recommend.recommender import Recommender
 
 SMALL = (
@@ -57,8 +57,7 @@ def trained(data: Data, out: Path, *more: str) -> Recommender:
 
 def test_a_run_keeps_the_names_of_kinds_and_tells_them_apart(data: Data, tmp_path: Path) -> None:
     run = trained(data, tmp_path / "run")
-    description = msgspec.json.decode((tmp_path / "run" / "model.json").read_bytes())
-    assert description["kinds"] == ["buy", "look", "save@home"] == data.kinds
+    assert list(load_model(tmp_path / "run").kinds) == ["buy", "look", "save@home"] == data.kinds
     history = [{"item": item, "time": 1_700_000_000 + place * DAY, "kind": "buy"} for place, item in enumerate(IDS[:4])]
     bought, looked = run.recommend(history), run.recommend([*history[:3], {**history[3], "kind": "look"}])
     assert [one.score for one in bought.items] != [one.score for one in looked.items]

@@ -16,8 +16,8 @@ from segue.recommend.recommender import Recommender
 
 N_ITEMS = ROUTES * STOPS
 BODIES: dict[str, dict[str, Any]] = {
-    "transformer": {"width": 48, "feed_forward": 2},
-    "gru": {"width": 48, "feed_forward": 4, "body": "gru"},
+    "transformer": {"width": 48, "body__feed_forward": 2},
+    "gru": {"width": 48, "body": "gru"},
 }
 EPOCHS = {"transformer": 13, "gru": 4}
 

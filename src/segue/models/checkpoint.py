@@ -21,6 +21,14 @@ from segue.models.text.encoder import TextEncoder
 
 SETTINGS, WEIGHTS = "settings.toml", "weights.safetensors"
 TEXTS = "items.texts."
+METADATA = "segue"
+
+
+class _Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is needed besides settings and weights to build a model again; in the header of the weights."""
+
+    n_items: int
+    kinds: tuple[str, ...]
 
 
 def save_model(model: SequenceModel, settings: ModelSettings, folder: Path) -> None:
@@ -32,8 +40,8 @@ def save_model(model: SequenceModel, settings: ModelSettings, folder: Path) -> N
 def save_weights(model: SequenceModel, path: Path) -> None:
     """Write the weights of a model, what it stores of the catalogue, and what else is needed to build it again."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    kinds = msgspec.json.encode(model.kinds).decode()
-    save_file(tensors, path, metadata={"n_items": str(model.items.n_items), "kinds": kinds})
+    shape = _Shape(n_items=model.items.n_items, kinds=model.kinds)
+    save_file(tensors, path, metadata={METADATA: msgspec.json.encode(shape).decode()})  # one key: several have no order
 
 
 def fill_model(model: SequenceModel, path: Path) -> None:
@@ -60,13 +68,13 @@ def load_model(folder: Path, encoder: Builder | None = None, *, settings: ModelS
         settings = settings or read_model_settings(folder)
         refuse_other_builder(settings, encoder, whose=str(folder))
         with safe_open(folder / WEIGHTS, framework="pt") as file:
-            metadata = file.metadata() or {}
+            shape = msgspec.json.decode((file.metadata() or {})[METADATA], type=_Shape)
         weights = load_file(folder / WEIGHTS)
         model = build_model(
             settings,
-            int(metadata["n_items"]),
+            shape.n_items,
             generator=torch.Generator(),
-            facts=_facts(settings, weights, msgspec.json.decode(metadata["kinds"], type=tuple[str, ...])),
+            facts=_facts(settings, weights, shape.kinds),
             encoder=encoder,
         )
         model.load_state_dict(weights)
