@@ -94,7 +94,7 @@ def test_the_same_kind_keeps_the_keys_of_the_recipe() -> None:
 
 
 def test_a_kind_that_an_encoder_cannot_have_is_refused() -> None:
-    with pytest.raises(SettingsError, match="model.inputs has no kind 'rated'. Allowed: items."):
+    with pytest.raises(SettingsError, match=r"model\.inputs has no kind 'rated'\. Allowed: items\."):
         make_settings(read_recipe("seq2seq"), ["model.inputs=rated"])
 
 

@@ -26,7 +26,7 @@ def test_the_new_run_answers_explains_and_can_be_added_to_again(line: CommandLin
     (line.folder / "new.csv").write_text(f"item,title,kind,colour\n{new}")
     said = line.does("add-items", content_run, "new.csv", "--out", "run2")
     assert "Made run2: 2 items added" in said and "14 in all" in said
-    assert "1 rows were left out" in said and "colour" in said
+    assert "1 rows repeat an id and were left out" in said and "colour" in said
     assert tree(content_run) == before
     facts = json.loads((line.folder / "run2" / "manifest.json").read_text())
     assert (facts["items"], facts["added"]) == (14, {"items": 2, "run": "run"})

@@ -164,14 +164,12 @@ def live_as_two_workers(folder: Path, cycle_data: Path) -> None:
 
             assert fresh("POST", "/model/rollback").json()["active"] == "one"
             limit = time.monotonic() + 5
-            while {
-                a.json()["model"] for a in pool.map(lambda _: fresh("GET", "/users/u/recommendations"), range(8))
-            } != {"one"}:
-                assert time.monotonic() < limit, "both workers follow"
-            text = fresh("GET", "/metrics").text
+            while 'name="one"} 2.0' not in (text := fresh("GET", "/metrics").text):
+                assert time.monotonic() < limit, f"both workers serve it: {text}"
+            seen = list(pool.map(lambda _: fresh("GET", "/users/u/recommendations"), range(8)))
+            assert {answer.json()["model"] for answer in seen} == {"one"}
             assert 'segue_events_total{outcome="accepted"} 40.0' in text
             assert 'segue_events_total{outcome="duplicate"} 40.0' in text
-            assert 'name="one"} 2.0' in text, "both workers serve it"
         served.stop()
     assert b"has the histories" in served.errors, "the store is filled once"
     assert SECRET_USER.encode() not in served.errors

@@ -58,7 +58,7 @@ class Case:
     epochs: int = 3
 
 
-ONE_USER: dict[str, Any] = {"users": 8, "tokens": 9, "epochs": 1}
+ONE_USER: dict[str, Any] = {"users": 22, "tokens": 9, "epochs": 1}
 SHARED = {"loss": "sampled-softmax", "sampler": "uniform", "sampler__negatives": 6}
 CODED = {"items": "codes", "items__parts": 2, "items__values": 4}
 CASES = {
