@@ -131,7 +131,7 @@ def learned(case: Case, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> d
 
 def drawn_gradients(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
     """REINFORCE: of states that are the same however many processes there are, for no two draw the same."""
-    case = Case(SHARED, {"kind": "narm", "feed_forward": 4, "scores": "bilinear", "choice": "reinforce"})
+    case = Case(SHARED, {"kind": "narm", "scores": "bilinear", "choice": "reinforce"})
     recipe, model, objective = prepared(case)
     set_generator(model, torch.Generator().manual_seed(5))
     batch = next(LOG.windows(recipe).batches(60, np.random.default_rng(2)))
