@@ -62,14 +62,14 @@ def test_candidates_of_g26(days: int, expected: list[list[int]]) -> None:
     """Events on the days 0, 1, 5, 20 and 40; the same of a second user in the batch."""
     batch = batch_at([0, 1, 5, 20, 40], [0, 1, 5, 20, 40])
     ahead = positives_ahead(batch, np.ones(10, dtype=bool), days * DAY)
-    found = [ahead.places[first:last].tolist() for first, last in zip(ahead.first, ahead.last, strict=True)]
+    found = [ahead.positives[first:last].tolist() for first, last in zip(ahead.first, ahead.last, strict=True)]
     assert found == expected + [[place + 5 for place in places] for places in expected]
 
 
 def test_a_window_ends_with_its_last_second_and_never_holds_the_questions_own() -> None:
     batch = Batch(items=np.arange(1, 6), times=np.array([0, 0, DAY, DAY + 1, DAY + 1]), lengths=np.array([5]))
     ahead = positives_ahead(batch, np.ones(5, dtype=bool), DAY)
-    found = [ahead.places[first:last].tolist() for first, last in zip(ahead.first, ahead.last, strict=True)]
+    found = [ahead.positives[first:last].tolist() for first, last in zip(ahead.first, ahead.last, strict=True)]
     assert found == [[2], [2], [3, 4], [], []]
 
 
@@ -170,7 +170,7 @@ def test_all_action_is_the_dense_one_of_the_newest_state_alone(gaps: list[list[i
     whole = drawn(all_action(days=9999.0), batch)
     ahead = positives_ahead(batch, np.ones(len(batch.items), dtype=bool), 9999 * DAY)
     newest = np.cumsum(batch.lengths) - batch.lengths + whole.inputs.lengths - 1
-    expected = [batch.items[ahead.places[ahead.first[at] : ahead.last[at]]].tolist() for at in newest]
+    expected = [batch.items[ahead.positives[ahead.first[at] : ahead.last[at]]].tolist() for at in newest]
     assert users_of(whole.targets, np.bincount(whole.users)) == expected
     assert whole.positions is not None
     assert (whole.positions == np.cumsum(whole.inputs.lengths)[whole.users] - 1).all()

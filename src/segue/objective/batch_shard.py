@@ -1,7 +1,7 @@
-"""The examples of a batch → the shard that one process learns from.
+"""The examples of a batch → the shard of one process.
 
 Every process makes the same examples of the whole batch, which is cheap, and encodes only its own users. So all
-processes know the batch's targets and negatives without any exchange.
+processes have the batch's targets and negatives without communication.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class BatchShard:
     """Consecutive users of the examples, with their queries."""
 
     own: Examples
-    """With fewer users than processes, the inputs may be those of another process's user, without any query: a model
-    cannot encode an empty batch."""
+    """With fewer users than processes, the inputs may be those of another process's user, without any query, because a
+    model cannot encode an empty batch."""
     whole: Examples
-    rows: tuple[np.ndarray, ...]  # for each process: the rows of its queries among all, ascending
+    rows: tuple[np.ndarray, ...]  # for each process: its queries' rows among all queries, ascending
     group: ProcessGroup
 
     @staticmethod

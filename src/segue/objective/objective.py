@@ -1,4 +1,4 @@
-"""Settings → what the training loop needs: examples from a batch, and a loss from a model's states."""
+"""The objective of training: a batch → examples, and a model's states → a loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from segue.models.sequence import SequenceModel
 from segue.objective.batch_shard import BatchShard
 from segue.objective.losses.loss import LossInputs, LossParts, tensor_of
 from segue.objective.losses.mean import user_weights
-from segue.objective.losses.reinforce import even_weights, with_draws
+from segue.objective.losses.reinforce import leaf_weights, with_reinforce
 from segue.objective.samplers.samplers import SamplerSettings
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.actions import AllAction, DenseAllAction, NextAction
@@ -35,9 +35,9 @@ class Objective:
         length: int | None = None,
         only_trained: bool = False,
     ) -> None:
-        """`counts` [V + 1]: how often each item occurs in training; `kinds`: the names of the log's event kinds, by
-        number; `length`: the model's, for tasks whose windows hold more than the model reads. `only_trained`: items
-        unseen in training are no negatives either, for models that know them by what they share with others."""
+        """`counts` [V + 1]: training counts of the items; `kinds`: the names of the log's event kinds, by number;
+        `length`: the model's, for tasks whose windows hold more than the model reads. `only_trained`: items unseen in
+        training are no negatives, for models that share parameters between items."""
         self.settings = settings
         n_items = len(counts) - 1
         sampler = settings.sampler if isinstance(settings.sampler, SamplerSettings) else None
@@ -46,7 +46,7 @@ class Objective:
             candidates = torch.from_numpy(np.flatnonzero(counts[1:]) + 1)
         self._task = settings.task.task(n_items, kinds, length)
         self.extra = self._task.extra
-        """Events of a training window beyond the model's length."""
+        """Events of a training window beyond the model's length; the task determines it."""
         self.sampler = None if sampler is None else sampler.sampler(counts, candidates)
         self._loss = settings.loss.loss(
             LossParts(
@@ -61,8 +61,8 @@ class Objective:
         self._positives: Positives | None = None
 
     def meet(self, windows: Iterable[Batch], histories: Iterable[Batch], n_users: int) -> None:
-        """Read all windows and whole training histories once, before training, for what no batch knows of its users.
-        Without it the users of a batch are all there are."""
+        """Read all windows and whole training histories once, before training, for facts that no batch contains (see
+        `users.py`). If it is not called, each batch is treated as all data."""
         if self.settings.equal_users:
             self._shares = Shares.of(windows, self._task, n_users)
         if isinstance(self._task, NextAction | DenseAllAction | AllAction) and self.sampler is not None:
@@ -70,24 +70,23 @@ class Objective:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What has been counted in training, by name, to be saved with the weights and filled again."""
+        """Counts made in training, by name; saved with the training state and restored in place."""
         return {} if self.sampler is None else self.sampler.state
 
     def examples(self, batch: Batch, rng: np.random.Generator) -> Examples:
-        """What to encode of a batch, which states make queries, and their targets."""
+        """What to encode of a batch, which states are queries, and their targets."""
         examples = self._task(batch, rng)
         return examples if self._positives is None else replace(examples, own=self._positives.own(examples))
 
     def weight(self, examples: Examples) -> float:
-        """What the examples count together: the number of targets, or of the states or users that count alike."""
+        """Total weight of the examples: the number (or weights) of targets, of states or of users."""
         if self.settings.equal_users:
             rows = np.unique(examples.users)
             return len(rows) if self._shares is None else float(self._shares.rows(examples)[rows].sum())
         return self.settings.loss.weight(examples)
 
     def scale(self, examples: Examples) -> float:
-        """Factor of a batch's mean loss before its gradient: if users count alike, a batch of many counts more than a
-        batch of few."""
+        """Factor of a batch's mean loss before its gradient: with `equal_users` it grows with the number of users."""
         return 1.0 if self._shares is None else self.weight(examples) / self._shares.users_a_batch
 
     def loss(
@@ -98,33 +97,33 @@ class Objective:
         generator: torch.Generator,
         shard: BatchShard | None = None,
     ) -> Tensor:
-        """The mean loss of the supervised states among `hidden` [T, D], and what the model's similarity adds to it.
+        """The mean loss of the queries among the states `hidden` [T, D], plus the similarity's extra loss.
 
-        With a `shard` of the examples, `hidden` are the states of the shard's inputs, and this is the shard's share:
-        over all shards, value and gradient add up to those of all examples. All processes have to call it together."""
+        With a `shard` of the examples, `hidden` are the states of the shard's inputs, and the result is its share: over
+        all shards, value and gradient sum to those of all examples. All processes must call it together."""
         shard = BatchShard.of(examples) if shard is None else shard
         states = shard.query_states(hidden)
-        samples = isinstance(model, SamplingModel) and model.sampled_attention(states) is not None
-        if shard.group.size > 1 and (self.settings.loss.whole_batch or samples):
+        sampled = isinstance(model, SamplingModel) and model.sampled_attention(states) is not None
+        if shard.group.size > 1 and (self.settings.loss.whole_batch or sampled):
             return self._mean(model, shard.gather(states), BatchShard.of(examples), generator) / shard.group.size
         return self._mean(model, states, shard, generator)
 
     def _mean(self, model: SequenceModel, states: Tensor, shard: BatchShard, generator: torch.Generator) -> Tensor:
         """The shard's share of the mean over the queries of these states [m, D]."""
-        draws = model.sampled_attention(states) if isinstance(model, SamplingModel) else None
+        samples = model.sampled_attention(states) if isinstance(model, SamplingModel) else None
         weights = self._weights(states, shard.own)
-        if draws is not None:
-            weights = even_weights(states, weights)
+        if samples is not None:
+            weights = leaf_weights(states, weights)
         share = 1.0 if shard.group.size == 1 else self.weight(shard.own) / self.weight(shard.whole)
         loss = self._loss(LossInputs(model, states, weights, shard, share, generator, self.sampler))
-        if draws is None:
+        if samples is None:
             return loss
         assert weights is not None
         positions = np.arange(len(states)) if shard.own.positions is None else shard.own.positions
-        return with_draws(loss, weights, draws, tensor_of(positions, states))
+        return with_reinforce(loss, weights, samples, tensor_of(positions, states))
 
     def _weights(self, states: Tensor, examples: Examples) -> Tensor | None:
-        """The weights of the queries [m]; None: all alike."""
+        """The weights of the queries [m]; None: equal."""
         weights = None if examples.weights is None else tensor_of(examples.weights, states)
         if not self.settings.equal_users or not len(states):
             return weights

@@ -1,4 +1,4 @@
-"""The section `objective`: what a model is trained for. Impossible combinations are refused here."""
+"""The section `objective` of the settings: task, loss and sampler. Invalid combinations raise here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from segue.objective.tasks.next_item import NextItem
 from segue.objective.tasks.positive import Positive
 from segue.objective.tasks.recency import Recency
 
-_LOSSES = variants_of(AnyLossSettings)
 SAMPLED = ", ".join(
     kind for kind, loss in variants_of(AnyLossSettings).items() if issubclass(loss, SampledLossSettings)
 )
@@ -87,5 +86,5 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         ):
             raise SettingsError(
                 f"objective.loss.log_q = false has no effect with objective.sampler = {kind_of(self.sampler)!r}, which "
-                "takes all items with the same probability: leave it out."
+                "samples all items with the same probability: leave it out."
             )

@@ -19,7 +19,7 @@ from segue.objective.losses.sce import ITEMS, sce
 from segue.objective.losses.softmax import coded_softmax, full_softmax
 from segue.objective.tasks.examples import Examples
 
-LEAST_CODED = 10_000  # candidates from which on sums over codes are faster than products with vectors
+LEAST_CODED = 10_000  # with this many candidates, sums over codes are faster than products with vectors
 
 
 class SoftmaxSettings(LossSettings, frozen=True, tag="softmax"):
@@ -67,14 +67,14 @@ class _FullSoftmax:
 
     def _coded(self, items: CodeTable, states: Tensor, targets: Tensor, inputs: LossInputs) -> Tensor:
         """The full softmax without any item's vector."""
-        numbers, columns = torch.arange(1, items.n_items + 1, device=states.device), targets - 1
+        candidates, columns = torch.arange(1, items.n_items + 1, device=states.device), targets - 1
         if self.parts.candidates is not None:
-            numbers = self.parts.candidates.to(states.device)
-            columns = torch.searchsorted(numbers, targets)
+            candidates = self.parts.candidates.to(states.device)
+            columns = torch.searchsorted(candidates, targets)
         similarity = inputs.model.similarity
         assert isinstance(similarity, Dot)
-        lengths = items.lengths(numbers) if similarity.normal else None
-        return coded_softmax(items.tables(states), items.places(numbers), columns, inputs.weights, lengths=lengths)
+        lengths = items.lengths(candidates) if similarity.normal else None
+        return coded_softmax(items.tables(states), items.places(candidates), columns, inputs.weights, lengths=lengths)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

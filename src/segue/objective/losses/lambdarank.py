@@ -1,4 +1,4 @@
-"""LambdaRank: a gradient that moves the ranks NDCG looks at."""
+"""LambdaRank: a gradient that improves NDCG."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DEPTH = 4000  # items of a state that are looked at, best first
-TOP = 50  # one of a pair is among so many: below, a swap changes no list that is shown
-LEAST_GAP = 0.01  # added to the scores' distance where it divides, as LightGBM does
+DEPTH = 4000  # items of a state that get a gradient, best first
+TOP = 50  # one item of each pair is among these: a swap below them changes no list that is shown
+LEAST_GAP = 0.01  # added to the score difference before dividing by it, as LightGBM does
 TILE_PAIRS = 1 << 20  # pairs at a time: 4 MB of float32
 
 
 class _GradientOnly(torch.autograd.Function):
-    """A number with a gradient that is not its own."""
+    """A value with a given gradient, which is not its derivative."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, gradient: Tensor, value: Tensor) -> Tensor:  # noqa: ARG004
@@ -30,19 +30,19 @@ class _GradientOnly(torch.autograd.Function):
 def lambdarank(
     scores: Tensor, rows: Tensor, items: Tensor, *, depth: int = DEPTH, top: int = TOP, sigma: float = 1.0
 ) -> Tensor:
-    """LambdaRank: each answer is pushed up, and what is no answer down, by what swapping both would change in NDCG.
+    """LambdaRank: for each pair of a target and another item, a gradient weighted by the change of NDCG if both swap.
 
-    Burges and others 2006; with recency sampling, Petrov and Macdonald 2022. A pair's push is σ(-sigma · Δs) · sigma ·
-    |ΔNDCG| / (|Δs| + 0.01); all pushes of a state are scaled so that their sum grows like a logarithm.
+    Burges and others 2006; with recency sampling, Petrov and Macdonald 2022. The lambda of a pair is
+    σ(-sigma · Δs) · sigma · |ΔNDCG| / (|Δs| + 0.01). Lambdas of a state are scaled: their sum grows like a logarithm.
 
-    **The number is not what the gradient belongs to.** It is 1 - NDCG@top, the mean over states, to be looked at; its
-    gradient in `scores` are the pushes, divided by the number of states. A gradient check fails, as it should.
+    **The gradient is not the derivative of the value.** The value, for display, is 1 - NDCG@top, the mean over states.
+    The gradient by `scores` is the lambdas divided by the number of states. So a gradient check fails.
 
     Needs: the scores of all items; no sampler.
-    Inputs: scores [S, V]; the answers as pairs: the state rows[m] in 0..S-1 has the answer items[m] in 0..V-1 (a pair
-    said twice counts once, a state may have any number). An item below `depth` in a state's order is not moved.
-    When to choose it: several answers a state, as recency sampling has them, and a catalogue of some thousand items.
-    Relations: without NDCG and scaling it would be `bpr` of all answers against all other items.
+    Inputs: scores [S, V]; targets as pairs: the state rows[m] in 0..S-1 has the target items[m] in 0..V-1 (repeated
+    pairs count once, a state may have any number). An item ranked below `depth` has no gradient.
+    When to choose it: several targets a state, as with recency sampling, and a catalogue of some thousand items.
+    Relations: without NDCG and scaling it would be `bpr` of all targets against all other items.
     """
     with torch.no_grad():
         relevant = torch.zeros_like(scores, dtype=torch.bool)
@@ -50,28 +50,28 @@ def lambdarank(
         ranked = scores.topk(min(depth, scores.shape[1]), dim=1)
         hits = relevant.gather(1, ranked.indices)  # [S, N], best first
         discounts = 1 / torch.arange(2, hits.shape[1] + 2, dtype=scores.dtype, device=scores.device).log2()
-        ideal = discounts[:top].cumsum(0)  # of one answer, of two, …
-        ideal = ideal[relevant.sum(1).clamp(1, len(ideal)) - 1]  # [S], of all answers and not only of those in sight
-        lost = 1 - (hits[:, :top] * discounts[:top]).sum(1) / ideal
-        pushes = _pushes(ranked.values, hits, discounts / ideal[:, None], top=top, sigma=sigma) / len(scores)
-        gradient = torch.zeros_like(scores).scatter_(1, ranked.indices, pushes)
-    loss: Tensor = _GradientOnly.apply(scores, gradient, lost.mean())  # type: ignore[no-untyped-call]
+        ideal = discounts[:top].cumsum(0)  # of one target, of two, …
+        ideal = ideal[relevant.sum(1).clamp(1, len(ideal)) - 1]  # [S], of all targets, also those below `depth`
+        losses = 1 - (hits[:, :top] * discounts[:top]).sum(1) / ideal
+        lambdas = _lambdas(ranked.values, hits, discounts / ideal[:, None], top=top, sigma=sigma) / len(scores)
+        gradient = torch.zeros_like(scores).scatter_(1, ranked.indices, lambdas)
+    loss: Tensor = _GradientOnly.apply(scores, gradient, losses.mean())  # type: ignore[no-untyped-call]
     return loss
 
 
-def _pushes(scores: Tensor, hits: Tensor, discounts: Tensor, *, top: int, sigma: float) -> Tensor:
-    """The gradient [S, N] for scores in order; `discounts` [S, N] are what a rank is worth to the state's NDCG."""
-    pushes = torch.zeros_like(scores)
+def _lambdas(scores: Tensor, hits: Tensor, discounts: Tensor, *, top: int, sigma: float) -> Tensor:
+    """The gradient [S, N] of descending scores; `discounts` [S, N]: the gain of each rank in the state's NDCG."""
+    lambdas = torch.zeros_like(scores)
     rows, ranks = hits.nonzero(as_tuple=True)
-    # An answer in the top is compared with everything, any other with the top alone.
-    for chosen, reach in ((ranks < top, scores.shape[1]), (ranks >= top, top)):
-        for pairs in torch.split(chosen.nonzero()[:, 0], max(1, TILE_PAIRS // reach)):
+    # A target in the top is paired with all items, any other only with the top.
+    for selected, reach in ((ranks < top, scores.shape[1]), (ranks >= top, top)):
+        for pairs in torch.split(selected.nonzero()[:, 0], max(1, TILE_PAIRS // reach)):
             row, rank = rows[pairs], ranks[pairs]
-            ahead = scores[row, rank, None] - scores[row, :reach]  # [P, reach]
+            lead = scores[row, rank, None] - scores[row, :reach]  # [P, reach]
             swap = (discounts[row, rank, None] - discounts[row, :reach]).abs()
-            push = sigma * (-sigma * ahead).sigmoid() * swap / (ahead.abs() + LEAST_GAP)
-            push.masked_fill_(hits[row, :reach], 0)  # two answers have no order
-            pushes[:, :reach].index_add_(0, row, push)
-            pushes.index_put_((row, rank), -push.sum(1), accumulate=True)
-    total = pushes.abs().sum(1, keepdim=True)
-    return pushes * (1 + total).log2() / total.clamp(min=torch.finfo(total.dtype).tiny)
+            pair_lambdas = sigma * (-sigma * lead).sigmoid() * swap / (lead.abs() + LEAST_GAP)
+            pair_lambdas.masked_fill_(hits[row, :reach], 0)  # targets are not compared with each other
+            lambdas[:, :reach].index_add_(0, row, pair_lambdas)
+            lambdas.index_put_((row, rank), -pair_lambdas.sum(1), accumulate=True)
+    total = lambdas.abs().sum(1, keepdim=True)
+    return lambdas * (1 + total).log2() / total.clamp(min=torch.finfo(total.dtype).tiny)

@@ -1,4 +1,4 @@
-"""What every loss is computed from, and what its settings can do."""
+"""The inputs of every loss, and the interface of its settings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from segue.objective.tasks.examples import Examples
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossInputs:
-    """The states that make queries, and whose targets they are."""
+    """The states of the queries, with their targets and weights."""
 
     model: SequenceModel
     states: Tensor  # [m, D]
-    weights: Tensor | None  # [m]; None: all alike
+    weights: Tensor | None  # [m]; None: equal
     shard: BatchShard
     share: float
-    """What the mean over the shard's queries is of the mean over all."""
+    """Weight of the shard's queries in the mean over all."""
     generator: torch.Generator
     sampler: Sampler | None = None
 
@@ -36,18 +36,17 @@ class LossInputs:
         return tensor_of(self.shard.own.targets, self.states)
 
     def queries(self, states: Tensor | None = None) -> Tensor:
-        """The queries of the states, or of others [., Q], at the temperature that the model's similarity has
-        learned."""
+        """The queries [., Q] of the states, or of other ones, divided by the similarity's learned temperature."""
         queries = self.model.head(self.states if states is None else states)
         similarity = self.model.similarity
         return similarity.tempered(queries) if isinstance(similarity, Dot) else queries
 
     def shared(self, mean: Tensor) -> Tensor:
-        """A mean over the shard's queries as its share of the mean over all."""
+        """A mean over the shard's queries → its share of the mean over all."""
         return mean if self.share == 1 else mean * self.share
 
     def with_extra(self, loss: Tensor, queries: Tensor, targets: Tensor) -> Tensor:
-        """The loss and what the similarity adds for all queries and their targets' vectors together."""
+        """The loss plus the similarity's extra loss for all queries and their targets' vectors."""
         similarity, shard = self.model.similarity, self.shard
         if shard.group.size > 1 and not isinstance(similarity, Dot):
             queries = shard.gather(queries)
@@ -64,7 +63,7 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossParts:
-    """What a loss is built from."""
+    """Arguments of `LossSettings.loss`."""
 
     n_items: int
     candidates: Tensor | None  # [C] int64 item numbers, ascending; None: all items
@@ -78,16 +77,16 @@ class LossParts:
 
 
 class LossSettings(Kind, frozen=True):
-    """What every kind of loss can do."""
+    """Base of the losses' settings."""
 
     whole_batch: ClassVar[bool] = False
-    """Whether the loss of a query depends on the states of all others."""
+    """Whether the loss of a query depends on the states of all other queries."""
 
     def loss(self, parts: LossParts) -> Loss:
         raise NotImplementedError
 
     def weight(self, examples: Examples) -> float:
-        """What a mean over the queries of these examples counts in a mean over several."""
+        """Weight of the mean over these examples in a mean over several batches."""
         return len(examples.targets) if examples.weights is None else float(examples.weights.sum())
 
 
@@ -96,5 +95,5 @@ def tensor_of(array: np.ndarray, like: Tensor) -> Tensor:
 
 
 def zero_loss(states: Tensor) -> Tensor:
-    """The loss of a process without queries in this batch: its weights get gradients, of 0, as in every process."""
+    """The loss of a process without queries in this batch: all of its parameters still get gradients, of 0."""
     return states.sum() * 0

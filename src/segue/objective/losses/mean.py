@@ -1,4 +1,4 @@
-"""Rows' losses and weights → one number."""
+"""Weighted means over the losses of rows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 def shares(weights: Tensor | None, like: Tensor) -> Tensor:
-    """Each row's part of the mean over the rows of `like`; they add up to one. None: all alike."""
+    """The weights of the rows of `like`, scaled to sum to one. None: equal weights."""
     if weights is None:
         return like.new_full((len(like),), 1 / len(like))
     return weights / weights.sum()
 
 
 def user_weights(weights: Tensor, users: Tensor) -> Tensor:
-    """The weights [M] of the users' rows [M], made so that each user's add up to one: all users count the same."""
+    """The weights [M] scaled so that those of each user's rows (`users` [M]) sum to one."""
     return weights / weights.new_zeros(int(users.max()) + 1).index_add(0, users, weights)[users]
 
 

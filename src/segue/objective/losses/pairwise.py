@@ -1,4 +1,4 @@
-"""Pairwise losses: by how much does the answer beat its negatives."""
+"""Pairwise losses: functions of the difference between the target's score and each negative's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from segue.objective.losses.mean import weighted_mean
 def bpr(positive: Tensor, negatives: Tensor, weights: Tensor | None = None) -> Tensor:
     """Bayesian personalised ranking: the mean over a row's negatives of -log σ(s+ - s-), weighted mean over the rows.
 
-    Rendle and others 2009. Collisions are not counted in a row's mean; a row that has nothing else costs nothing.
+    Rendle and others 2009. A row's mean leaves out collisions; if all negatives collide, the loss is 0.
 
     Needs: a sampler; scores without log q.
-    Inputs: the answers' scores [M], the negatives' [M, K] with collisions at -inf, weights [M].
-    When to choose it: few negatives and only the order matters; with many, most of them are beaten already and teach
-    nothing, which `bpr_max` repairs.
+    Inputs: scores of the targets [M] and of the negatives [M, K] with collisions at -inf, weights [M].
+    When to choose it: few negatives. With many, most already score below the target and have almost no gradient, which
+    `bpr_max` corrects.
     Relations: one negative is `sampled_softmax` with one negative.
     """
     real = (negatives != -math.inf).sum(1).clamp(min=1)
@@ -29,33 +29,32 @@ def bpr_max(positive: Tensor, negatives: Tensor, regularisation: float = 0.0, we
     """BPR against the hardest negative, softly: -log Σ p σ(s+ - s-) + regularisation · Σ p s-², where p is the softmax
     of a row's negatives; weighted mean over the rows.
 
-    GRU4Rec's second paper (Hidasi and Karatzoglou 2018). A row where everything collides costs nothing.
+    GRU4Rec's second paper (Hidasi and Karatzoglou 2018). If all negatives of a row collide, its loss is 0.
 
-    Needs: a sampler; scores without log q, which p and the regularisation would take for the model's.
-    Inputs: the answers' scores [M], the negatives' [M, K] with collisions at -inf, weights [M].
+    Needs: a sampler; scores without log q, because p and the regularisation are functions of the model's own scores.
+    Inputs: scores of the targets [M] and of the negatives [M, K] with collisions at -inf, weights [M].
     When to choose it: hundreds to thousands of negatives, session data; regularisation near 1 keeps scores small.
     Relations: one negative and no regularisation is `bpr`.
     """
     p, scores, empty = _hardness(negatives)
-    beaten = (p.log_softmax(1) + logsigmoid(positive[:, None] - scores)).logsumexp(1)
+    log_wins = (p.log_softmax(1) + logsigmoid(positive[:, None] - scores)).logsumexp(1)
     size = (p.softmax(1) * scores.square()).sum(1)
-    return weighted_mean((regularisation * size - beaten).masked_fill(empty, 0), weights)
+    return weighted_mean((regularisation * size - log_wins).masked_fill(empty, 0), weights)
 
 
 def top1(positive: Tensor, negatives: Tensor, weights: Tensor | None = None) -> Tensor:
     """TOP1: the mean over a row's negatives of σ(s- - s+) + σ(s-²), weighted mean over the rows.
 
-    GRU4Rec's first paper (Hidasi and others 2016). Its program takes the answer for one of its own negatives and takes
-    that back; here it is none. Collisions are not counted in a row's mean; a row that has nothing else costs nothing.
+    GRU4Rec's first paper (Hidasi and others 2016). Its code counts the target as a negative and subtracts that
+    term again; here it is not counted. A row's mean leaves out collisions; if all negatives collide, the loss is 0.
 
     Needs: a sampler; scores without log q.
-    Inputs: the answers' scores [M], the negatives' [M, K] with collisions at -inf, weights [M].
-    When to choose it: to reproduce GRU4Rec; with many negatives, most of them are beaten already and teach nothing,
-    which `top1_max` repairs.
+    Inputs: scores of the targets [M] and of the negatives [M, K] with collisions at -inf, weights [M].
+    When to choose it: to reproduce GRU4Rec. With many negatives `top1_max` is better, as `bpr_max` is than `bpr`.
     Relations: one negative is `top1_max` with one negative.
     """
     collides = negatives == -math.inf
-    scores = negatives.masked_fill(collides, 0)  # (-∞)² would cost one, and its gradient be NaN
+    scores = negatives.masked_fill(collides, 0)  # σ((-∞)²) is 1, with a NaN gradient
     terms = ((scores - positive[:, None]).sigmoid() + scores.square().sigmoid()).masked_fill(collides, 0)
     return weighted_mean(terms.sum(1) / (~collides).sum(1).clamp(min=1), weights)
 
@@ -64,14 +63,13 @@ def top1_max(positive: Tensor, negatives: Tensor, weights: Tensor | None = None)
     """TOP1 against the hardest negative, softly: Σ p (σ(s- - s+) + σ(s-²)), where p is the softmax of a row's
     negatives; weighted mean over the rows.
 
-    GRU4Rec's second paper, as `bpr_max`. A row where everything collides costs nothing.
+    GRU4Rec's second paper, as `bpr_max`. If all negatives of a row collide, its loss is 0.
 
     Needs: a sampler; scores without log q.
-    Inputs: the answers' scores [M], the negatives' [M, K] with collisions at -inf, weights [M].
-    When to choose it: to reproduce GRU4Rec; `bpr_max` is better behaved, as this one is flat where the answer is far
-    behind.
-    Relations: one negative is `top1`. The second term holds the negatives near 0, as the regularisation of `bpr_max`
-    does.
+    Inputs: scores of the targets [M] and of the negatives [M, K] with collisions at -inf, weights [M].
+    When to choose it: to reproduce GRU4Rec; its gradient vanishes if the target scores far below the negatives, that of
+    `bpr_max` does not.
+    Relations: one negative is `top1`. The second term keeps negatives near 0, like the regularisation of `bpr_max`.
     """
     p, scores, empty = _hardness(negatives)
     terms = (scores - positive[:, None]).sigmoid() + scores.square().sigmoid()
@@ -79,9 +77,9 @@ def top1_max(positive: Tensor, negatives: Tensor, weights: Tensor | None = None)
 
 
 def _hardness(negatives: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of p, scores that are finite everywhere, and the rows without a negative.
+    """Logits of p, finite scores, and the rows without a negative.
 
-    A softmax of nothing is NaN, and so is 0 · ∞: where a number would be infinite it is 0 instead, and has no say.
+    The softmax of a row of -inf is NaN, and so is 0 · ∞: such scores are replaced by 0 and have no effect on the loss.
     """
     collides = negatives == -math.inf
     empty = collides.all(1)

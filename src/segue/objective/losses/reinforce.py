@@ -1,4 +1,8 @@
-"""Questions whose states were drawn: what the loss needs so that the draws are learned from, too."""
+"""REINFORCE: the gradient of a loss for the samples that the states of its queries depend on.
+
+A model whose states depend on samples returns the probabilities of the samples with its states; the objective, which
+knows the loss of each query, adds the missing gradient.
+"""
 
 from __future__ import annotations
 
@@ -8,34 +12,33 @@ from torch import Tensor
 from segue.layers.attention.weights import reinforce_loss
 from segue.models.sampled_attention import SampledAttention
 
-
-def even_weights(questions: Tensor, weights: Tensor | None) -> Tensor:
-    """The questions' weights [M], those not given all alike, made so that a loss says by them what each question lost:
-    see `with_draws`. They add up to one."""
-    given = questions.new_ones(len(questions)) if weights is None else weights.to(questions.dtype)
-    return (given / given.sum()).detach().requires_grad_()
+LEAST_OTHERS = 1e-6  # a total weight of the other queries below this is only rounding error
 
 
-def with_draws(loss: Tensor, weights: Tensor, draws: SampledAttention, states: Tensor) -> Tensor:
-    """The same number with the gradient that the draws lack (REINFORCE, Williams 1992): where it went worse than
-    usual, what was drawn becomes less likely.
+def leaf_weights(queries: Tensor, weights: Tensor | None) -> Tensor:
+    """The weights of the queries [M], None: equal ones, scaled to sum to one. They require a gradient: the loss's
+    derivative by a weight gives `with_reinforce` the loss of each query."""
+    weights = queries.new_ones(len(queries)) if weights is None else weights.to(queries.dtype)
+    return (weights / weights.sum()).detach().requires_grad_()
 
-    `loss` is a mean of the questions' losses by `weights` [M], so that its derivative in a weight is what the question
-    lost above the mean. `states` [M] says of which state each question was asked; `draws` are the questions' states'.
-    What is usual for a state is the mean over the questions of all others, on which its own draw has no influence, so
-    that the gradient is right on average; a batch of one state has no others, and nothing is usual.
+
+def with_reinforce(loss: Tensor, weights: Tensor, samples: SampledAttention, states: Tensor) -> Tensor:
+    """The same value with the gradient of the samples (REINFORCE, Williams 1992): samples whose loss is above the
+    baseline become less likely.
+
+    `loss` is the mean of the queries' losses by `weights` [M], so that its derivative by a weight is the query's loss
+    minus the mean. `states` [M]: the number of each query's state; `samples`: those of the queries' states. The
+    baseline of a state is the mean loss over the queries of all other states. It does not depend on the state's own
+    sample, so the gradient is unbiased. In a batch of one state the baseline is 0.
     """
     (above,) = torch.autograd.grad(loss, weights, retain_graph=True)
     share = weights.detach()
     of_state = torch.zeros(int(states.max()) + 1, dtype=share.dtype, device=share.device)
     others = 1 - of_state.index_add(0, states, share)[states]
-    own = of_state.index_add(0, states, share * above)[states]  # of all questions of the state, above the mean
-    usual = torch.where(others > LEAST_OTHERS, -own / others, -loss.detach())
-    scale = share * len(share)  # a mean by weights from a plain one
+    own = of_state.index_add(0, states, share * above)[states]  # of all queries of the state
+    baseline = torch.where(others > LEAST_OTHERS, -own / others, -loss.detach())
+    scale = share * len(share)  # the plain mean of `reinforce_loss` becomes the weighted mean
     extra = reinforce_loss(
-        scale * above, draws.log_probability, scale * usual, entropy=scale * draws.entropy, bonus=draws.bonus
+        scale * above, samples.log_probability, scale * baseline, entropy=scale * samples.entropy, bonus=samples.bonus
     )
     return loss + (extra - extra.detach())
-
-
-LEAST_OTHERS = 1e-6  # below, rounding is all that is left of the others

@@ -1,4 +1,4 @@
-"""Losses of targets against sampled negatives."""
+"""Losses that compare targets with sampled negatives, and their settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from segue.objective.samplers.collisions import Own, shared_collisions
 from segue.objective.tasks.examples import Examples
 
 Compare = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""The targets' scores [M], the negatives' [M, K] with collisions at -inf and weights [M] → the weighted mean loss."""
+"""Scores of the targets [M] and negatives [M, K], collisions at -inf, and weights [M] → the weighted mean loss."""
 
 
 class SampledLossSettings(LossSettings, frozen=True):
@@ -36,7 +36,7 @@ class SampledSoftmaxSettings(SampledLossSettings, frozen=True, tag="sampled-soft
     """Cross-entropy of the softmax over the target and its negatives."""
 
     log_q: bool = True
-    """Whether scores are corrected by the log-probability with which the sampler takes an item."""
+    """Whether scores are corrected by the log-probability with which an item is sampled."""
 
     def loss(self, parts: LossParts) -> Loss:
         return SampledLoss(parts, sampled_softmax, log_q=self.log_q, fused=True)
@@ -46,8 +46,8 @@ class BCESettings(SampledLossSettings, frozen=True, tag="bce"):
     """Binary cross-entropy."""
 
     offset: float = 0.0
-    """Added to every score. With many negatives almost every item is to score far below 0: start there, at the
-    logarithm of 1 / negatives, or a model first learns to reject everything, and hardly recovers."""
+    """Added to every score; log(1 / negatives) if there are many negatives. Almost every score must then be far below
+    0, and without the offset a model first learns to reject every item and hardly recovers."""
 
     def compare(self, parts: LossParts) -> Compare:  # noqa: ARG002
         return lambda positive, negatives, weights: bce(positive + self.offset, negatives + self.offset, weights)
@@ -97,13 +97,13 @@ class TOP1MaxSettings(SampledLossSettings, frozen=True, tag="top1-max"):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledLoss:
-    """Samples negatives for the whole batch, of which a shard uses its own: so all processes sample the same."""
+    """Samples negatives for the whole batch, the same in all processes; each shard uses those of its queries."""
 
     parts: LossParts
     compare: Compare
     log_q: bool = False
     fused: bool = False
-    """Whether shared negatives of inner products go through one kernel."""
+    """Whether `shared_softmax` is used if negatives are shared and scores are inner products."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         parts, shard, sampler = self.parts, inputs.shard, inputs.sampler
@@ -136,7 +136,7 @@ class SampledLoss:
         vectors: Tensor,
         log_q: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        """The mean loss of the shard's queries against the sampled items, whose vectors are given like the targets'."""
+        """The mean loss of the shard's queries; `items` and `vectors` are those of the negatives."""
         parts, similarity = self.parts, inputs.model.similarity
         groups, own = _groups(inputs.shard.own, targets)
         if self.fused and parts.shared and isinstance(similarity, Dot):
@@ -163,7 +163,7 @@ class SampledLoss:
 
 
 def _groups(examples: Examples, like: Tensor) -> tuple[Tensor | None, Own | None]:
-    """Whose targets are no negatives of which query: see `collisions.py`."""
+    """`groups` and `own` of `collisions.py`."""
     if examples.own is not None:
         users, items = examples.own
         return tensor_of(examples.users, like), (tensor_of(users, like), tensor_of(items, like))

@@ -1,6 +1,6 @@
-"""Questions, answers and drawn items → the scores a sampled loss takes, temperature, log q and collisions done.
+"""Queries, targets and negatives → the scores of a sampled loss, with temperature, log q and collisions applied.
 
-`groups` and `own` say which drawn items are answers: see `collisions.py`.
+`groups` and `own` determine which sampled items are no negatives: see `collisions.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from segue.objective.samplers.collisions import Own, own_collisions, shared_coll
 def shared_scores(
     similarity: Similarity,
     queries: Tensor,
-    answers: Tensor,
-    drawn: Tensor,
+    target_vectors: Tensor,
+    negative_vectors: Tensor,
     targets: Tensor,
     items: Tensor,
     *,
@@ -27,19 +27,19 @@ def shared_scores(
     groups: Tensor | None = None,
     own: Own | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scores for negatives that are shared by the batch: the answers' [M] and the negatives' [M, K].
+    """Scores of the targets [M] and of negatives that the batch shares [M, K].
 
-    `answers` [M, I] and `drawn` [K, I] are what `queries` [M, Q] are compared with, of `targets` [M] and `items` [K].
-    The scores are divided by the temperature; `log_q`, of the targets [M] and of the items [K], is what the sampler's
-    preference is worth and is subtracted. A negative that is an answer is no negative: its score is -inf.
+    `queries` [M, Q]; `target_vectors` [M, I] are those of `targets` [M], `negative_vectors` [K, I] of `items` [K].
+    Scores are divided by the temperature; `log_q` of targets [M] and items [K] is subtracted. Collisions are -inf.
     """
     if isinstance(similarity, Dot):
-        queries = queries / temperature  # the narrow side: over the scores it would be a pass more
-        positive = (queries * answers).sum(1)
-        negatives = queries @ drawn.T if log_q is None else torch.addmm(-log_q[1].to(queries.dtype), queries, drawn.T)
+        queries = queries / temperature  # fewer numbers than the scores
+        positive = (queries * target_vectors).sum(1)
+        columns = negative_vectors.T
+        negatives = queries @ columns if log_q is None else torch.addmm(-log_q[1].to(queries.dtype), queries, columns)
     else:
-        positive = similarity.own(queries, answers[:, None])[:, 0] / temperature
-        negatives = similarity.score(queries, drawn) / temperature
+        positive = similarity.own(queries, target_vectors[:, None])[:, 0] / temperature
+        negatives = similarity.score(queries, negative_vectors) / temperature
         if log_q is not None:
             negatives = negatives - log_q[1]
     if log_q is not None:
@@ -51,8 +51,8 @@ def shared_scores(
 def own_scores(
     similarity: Similarity,
     queries: Tensor,
-    answers: Tensor,
-    drawn: Tensor,
+    target_vectors: Tensor,
+    negative_vectors: Tensor,
     targets: Tensor,
     items: Tensor,
     *,
@@ -61,16 +61,13 @@ def own_scores(
     groups: Tensor | None = None,
     own: Own | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scores for negatives that each row has for itself: as `shared_scores`, with `drawn` [M, K, I], `items` [M, K].
-
-    `log_q` is that of the targets [M] and of the items [M, K].
-    """
+    """As `shared_scores`, with negatives of each row: `negative_vectors` [M, K, I], `items` and `log_q` [M, K]."""
     if isinstance(similarity, Dot):
         queries = queries / temperature
-        positive, negatives = (queries * answers).sum(1), similarity.own(queries, drawn)
+        positive, negatives = (queries * target_vectors).sum(1), similarity.own(queries, negative_vectors)
     else:
-        positive = similarity.own(queries, answers[:, None])[:, 0] / temperature
-        negatives = similarity.own(queries, drawn) / temperature
+        positive = similarity.own(queries, target_vectors[:, None])[:, 0] / temperature
+        negatives = similarity.own(queries, negative_vectors) / temperature
     if log_q is not None:
         positive = positive - log_q[0]
         negatives = negatives - log_q[1]

@@ -1,7 +1,7 @@
 """Samplers: negatives for the losses that do not score every item, each with the log of its probability.
 
-All sample with replacement and independently, so that any cut of the samples (a row of [M, K]) is a sample of its own.
-`present` [P] are the items of the batch that a sampler may take negatives from, as `observe` returns them.
+All sample independently and with replacement, so that each row of samples [M, K] is a sample of its own. `present` [P]
+are the items of the batch that may be sampled, as `observe` returns them.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from segue.kinds import Count, Kind, ProperShare
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Negatives:
-    """Item numbers and log q, the log-probability with which the sampler takes each."""
+    """Sampled items, and log q, the log-probability of each."""
 
     items: Tensor  # [K] int64
     log_q: Tensor  # [K] float32
 
     def rows(self, queries: Tensor, each: int) -> Negatives:
-        """The negatives of some queries, if every query has so many of its own."""
+        """The negatives of some queries, if every query has `each` of its own."""
         return Negatives(self.items.view(-1, each)[queries].flatten(), self.log_q.view(-1, each)[queries].flatten())
 
 
 class Sampler(Protocol):
-    """Samples items, and knows the probability of any item."""
+    """Samples items, and computes the log-probability of any item."""
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What it has counted in training, by name, to be saved with the weights."""
+        """Counts made in training, by name, to be saved with the training state."""
         ...
 
     def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """`present`, of a batch's inputs and targets with repeats and special tokens. Called once a batch, first."""
+        """`present`, from a batch's inputs and targets with repeats and special tokens. Called first, once a batch."""
         ...
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives: ...
@@ -47,7 +47,7 @@ class Sampler(Protocol):
 
 
 class _Stateless:
-    """A sampler that counts nothing and may take any item of the batch."""
+    """A sampler without counts; `present` are all items of the batch."""
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ class UniformSampler(_Stateless):
     def __init__(self, n_items: int, candidates: Tensor | None = None) -> None:
         self._candidates = candidates
         self._count = n_items if candidates is None else len(candidates)
-        self._possible = torch.ones(n_items + 1, dtype=torch.bool)  # a byte an item: there may be very many
+        self._possible = torch.ones(n_items + 1, dtype=torch.bool)  # one byte an item: catalogues may be large
         self._possible[0] = False
         if candidates is not None:
             self._possible.zero_()[candidates] = True
@@ -85,7 +85,7 @@ class PopularitySampler(_Stateless):
         trained = counts > 0
         trained[0] = False
         logs = power * np.log(np.where(trained, counts, 1).astype(np.float64))
-        weight = np.where(trained, np.exp(logs - logs[trained].max()), 0.0)  # none overflows, whatever the power
+        weight = np.where(trained, np.exp(logs - logs[trained].max()), 0.0)  # does not overflow, whatever the power
         self._cumulative = torch.from_numpy(np.cumsum(weight / weight.sum()))
         with np.errstate(divide="ignore"):
             self._log_q = torch.from_numpy(np.log(weight / weight.sum()).astype(np.float32))
@@ -100,9 +100,9 @@ class PopularitySampler(_Stateless):
 
 
 class InBatchSampler(_Stateless):
-    """The items of the batch, all with the same probability however often they occur.
+    """The distinct items of the batch, all with the same probability.
 
-    Their vectors are computed anyway, and negatives follow popularity, weakened: a popular item is in more batches.
+    Over many batches negatives follow popularity, weakly: a popular item is in more batches.
     """
 
     def __init__(self, n_items: int) -> None:
@@ -118,16 +118,15 @@ class InBatchSampler(_Stateless):
         return (torch.isin(items, pool) / len(pool)).log()
 
     def _pool(self, present: Tensor) -> Tensor:
-        """The distinct items, without padding (0) and a mask token (beyond the catalogue)."""
+        """The distinct items."""
         pool: Tensor = torch.unique(_items(present, self.n_items))
         return pool
 
 
 class TargetSampler:
-    """The targets of the batch, each as often as it is one.
+    """The targets of the batch, each as often as it occurs, so that negatives follow popularity.
 
-    Negatives then follow popularity in full. The correction uses how often an item is a target in all of training so
-    far, this batch included, and not in this batch alone: q is its share of the targets observed.
+    q is an item's share of all targets so far in training, this batch included, and not of this batch alone.
     """
 
     def __init__(self, n_items: int) -> None:
@@ -153,9 +152,9 @@ class TargetSampler:
 
 
 class MixedSampler:
-    """From the batch with the probability `share`, else from the whole catalogue.
+    """From the batch with probability `share`, else from the whole catalogue.
 
-    q is that of the mixture whichever side an item came from: share · q of the batch + (1 - share) / V.
+    q is that of the mixture, share · q of the batch + (1 - share) / V, whichever part an item was sampled from.
     """
 
     def __init__(self, share: float, batch: Sampler, catalogue: Sampler) -> None:
@@ -170,27 +169,27 @@ class MixedSampler:
         return self._batch.observe(inputs, targets)
 
     def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
-        near = self._batch.draw(count, generator, present).items
-        far = self._catalogue.draw(count, generator, present).items
-        items = torch.where(torch.rand(count, generator=generator) < self.share, near, far)
+        from_batch = self._batch.draw(count, generator, present).items
+        from_catalogue = self._catalogue.draw(count, generator, present).items
+        items = torch.where(torch.rand(count, generator=generator) < self.share, from_batch, from_catalogue)
         return Negatives(items, self.log_q(items, present))
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:
-        near, far = self._batch.log_q(items, present).exp(), self._catalogue.log_q(items, present).exp()
-        return (self.share * near + (1 - self.share) * far).log()
+        q_batch, q_catalogue = (part.log_q(items, present).exp() for part in (self._batch, self._catalogue))
+        return (self.share * q_batch + (1 - self.share) * q_catalogue).log()
 
 
 def _items(numbers: Tensor, n_items: int) -> Tensor:
-    """Without padding (0) and a mask token (beyond the catalogue)."""
+    """The numbers that are items: not padding (0) and not the mask token (beyond the catalogue)."""
     return numbers[(numbers >= 1) & (numbers <= n_items)]
 
 
 class NoSamplerSettings(Kind, frozen=True, tag="none"):
-    """No negatives: the loss scores every item, or finds its items itself."""
+    """No sampler: the loss scores every item, or selects its negatives itself."""
 
 
 class SamplerSettings(Kind, frozen=True):
-    """What every sampler has."""
+    """Settings of every sampler."""
 
     negatives: Count = 256
     """Negatives of a target."""
@@ -198,7 +197,7 @@ class SamplerSettings(Kind, frozen=True):
     """Whether negatives are sampled once a batch and shared by all targets, or anew for each target."""
 
     def sampler(self, counts: np.ndarray, candidates: Tensor | None) -> Sampler:
-        """Sample items, whose training counts are `counts` [V + 1], among the `candidates`; None: all items."""
+        """Build the sampler from the items' training counts [V + 1] and the candidates; None: all items."""
         raise NotImplementedError
 
 

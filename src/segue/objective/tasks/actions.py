@@ -1,11 +1,10 @@
-"""Tasks that look days ahead: a state is asked for what its user did after it, and not only for what came next.
+"""Tasks whose targets are positive events after a state: the first one, or those of the following days.
 
-Only positive events are asked for, and only events later than the state's own, by the clock: what happened at the same
-second is no answer. A training window holds the inputs and, after them, `labels` events that are only asked for. Its
-inputs are its oldest events, as many as the model reads, but none after the last of which anything can be asked. So a
-short history is used up: of five events in a month the first four are inputs, each is asked, and the last is the only
-one that is never read. Of a history longer than a window the newest `labels` events are never read. A user of whom
-nothing can be asked is left out of the inputs.
+A target is later than the state's own event by at least a second. A training window holds the inputs and, after them,
+`labels` events that are only targets. Its inputs are its oldest events, as many as the model reads, up to the last
+event that has a target. So in a history of five events in a month the first four are inputs with targets, and only the
+last is no input. In a history longer than a window the newest `labels` events are never inputs. A user without any
+target is left out of the inputs.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ SECONDS_A_DAY = 86400
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ahead:
-    """The positive events of a batch, and those of them that each token may be asked for: places[first : last]."""
+    """The positive events of a batch, and the possible targets of each token: positives[first : last]."""
 
-    places: np.ndarray  # [P] int64, the tokens that are positive, ascending
+    positives: np.ndarray  # [P] int64, indices of tokens, ascending
     first: np.ndarray  # [T] int64
     last: np.ndarray  # [T] int64
 
@@ -38,24 +37,24 @@ class Ahead:
 
 
 def positives_ahead(batch: Batch, positive: np.ndarray, seconds: int | None) -> Ahead:
-    """Of each token the positive events [T] bool of the same user, later by at most so many seconds, or by any."""
+    """For each token, the `positive` [T] events of the same user that are at most `seconds` later; None: all later."""
     owner = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
     since = batch.times - batch.times.min()
-    furthest = since.max()
-    moments = owner * (furthest + 1) + since  # ascending: users one after another, each oldest first
-    until = furthest - since if seconds is None else np.minimum(seconds, furthest - since)
-    places = np.flatnonzero(positive)
+    latest = since.max()
+    keys = owner * (latest + 1) + since  # ascending: by user, then by time
+    span = latest - since if seconds is None else np.minimum(seconds, latest - since)
+    positives = np.flatnonzero(positive)
     return Ahead(
-        places=places,
-        first=np.searchsorted(moments[places], moments, side="right"),
-        last=np.searchsorted(moments[places], moments + until, side="right"),
+        positives=positives,
+        first=np.searchsorted(keys[positives], keys, side="right"),
+        last=np.searchsorted(keys[positives], keys + span, side="right"),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextAction:
-    """Every state is asked for the first positive event after it. Where every event is positive and no two come at the
-    same second, that is `next_item`."""
+    """The target of every state is the first later positive event. If every event is positive and no two have the same
+    timestamp, that is `next_item`."""
 
     positive: PositiveEvents
 
@@ -63,23 +62,20 @@ class NextAction:
     def extra(self) -> int:
         return EXTRA
 
-    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:  # noqa: ARG002 (nothing is drawn)
+    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:  # noqa: ARG002 (nothing is sampled)
         ahead = positives_ahead(batch, self.positive(batch), None)
-        asked = np.flatnonzero(ahead.any)
-        return _examples(batch, ahead, asked, ahead.places[ahead.first[asked]])
+        queries = np.flatnonzero(ahead.any)
+        return _examples(batch, ahead, queries, ahead.positives[ahead.first[queries]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DaysAhead:
-    """What tasks know that ask for the events of some days."""
+    """Base of the tasks whose targets are the events of some days."""
 
     positive: PositiveEvents
-    seconds: int
-    """How far ahead."""
-    length: int
-    """Inputs of a window at most."""
-    labels: int
-    """Events of a window after its inputs at most."""
+    seconds: int  # after a state, in which its targets lie
+    length: int  # most inputs of a window
+    labels: int  # most events of a window after its inputs
 
     @property
     def extra(self) -> int:
@@ -88,24 +84,24 @@ class _DaysAhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseAllAction(_DaysAhead):
-    """Every state is asked for one of the positive events in the days after it, drawn anew each time, all with equal
-    chance (PinnerFormer: Pancha and others, "PinnerFormer: Sequence Modeling for User Representation at Pinterest", KDD
+    """The target of every state is one of the positive events in the days after it, sampled uniformly at each call
+    (PinnerFormer: Pancha and others, "PinnerFormer: Sequence Modeling for User Representation at Pinterest", KDD
     2022)."""
 
     def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
         ahead = positives_ahead(batch, self.positive(batch), self.seconds)
-        asked = np.flatnonzero(ahead.any & (_places(batch.lengths) < self.length))
-        drawn = rng.integers(ahead.first[asked], ahead.last[asked])
-        return _examples(batch, ahead, asked, ahead.places[drawn])
+        queries = np.flatnonzero(ahead.any & (_positions(batch.lengths) < self.length))
+        samples = rng.integers(ahead.first[queries], ahead.last[queries])
+        return _examples(batch, ahead, queries, ahead.positives[samples])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllAction(_DaysAhead):
-    """Only the newest state is asked, for all positive events in the days after it, the `labels` next at most.
+    """The targets of the newest state are all positive events in the days after it, at most the first `labels`.
 
-    Where the inputs end is drawn anew each time: after any event that leaves at most `labels` events to ask for, if
-    there is something to ask; else after the last where there is. So the newest window of a long history always ends
-    its inputs at the same event, and a short one shows every part of it.
+    The last input is sampled at each call among the events that have a target and at most `labels` events after them.
+    If there is none, it is the last event that has a target. So the inputs of a long history's newest window always end
+    at the same event, those of a short history at any.
     """
 
     def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
@@ -113,41 +109,41 @@ class AllAction(_DaysAhead):
         newest = self._newest(ahead, batch.lengths, rng)
         counts = np.minimum(ahead.last - ahead.first, self.labels)[newest]
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        answers = ahead.places[np.repeat(ahead.first[newest], counts) + within]
-        return _examples(batch, ahead, np.repeat(newest, counts), answers)
+        targets = ahead.positives[np.repeat(ahead.first[newest], counts) + within]
+        return _examples(batch, ahead, np.repeat(newest, counts), targets)
 
     def _newest(self, ahead: Ahead, lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The token at which each user's inputs end, of the users that have one."""
-        places, owner = _places(lengths), np.repeat(np.arange(len(lengths)), lengths)
-        preferred = lengths[owner] - 1 - places <= self.labels
-        rank = np.where(preferred, lengths[owner] + rng.random(len(owner)), places)
-        rank[~ahead.any | (places >= self.length)] = -1
-        best = np.lexsort((rank, owner))[np.cumsum(lengths) - 1]  # of each user's tokens the one of the highest rank
+        """The last input of each user that has a target."""
+        positions, owner = _positions(lengths), np.repeat(np.arange(len(lengths)), lengths)
+        preferred = lengths[owner] - 1 - positions <= self.labels
+        rank = np.where(preferred, lengths[owner] + rng.random(len(owner)), positions)
+        rank[~ahead.any | (positions >= self.length)] = -1
+        best = np.lexsort((rank, owner))[np.cumsum(lengths) - 1]  # each user's token of the highest rank
         return np.asarray(best[rank[best] >= 0])
 
 
-def _places(lengths: np.ndarray) -> np.ndarray:
-    """Each token's place in its user's window [T]."""
+def _positions(lengths: np.ndarray) -> np.ndarray:
+    """Each token's position in its user's window [T]."""
     return np.asarray(np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths))
 
 
-def _examples(batch: Batch, ahead: Ahead, asked: np.ndarray, answers: np.ndarray) -> Examples:
-    """The tokens `asked` [M], ascending, for the tokens `answers` [M]; inputs end at each user's last one asked."""
+def _examples(batch: Batch, ahead: Ahead, queries: np.ndarray, targets: np.ndarray) -> Examples:
+    """Examples of the tokens `queries` [M], ascending, and `targets` [M]; a user's inputs end at its last query."""
     owner, begins = np.repeat(np.arange(len(batch.lengths)), batch.lengths), np.cumsum(batch.lengths) - batch.lengths
-    places, lengths = _places(batch.lengths), np.zeros_like(batch.lengths)
-    np.maximum.at(lengths, owner[asked], places[asked] + 1)
-    kept, known = places < lengths[owner], lengths > 0
-    own, users = ahead.places[known[owner[ahead.places]]], None if batch.users is None else batch.users[known]
+    positions, lengths = _positions(batch.lengths), np.zeros_like(batch.lengths)
+    np.maximum.at(lengths, owner[queries], positions[queries] + 1)
+    inputs, rows = positions < lengths[owner], lengths > 0
+    own, users = ahead.positives[rows[owner[ahead.positives]]], None if batch.users is None else batch.users[rows]
     return Examples(
-        inputs=batch.tokens(kept, lengths[known], query_times=batch.times[(begins + lengths)[known]], users=users),
-        targets=batch.items[answers],
-        positions=(np.cumsum(kept) - 1)[asked],
-        own=((np.cumsum(known) - 1)[owner[own]], batch.items[own]),
+        inputs=batch.tokens(inputs, lengths[rows], query_times=batch.times[(begins + lengths)[rows]], users=users),
+        targets=batch.items[targets],
+        positions=(np.cumsum(inputs) - 1)[queries],
+        own=((np.cumsum(rows) - 1)[owner[own]], batch.items[own]),
     )
 
 
 class ActionTaskSettings(TaskSettings, frozen=True):
-    """Tasks whose targets are positive events later than the input, by the clock."""
+    """Tasks whose targets are positive events with a later timestamp than the input's."""
 
     positive: tuple[Positive, ...] = ()
     """The events that are targets, such as [{kind = "buy"}, {kind = "rate", min_value = 4.0}]; without any, all events.
@@ -166,15 +162,15 @@ class _DaysAheadSettings(ActionTaskSettings, frozen=True):
     days: PositiveNumber = 28.0
     """How far ahead targets may lie, in days; at least a second, 1 / 86400."""
     labels: Count = 32
-    """Events after the inputs that a training window keeps as targets. The newest so many events of a history longer
-    than a window are never inputs."""
+    """Events after the inputs that a training window keeps as targets. In a history longer than a window, its
+    newest `labels` events are never inputs."""
 
     def __post_init__(self) -> None:
         if self.days < 1 / SECONDS_A_DAY:
             raise SettingsError(f"objective.task.days must be at least a second, 1 / 86400, got {self.days}.")
 
     def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
-        assert length is not None, "how much of a window is input depends on how much the model reads"
+        assert length is not None, "the number of inputs of a window depends on the model's length"
         build = AllAction if isinstance(self, AllActionSettings) else DenseAllAction
         return build(
             positive=PositiveEvents(self.positive, kinds),
@@ -189,4 +185,4 @@ class DenseAllActionSettings(_DaysAheadSettings, frozen=True, tag="dense-all-act
 
 
 class AllActionSettings(_DaysAheadSettings, frozen=True, tag="all-action"):
-    """The newest state predicts all positive events in the days after it, the `labels` next at most."""
+    """The newest state predicts all positive events in the days after it, at most the first `labels`."""

@@ -16,8 +16,8 @@ class Continuation(TaskSettings, frozen=True, tag="continuation"):
     """Histories are cut, and a decoder predicts the items after a cut one by one, given the items before.
 
     For encoders with a decoder. A cut may come after any event but the last; each is an example of its own. The history
-    is what lies before it. The targets are the `items` events after it, or as many as there are, and all but the last
-    of them are fed to the decoder (teacher forcing). The state at the history's last event predicts the first of them.
+    ends there. The targets are the next `items` events, or as many as there are. All but the last of them are inputs of
+    the decoder (teacher forcing). The state at the history's last event predicts the first of them.
     """
 
     items: Count = 5
@@ -30,15 +30,15 @@ class Continuation(TaskSettings, frozen=True, tag="continuation"):
 
     def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
         begins = np.cumsum(batch.lengths) - batch.lengths
-        places = batch.lengths - 1  # cuts after 1 … n - 1 events
-        chosen = sample_without_replacement(places, np.minimum(self.cuts, places), rng)
-        user = np.repeat(np.arange(len(places)), places)[chosen]
-        histories = chosen - (np.cumsum(places) - places)[user] + 1
-        asked = np.minimum(self.items, batch.lengths[user] - histories)
-        lengths = histories + asked - 1
+        possible = batch.lengths - 1  # cuts after 1 … n - 1 events
+        sampled = sample_without_replacement(possible, np.minimum(self.cuts, possible), rng)
+        user = np.repeat(np.arange(len(possible)), possible)[sampled]
+        histories = sampled - (np.cumsum(possible) - possible)[user] + 1
+        counts = np.minimum(self.items, batch.lengths[user] - histories)
+        lengths = histories + counts - 1
         inputs = batch.tokens(ragged_rows(begins[user], lengths), lengths)
         return Examples(
             inputs=replace(inputs, histories=histories),
-            targets=batch.items[ragged_rows(begins[user] + histories, asked)],
-            positions=ragged_rows(np.cumsum(lengths) - asked, asked),
+            targets=batch.items[ragged_rows(begins[user] + histories, counts)],
+            positions=ragged_rows(np.cumsum(lengths) - counts, counts),
         )

@@ -1,4 +1,4 @@
-"""Tasks: a batch of histories → what to encode, which states to question, and the right answers."""
+"""Tasks: a batch of histories → what to encode, which states are queries, and their targets."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from segue.kinds import Kind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Examples:
-    """Inputs and the answers expected of their states."""
+    """Inputs, and the targets of their states."""
 
     inputs: Batch
     targets: np.ndarray  # [M] int64, item numbers
-    positions: np.ndarray | None = None  # [M] int64, the input tokens questioned; None: all of them, in order
-    weights: np.ndarray | None = None  # [M] float32; None: all alike
+    positions: np.ndarray | None = None  # [M] int64, the input tokens whose states are queries; None: all, in order
+    weights: np.ndarray | None = None  # [M] float32; None: equal
     own: tuple[np.ndarray, np.ndarray] | None = None  # rows [P] of the inputs, items [P] int64: no negatives of theirs
     grouped: bool = False  # whether the targets of one token are no negatives of each other
 
     @property
     def users(self) -> np.ndarray:
-        """Whose each question is [M] int64, by place in the inputs."""
+        """The user of each query [M] int64, by row of the inputs."""
         owner = np.repeat(np.arange(len(self.inputs.lengths)), self.inputs.lengths)
         return owner if self.positions is None else owner[self.positions]
 
 
 EXTRA = 1
 """Events of a training window beyond the length of the model. Next-item, recency and continuation take at least one
-event out of the inputs; a bidirectional model counts the mask that makes the query apart."""
+event out of the inputs; a bidirectional model does not count the mask of the query."""
 
 
 class Task(Protocol):
@@ -47,18 +47,18 @@ class Task(Protocol):
 
 
 class TaskSettings(Kind, frozen=True):
-    """What every kind of task can do."""
+    """Base of the tasks' settings."""
 
     extra: ClassVar[int] = EXTRA
 
     def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:
-        """The task on a log with so many items and these event kinds, for a model that reads `length` events."""
+        """The task for a log with `n_items` items and these event kinds, and a model that reads `length` events."""
         raise NotImplementedError
 
 
 def sample_without_replacement(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """`counts[b]` of the `lengths[b]` tokens of each user, every choice with equal chance: packed places, ascending."""
+    """Indices of `counts[b]` of each user's `lengths[b]` tokens, sampled uniformly, ascending in the packed batch."""
     owner = np.repeat(np.arange(len(lengths)), lengths)
-    shuffled = np.lexsort((rng.random(len(owner)), owner))  # user after user, each user's tokens in any order
-    place = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return np.sort(shuffled[place < np.repeat(counts, lengths)])
+    shuffled = np.lexsort((rng.random(len(owner)), owner))  # by user, each user's tokens in random order
+    position = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.sort(shuffled[position < np.repeat(counts, lengths)])

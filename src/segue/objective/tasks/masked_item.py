@@ -14,21 +14,17 @@ from segue.objective.tasks.examples import EXTRA, Examples, Task, TaskSettings, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedItem:
-    """Some events of each user are hidden by a mask, and the states at the masks are asked for them (BERT4Rec).
+    """Some events of each user are masked, and the states at the masks predict them (BERT4Rec).
 
-    For encoders that look both ways. Of a user's n events min(most, max(1, n * share)) are hidden, any of them with
-    equal chance, a half rounded up; everything that is hidden is replaced by the mask, none by another item. As an
-    answer is asked for after the history, some users come a second time, after all others, with only the last hidden.
+    For bidirectional encoders. Of a user's n events min(most, max(1, n * share)) are masked, sampled uniformly, a half
+    rounded up. Every sampled event becomes the mask, none another item. Because queries come after the history, some
+    users are repeated after all others with only their last event masked.
     """
 
-    mask: int
-    """The number that stands for a hidden item."""
+    mask: int  # number of the mask token
     share: float
-    """Of the events that are hidden."""
     most: int
-    """Events of a user that are hidden."""
-    last: float
-    """Share of the users that come a second time."""
+    last: float  # share of the users that are repeated
 
     @property
     def extra(self) -> int:
@@ -36,15 +32,15 @@ class MaskedItem:
 
     def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
         counts = np.maximum(1, np.floor(batch.lengths * self.share + 0.5).astype(np.int64))
-        hidden = sample_without_replacement(batch.lengths, np.minimum(counts, self.most), rng)
-        again = rng.random(len(batch.lengths)) < self.last
-        lengths, ends, tokens = batch.lengths[again], np.cumsum(batch.lengths)[again], len(batch.items)
+        masked = sample_without_replacement(batch.lengths, np.minimum(counts, self.most), rng)
+        repeated = rng.random(len(batch.lengths)) < self.last
+        lengths, ends, tokens = batch.lengths[repeated], np.cumsum(batch.lengths)[repeated], len(batch.items)
         rows = np.concatenate((np.arange(tokens), ragged_rows(ends - lengths, lengths)))
-        inputs = batch.tokens(rows, np.concatenate((batch.lengths, lengths)))  # arrays of its own: they may be changed
-        positions = np.concatenate((hidden, tokens + np.cumsum(lengths) - 1))
+        inputs = batch.tokens(rows, np.concatenate((batch.lengths, lengths)))  # copies, changed below
+        positions = np.concatenate((masked, tokens + np.cumsum(lengths) - 1))
         targets = inputs.items[positions]
         inputs.items[positions] = self.mask
-        # What else is known of an event is hidden with it: a question's mask has none of it either.
+        # The event's kind and value are masked too: the mask of a query has none.
         if inputs.kinds is not None:
             inputs.kinds[positions] = 0
         if inputs.values is not None:
@@ -58,9 +54,9 @@ class MaskedItemSettings(TaskSettings, frozen=True, tag="masked-item"):
     share: ProperShare = 0.2
     """Share of a user's events that are masked."""
     most: Count = 40
-    """Events of a user that are masked, at most."""
+    """Most masked events of a user."""
     last: Share = 0.1
-    """Share of the users that come a second time, with only their last event masked."""
+    """Share of the users that are repeated with only their last event masked."""
 
     def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
         return MaskedItem(mask=n_items + 1, share=self.share, most=self.most, last=self.last)

@@ -18,24 +18,24 @@ class Exponential(Kind, frozen=True, tag="exponential"):
     """An event's importance falls by a factor with each event after it."""
 
     alpha: Annotated[float, Meta(gt=0, le=1)] = 0.8
-    """The factor; with 1 all events are alike."""
+    """The factor; with 1 all events have the same."""
 
-    def sampled(self, before: np.ndarray, chance: np.ndarray) -> np.ndarray:
-        """The event, of `before` events [C], that a uniform sample `chance` [C] in [0, 1) selects: the inverse of the
+    def sampled(self, before: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+        """The event, of `before` events [C], that a uniform sample `uniform` [C] in [0, 1) selects: the inverse of the
         cumulative importance, in closed form, so that no small power of alpha is computed."""
         if self.alpha == 1:
-            return _event(chance * before, before)
-        # By age a = n - 1 - k: 1 - alpha^a <= chance * (1 - alpha^n) < 1 - alpha^(a + 1)
+            return _event(uniform * before, before)
+        # By age a = n - 1 - k: 1 - alpha^a <= uniform * (1 - alpha^n) < 1 - alpha^(a + 1)
         rate = math.log(self.alpha)
-        return _event(before - 1 - np.floor(np.log1p(chance * np.expm1(before * rate)) / rate), before)
+        return _event(before - 1 - np.floor(np.log1p(uniform * np.expm1(before * rate)) / rate), before)
 
 
 class Linear(Kind, frozen=True, tag="linear"):
     """The k-th event has importance k."""
 
-    def sampled(self, before: np.ndarray, chance: np.ndarray) -> np.ndarray:
-        """As for `Exponential`: k (k + 1) <= chance * n (n + 1) < (k + 1) (k + 2)."""
-        return _event((np.sqrt(1 + 4 * chance * before * (before + 1.0)) - 1) / 2, before)
+    def sampled(self, before: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+        """As for `Exponential`: k (k + 1) <= uniform * n (n + 1) < (k + 1) (k + 2)."""
+        return _event((np.sqrt(1 + 4 * uniform * before * (before + 1.0)) - 1) / 2, before)
 
 
 def _event(position: np.ndarray, before: np.ndarray) -> np.ndarray:
@@ -51,8 +51,8 @@ class Recency(TaskSettings, frozen=True, tag="recency"):
     targets. The rest is the input, in its order; it may hold events later than a target.
 
     With several cuts the history is queried at several of its events. Each cut samples from the events before it. All
-    sampled events leave the input, and each is a target of the last input before its cut, if there is one. A user's
-    oldest event stays if nothing else would. The targets of one state stand together.
+    sampled events leave the input, and each is a target of the last input before its cut, if there is one. If all
+    events of a user are sampled, its oldest stays. The targets of one state are adjacent.
     """
 
     importance: Exponential | Linear = Exponential()
@@ -66,40 +66,40 @@ class Recency(TaskSettings, frozen=True, tag="recency"):
         return self
 
     def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
-        tokens, begins = len(batch.items), np.cumsum(batch.lengths) - batch.lengths
+        tokens, ends = len(batch.items), np.cumsum(batch.lengths)
+        begins = ends - batch.lengths
         user, before = self._cuts(batch.lengths, rng)  # of each cut
-        cut = np.repeat(np.arange(len(user)), np.maximum(1, (before * self.share).astype(np.int64)))  # of each draw
-        places = self.importance.sampled(before[cut], rng.random(len(cut)))
-        drawn = begins[user[cut]] + places
-        kept = _without(drawn, batch.lengths)
-        lengths = np.add.reduceat(kept.astype(np.int64), begins)
-        last = (np.cumsum(kept) - 1)[begins[user] + before - 1]  # the last input before the cut, or another user's
+        cut = np.repeat(np.arange(len(user)), np.maximum(1, (before * self.share).astype(np.int64)))  # of each sample
+        samples = begins[user[cut]] + self.importance.sampled(before[cut], rng.random(len(cut)))
+        inputs = _without(samples, batch.lengths)
+        lengths = np.add.reduceat(inputs.astype(np.int64), begins)
+        last = (np.cumsum(inputs) - 1)[begins[user] + before - 1]  # the last input before the cut, or another user's
         own = last >= (np.cumsum(lengths) - lengths)[user]
-        asked = own[cut] & ~kept[drawn]
-        pairs = np.unique(last[cut[asked]] * tokens + drawn[asked])  # each answer once a state
+        valid = own[cut] & ~inputs[samples]
+        pairs = np.unique(last[cut[valid]] * tokens + samples[valid])  # each target once a state
         return Examples(
-            inputs=batch.tokens(kept, lengths, query_times=batch.times[begins + batch.lengths - 1], users=batch.users),
+            inputs=batch.tokens(inputs, lengths, query_times=batch.times[ends - 1], users=batch.users),
             targets=batch.items[pairs % tokens],
             positions=pairs // tokens,
             grouped=True,
         )
 
     def _cuts(self, lengths: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The cuts' users, and how many of the user's events stand before each: two or more, for one has to be left."""
+        """The user of each cut, and the number of its events before the cut: at least two, because one must stay."""
         users = np.arange(len(lengths))
         if self.cuts == 1:
             return users, lengths
         inside = np.maximum(0, lengths - 2)  # cuts after 2 … n - 1 events
-        chosen = sample_without_replacement(inside, np.minimum(self.cuts - 1, inside), rng)
-        user = np.repeat(users, inside)[chosen]
-        before = chosen - (np.cumsum(inside) - inside)[user] + 2
+        sampled = sample_without_replacement(inside, np.minimum(self.cuts - 1, inside), rng)
+        user = np.repeat(users, inside)[sampled]
+        before = sampled - (np.cumsum(inside) - inside)[user] + 2
         return np.concatenate((users, user)), np.concatenate((lengths, before))
 
 
-def _without(drawn: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Which tokens stay [T] bool: those not drawn, and the oldest of a user of whom nothing else would stay."""
+def _without(samples: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """A mask of the inputs [T]: the tokens that are not sampled, or a user's oldest if all are."""
     begins = np.cumsum(lengths) - lengths
-    kept = np.ones(lengths.sum(), dtype=bool)
-    kept[drawn] = False
-    kept[begins] |= ~np.logical_or.reduceat(kept, begins)
-    return kept
+    inputs = np.ones(lengths.sum(), dtype=bool)
+    inputs[samples] = False
+    inputs[begins] |= ~np.logical_or.reduceat(inputs, begins)
+    return inputs

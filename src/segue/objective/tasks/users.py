@@ -1,7 +1,7 @@
-"""What training knows of users beyond a batch: the windows in which each is asked, and all that each is asked for.
+"""Facts about users that no batch contains: the number of their windows, and all of their positives.
 
-A user with a long history has several windows, which come in different batches, and a batch of long windows has few
-users. So neither a user's weight nor the items that are no negatives of it can be seen in a batch.
+The windows of a long history are in different batches, and batches have different numbers of users. So a single batch
+determines neither a user's weight nor all items that are no negatives of the user.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from segue.objective.tasks.positive import PositiveEvents
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """How much a window counts, so that over an epoch the windows of every user count one together."""
+    """Weights of windows, so that over an epoch those of every user's windows sum to one."""
 
-    windows: np.ndarray  # [U] int64: of each user, those of which anything is asked
-    users_a_batch: float
-    """On average."""
+    windows: np.ndarray  # [U] int64: the number of each user's windows with a target
+    users_a_batch: float  # on average
 
     @classmethod
     def of(cls, windows: Iterable[Batch], task: Task, n_users: int) -> Shares:
-        """Of all windows, each once. Whether a window is asked anything does not depend on what a task draws."""
+        """From all windows, each once. Whether a window has a target does not depend on what a task samples."""
         counts, batches, rng = np.zeros(n_users, dtype=np.int64), 0, np.random.default_rng(0)
         for batch in windows:
             examples = task(batch, rng)
@@ -36,33 +35,33 @@ class Shares:
         return cls(counts, np.count_nonzero(counts) / max(1, batches))
 
     def rows(self, examples: Examples) -> np.ndarray:
-        """What each row of the inputs counts [B]."""
+        """The weight of each row of the inputs [B]."""
         return np.asarray(1 / np.maximum(1, self.windows[_users(examples)]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Positives:
-    """The distinct items that each user is to be asked for, wherever in its training history they are."""
+    """The distinct positive items of each user's whole training history."""
 
     begins: np.ndarray  # [U + 1] int64
     items: np.ndarray  # [P] int32
 
     @classmethod
     def of(cls, histories: Iterable[Batch], positive: PositiveEvents, n_users: int) -> Positives:
-        """Of whole training histories, in the order of their users; a user may have none."""
-        counts, found = np.zeros(n_users, dtype=np.int64), [np.zeros(0, dtype=np.int32)]
+        """From whole training histories, in the order of their users; a user may have none."""
+        counts, chunks = np.zeros(n_users, dtype=np.int64), [np.zeros(0, dtype=np.int32)]
         for batch in histories:
             assert batch.users is not None
-            meant = positive(batch)
+            mask = positive(batch)
             stride = int(batch.items.max(initial=0)) + 1
-            owners = np.repeat(batch.users, batch.lengths)[meant]
-            users, items = np.divmod(np.unique(owners * stride + batch.items[meant]), stride)
+            owners = np.repeat(batch.users, batch.lengths)[mask]
+            users, items = np.divmod(np.unique(owners * stride + batch.items[mask]), stride)
             np.add.at(counts, users, 1)
-            found.append(items.astype(np.int32))
-        return cls(np.concatenate(([0], np.cumsum(counts))), np.concatenate(found))
+            chunks.append(items.astype(np.int32))
+        return cls(np.concatenate(([0], np.cumsum(counts))), np.concatenate(chunks))
 
     def own(self, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the inputs and items, which are no negatives of theirs."""
+        """Pairs of a row of the inputs and an item that is no negative of it."""
         users = _users(examples)
         counts = self.begins[users + 1] - self.begins[users]
         items = self.items[ragged_rows(self.begins[users], counts)]
@@ -70,6 +69,6 @@ class Positives:
 
 
 def _users(examples: Examples) -> np.ndarray:
-    """Whose the rows of the inputs are [B]."""
-    assert examples.inputs.users is not None, "windows of training say whose they are"
+    """The users of the rows of the inputs [B]."""
+    assert examples.inputs.users is not None, "training windows have users"
     return examples.inputs.users
