@@ -1,4 +1,7 @@
-"""Settings → a model, with weights drawn from a generator."""
+"""Settings → a model with random initial weights.
+
+No folder holds code: a run with an encoder from outside segue names its builder, and the caller passes it again.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from segue.models.sequence import Parts, SequenceModel
 from segue.models.similarity.dot import DotSettings
 
 Builder = Callable[[Any, Parts, torch.Generator], SequenceModel]
-"""An encoder from outside: the section `model` and the parts to build around → a model, with weights drawn from the
-generator."""
+"""An encoder from outside segue: the section `model`, the parts of the model and the generator of its initial weights
+→ a model."""
 
 
 def build_model(
@@ -28,11 +31,8 @@ def build_model(
     facts: DataFacts = NO_FACTS,
     encoder: Builder | None = None,
 ) -> SequenceModel:
-    """Build a new model. `facts`: what `settings.items.facts` returns; `encoder`: the builder from outside, if
-    `model.encoder` names one.
-
-    The caller's global random state does not change.
-    """
+    """Build a new model, without a change of the global random state. `facts`: what `settings.items.facts` returns;
+    `encoder`: the builder from outside, if `model.encoder` names one."""
     refuse_other_builder(settings, encoder, whose="The model")
     with torch.random.fork_rng(devices=[]):
         parts = make_parts(settings, n_items, facts)
@@ -40,7 +40,7 @@ def build_model(
     if not isinstance(model, SequenceModel):
         raise SettingsError(
             f"An encoder must be a function that builds a SequenceModel, and {settings.encoder} returned "
-            f"{type(model).__name__}; docs/your-model.md shows one that works."
+            f"{type(model).__name__}; see docs/your-model.md for an example."
         )
     if isinstance(model.items, ContentTable):
         model.items.begin(generator)
@@ -72,8 +72,8 @@ def builder_name(build: Builder) -> str:
 
 
 def refuse_other_builder(settings: ModelSettings, encoder: Builder | None, *, whose: str) -> None:
-    """A model can only be built by the builder that its settings name. The module may differ: a model that a script
-    trained, as `__main__`, is opened by others that import the builder. `whose`: the sentence's subject."""
+    """Refuse a builder other than the one that the settings name. Its module may differ: a script trains a model as
+    `__main__`, and other programs import the builder. `whose`: the subject of the message."""
     if encoder is None and settings.encoder:
         raise SettingsError(
             f"{whose} has an encoder from outside segue, {settings.encoder}, and no folder holds code: give its "

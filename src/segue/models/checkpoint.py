@@ -1,4 +1,4 @@
-"""A model ↔ two files: the table `model` of `settings.toml` says what to build, `weights.safetensors` fills it."""
+"""A model ↔ two files: the section `model` of `settings.toml`, and `weights.safetensors`."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def save_model(model: SequenceModel, settings: ModelSettings, folder: Path) -> N
 
 
 def save_weights(model: SequenceModel, path: Path) -> None:
-    """Write the weights of a model, what it stores of the catalogue, and what else is needed to build it again."""
+    """Write the weights and buffers of a model, and as metadata the number of items and the kinds of events."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     shape = _Shape(n_items=model.items.n_items, kinds=model.kinds)
     save_file(tensors, path, metadata={METADATA: msgspec.json.encode(shape).decode()})  # one key: several have no order
 
 
 def fill_model(model: SequenceModel, path: Path) -> None:
-    """Give a model of the same shape the weights that `save_weights` wrote."""
+    """Load the weights that `save_weights` wrote into a model of the same shape."""
     model.load_state_dict(_read(path))
 
 
@@ -62,7 +62,7 @@ def load_model(folder: Path, encoder: Builder | None = None, *, settings: ModelS
     """The model of a run folder, on the CPU, in evaluation mode.
 
     encoder: its builder, if that is not segue's.
-    settings: what `read_model_settings` gave, so that it is not read again.
+    settings: what `read_model_settings` returned, if it was read already.
     """
     try:
         settings = settings or read_model_settings(folder)
@@ -86,7 +86,7 @@ def load_model(folder: Path, encoder: Builder | None = None, *, settings: ModelS
 
 
 def _facts(settings: ModelSettings, weights: dict[str, Tensor], kinds: tuple[str, ...]) -> DataFacts:
-    """What the model was built from, as its buffers store it."""
+    """The facts that the model was built from, read from its buffers."""
     stored = {
         name: weights[f"items.{name}"].numpy()
         for name in ("categories", "content", "codes")
@@ -103,8 +103,7 @@ def _texts(settings: ModelSettings, weights: dict[str, Tensor]) -> TextEncoder |
 
 
 def saved_texts(path: Path, settings: ModelSettings) -> TextEncoder | None:
-    """The text encoder among the weights that `save_weights` wrote of a model of these settings; None if it has
-    none."""
+    """The text encoder that `save_weights` wrote with a model of these settings; None if it has none."""
     return _texts(settings, _read(path))
 
 
@@ -116,7 +115,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _with_plain_attributes(model: SequenceModel) -> SequenceModel:
-    """The same model with its parts and weights also as plain attributes, which Python finds without torch's lookup.
+    """The same model with its parts and weights also as plain attributes, to skip torch's lookup.
 
     Without it, one `recommend` takes 10 % more CPU for SASRec (width 64, 5 or 50 events), 7 % for HSTU, and 3 % for
     HSTU with a KV cache: medians of 1,500 calls, alternated in one process, on one thread.

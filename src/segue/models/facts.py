@@ -1,4 +1,7 @@
-"""What a model is built from besides its settings: facts of the log and of its catalogue."""
+"""What a model is built from besides its settings: facts of the log and of its catalogue.
+
+Content and the text encoder become buffers of the item table, so a run encodes new texts without the catalogue.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ class DataFacts:
     kinds: tuple[str, ...] = ()
     """Names of the event kinds, by number."""
     texts: TextEncoder | None = None
-    """The text encoder that was fitted to the catalogue; it also encodes the texts of new items."""
+    """The text encoder fitted to the catalogue; it also encodes the texts of new items."""
 
 
 NO_FACTS = DataFacts()
-"""For models that need nothing but their settings."""
+"""For models that need only their settings."""

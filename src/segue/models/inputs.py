@@ -1,5 +1,5 @@
-"""What a token is made of: an item, an item and its event's value side by side, the two as tokens of their own, or all
-that is known of an event."""
+"""Events → tokens. An event is one token, or two if its value is a token of its own. Only this file knows which:
+`encode` returns one state an event."""
 
 from __future__ import annotations
 
@@ -17,41 +17,40 @@ from segue.layers.packed import PackedBatch
 from segue.layers.positions.periods import ABSOLUTE, RELATIVE, Periods, log_seconds
 from segue.models.items.tables import ItemTable
 
-LONG = 14.7  # the logarithm of four weeks in seconds: logarithms of times are divided by it, to be of size one
-QUIET = 0.2  # what the first weights of times are, as a share of those of items
+LOG_FOUR_WEEKS = 14.7  # the logarithm of four weeks in seconds; it scales logarithms of times to about one
+TIME_WEIGHT_SCALE = 0.2  # initial weights of times, relative to those of items
 
 TimeSignal = Literal["absolute", "since-newest", "since-previous"]
 FIVE_STARS = (1.5, 2.5, 3.5, 4.5)
 
 
 class Inputs(Protocol):
-    """From events to tokens, and back to the states that stand for events."""
+    """Turns events into tokens, and states of tokens into states of events."""
 
     width: int
     """Features of a token."""
     tokens_an_event: int
     incremental: bool
-    """Whether a token is made of its own event alone, so that later events leave it as it is and it can be made alone,
-    from an item and a value."""
+    """Whether a token depends on its own event alone, so that later events do not change it."""
     timed: bool
-    """Whether times are a part of it."""
+    """Whether tokens depend on times."""
     kinded: bool
-    """Whether kinds of events are."""
+    """Whether tokens depend on kinds of events."""
 
     def __call__(self, items: ItemTable, batch: PackedBatch) -> Tensor:
-        """The tokens of a batch that was expanded [T', W]."""
+        """The tokens of an expanded batch [T', W]."""
         ...
 
     def expanded(self, batch: PackedBatch) -> PackedBatch:
-        """The batch with as many tokens as the events have together."""
+        """The batch with `tokens_an_event` tokens for each event."""
         ...
 
     def at_events(self, states: Tensor) -> Tensor:
-        """The states [T', W] that know everything of their event and nothing of the next [T, W]."""
+        """States of tokens [T', W] → the state at the last token of each event [T, W]."""
         ...
 
     def between_events(self, weights: Tensor) -> Tensor:
-        """Attention weights between tokens [..., N', N'] as weights between events [..., N, N]."""
+        """Attention weights between tokens [..., N', N'] → between events [..., N, N]."""
         ...
 
 
@@ -88,11 +87,11 @@ class ValueTable(nn.Module):
     def __init__(self, edges: tuple[float, ...], width: int) -> None:
         """A value belongs to the range that begins with the highest of the `edges` not above it."""
         super().__init__()
-        self.register_buffer("edges", torch.tensor(edges), persistent=False)  # the settings have them
+        self.register_buffer("edges", torch.tensor(edges), persistent=False)  # they are in the settings
         self.table = nn.Parameter(torch.zeros(len(edges) + 2, width))
 
     def forward(self, values: Tensor | None, tokens: int) -> Tensor:
-        """[T] → [T, width]; without any values, `tokens` times that of an event without one."""
+        """[T] → [T, width]; None: `tokens` events without a value."""
         if values is None:
             return self.table[:1].expand(tokens, -1)
         rows = torch.bucketize(values.contiguous(), self.edges, right=True) + 1
@@ -100,7 +99,7 @@ class ValueTable(nn.Module):
 
 
 class RatedInputs(ItemInputs):
-    """A token is an item's vector and its value's, one after the other. Questions are asked with the item's part."""
+    """A token is the concatenation of an item's vector and its value's. Only the item's features make the query."""
 
     def __init__(self, width: int, value_width: int, edges: tuple[float, ...]) -> None:
         super().__init__(width + value_width)
@@ -112,9 +111,8 @@ class RatedInputs(ItemInputs):
 
 
 class CombinedInputs(nn.Module):
-    """An event is two tokens, its item and then its value, at the same time; the second is asked for what comes next.
-
-    The first cannot be: it does not know the value yet, and the value belongs to an event that has happened.
+    """An event is two tokens with the same time, its item and then its value. The state of the second is the query for
+    the next item: the first does not know the value yet.
     """
 
     tokens_an_event = 2
@@ -139,19 +137,19 @@ class CombinedInputs(nn.Module):
         return states[1::2]
 
     def between_events(self, weights: Tensor) -> Tensor:
-        asking = weights[..., 1::2, :]
-        return asking[..., ::2] + asking[..., 1::2]
+        from_values = weights[..., 1::2, :]
+        return from_values[..., ::2] + from_values[..., 1::2]
 
 
 class KindTable(nn.Module):
-    """A learned vector for each kind of event, and one more, zero until it is met, for events whose kind is unknown."""
+    """A learned vector for each kind of event, and one, zero at initialisation, for events of an unknown kind."""
 
     def __init__(self, kinds: int, width: int) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(kinds + 1, width))
 
     def forward(self, kinds: Tensor | None, tokens: int) -> Tensor:
-        """[T] → [T, width]; without any kinds, `tokens` times that of an unknown one."""
+        """[T] → [T, width]; None: `tokens` events of an unknown kind."""
         if kinds is None:
             return self.table[-1:].expand(tokens, -1)
         return functional.embedding(kinds, self.table)
@@ -162,14 +160,13 @@ class KindTable(nn.Module):
 
 
 class EventInputs(ItemInputs):
-    """A token is a linear map of all that is known of an event: its item, kind, value and times side by side.
+    """A token is a linear map of an event's item, kind, value and times side by side.
 
-    The item's vector is made of length √width, so that its features are of size one as the others are. What is missing
-    is left out: it is zero here, where known values bring a feature that is one.
+    The item's vector is scaled to length √width, so that its features are of size one like the others. A missing value
+    or time is zero; an indicator feature is one if the value is known.
 
-    Times look back to the newest event of the window, so that the time of a later event, though nothing else of it, is
-    known to earlier ones: as PinnerFormer has it. A token therefore changes with what comes after it, and none can be
-    made alone.
+    As in PinnerFormer, a time may be relative to the newest event of the window. A token then changes with the time of
+    later events, so there is no incremental encoding.
     """
 
     incremental = False
@@ -178,7 +175,7 @@ class EventInputs(ItemInputs):
         self, item_width: int, width: int, *, kinds: int, kind_width: int, times: Sequence[TimeSignal]
     ) -> None:
         super().__init__(width)
-        self.kinds = KindTable(kinds, kind_width) if kinds else None  # a log without kinds has none to tell apart
+        self.kinds = KindTable(kinds, kind_width) if kinds else None
         self.signals = tuple(times)
         self.timed, self.kinded = bool(times), bool(kinds)
         periods = [Periods(ABSOLUTE if name == "absolute" else RELATIVE) for name in times]
@@ -191,23 +188,23 @@ class EventInputs(ItemInputs):
         parts = [functional.normalize(vectors, dim=1) * vectors.shape[1] ** 0.5]
         if self.kinds is not None:
             parts.append(self.kinds(batch.kinds, vectors.shape[0]))
-        parts += [_sizes(batch.values, vectors), *self._times(batch, vectors)]
+        parts += [_value_features(batch.values, vectors), *self._times(batch, vectors)]
         tokens: Tensor = self.joined(torch.cat(parts, dim=1))
         return tokens
 
     def quieten_times(self) -> None:
-        """Make the weights of times small: of a hundred waves and more, most mean nothing, and together they would
-        drown the item until training has unlearned them."""
+        """Scale down the initial weights of times: they have over a hundred features, most of them uninformative, which
+        would otherwise dominate the item in the first epochs."""
         with torch.no_grad():
-            self.joined.weight[:, self.joined.in_features - self.time_width :] *= QUIET
+            self.joined.weight[:, self.joined.in_features - self.time_width :] *= TIME_WEIGHT_SCALE
 
     def _times(self, batch: PackedBatch, like: Tensor) -> list[Tensor]:
-        """What is known of times [T, features of a signal], zero for users without times."""
+        """Time features [T, features of a signal], zero for users without times."""
         known = batch.per_token(batch.has_times)[:, None].to(like.dtype)
         parts = []
         for name, periods in zip(self.signals, self.periods, strict=True):
             seconds = _seconds(name, batch)
-            logarithm = (log_seconds(seconds) / LONG).to(like.dtype)
+            logarithm = (log_seconds(seconds) / LOG_FOUR_WEEKS).to(like.dtype)
             parts.append(torch.cat((periods(seconds), logarithm[:, None]), dim=1) * known)
         return parts
 
@@ -223,14 +220,14 @@ def _seconds(signal: TimeSignal, batch: PackedBatch) -> Tensor:
             return torch.where(batch.position == 0, 0, batch.times - batch.times.roll(1, dims=0))
 
 
-def _sizes(values: Tensor | None, like: Tensor) -> Tensor:
-    """Each value's sign with the logarithm of one more than its size, and a one; zeros where there is none [T, 2]."""
+def _value_features(values: Tensor | None, like: Tensor) -> Tensor:
+    """sign(v) · log(1 + |v|) of each value, and one; zeros for events without a value [T, 2]."""
     if values is None:
         return like.new_zeros(like.shape[0], 2)
-    most = torch.finfo(torch.float32).max  # what an answer was given may be larger than the models' numbers
+    largest = torch.finfo(torch.float32).max  # values of a request are float64
     known = ~values.isnan()
-    sound = torch.where(known, values, 0.0).clamp(-most, most).to(like.dtype)
-    return torch.stack((sound.sign() * sound.abs().log1p(), known.to(like.dtype)), dim=1)
+    finite = torch.where(known, values, 0.0).clamp(-largest, largest).to(like.dtype)
+    return torch.stack((finite.sign() * finite.abs().log1p(), known.to(like.dtype)), dim=1)
 
 
 class ItemInputSettings(Kind, frozen=True, tag="items"):
@@ -287,8 +284,8 @@ class EventInputSettings(Kind, frozen=True, tag="events"):
     kind_width: Count = 16
     """Features of an event's kind."""
     times: tuple[TimeSignal, ...] = ("absolute", "since-newest", "since-previous")
-    """What a token knows of its event's time: the date; the time before the newest event in the window; the time since
-    the previous event. With 'since-newest' earlier tokens know when later events happened, and nothing else of them."""
+    """Time features of a token: the date; the time before the newest event in the window; the time since the previous
+    event. With 'since-newest', tokens depend on the time of the newest event, and on nothing else of later events."""
 
     def __post_init__(self) -> None:
         if len(set(self.times)) < len(self.times):

@@ -1,4 +1,4 @@
-"""The choice of positions: what is added to tokens, and what attention adds to the scores of two tokens."""
+"""The choice of positions: added to tokens (`build`), or to the attention scores of two tokens (`relative`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from segue.layers.positions.relative import RelativeBuckets, Rotary
 
 
 class _PositionSettings(Kind, frozen=True):
-    """What every kind of positions can do."""
+    """The methods of every kind of positions."""
 
     counted_from: ClassVar[Literal["newest", "oldest"]] = "oldest"
 
@@ -64,7 +64,7 @@ class BucketPositionSettings(_PositionSettings, frozen=True, tag="buckets"):
     count: Count = 32
     """Buckets. Short distances have one each, longer ones share wider and wider ones."""
     furthest: Count = 128
-    """The distance from which on all share the last bucket."""
+    """Distances from this one on share the last bucket."""
 
     def build(self, length: int, width: int) -> Positions:  # noqa: ARG002
         return NoPositions(length)

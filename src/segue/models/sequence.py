@@ -70,10 +70,8 @@ class SequenceModel(nn.Module):
         query_transform: nn.Module | None = None,
         target_time: bool = False,
     ) -> None:
-        """`norm_tokens` stands before the blocks and `norm` after them; `query_transform` and then the output part
-        only for states that make a query: the output part gets the features that are compared with items.
-
-        `target_time` says whether answers depend on the moment of the question.
+        """`norm_tokens` is applied before the blocks and `norm` after them; `query_transform` and then the output part
+        only to states that become queries. `target_time`: whether queries depend on their request time.
         """
         super().__init__()
         self.items = parts.items
@@ -124,7 +122,11 @@ class SequenceModel(nn.Module):
         return self.items.width
 
     def answerable(self, counts: np.ndarray) -> np.ndarray:
-        """Which items may be recommended and encoded [V + 1] bool, given their counts in training."""
+        """Which items may be recommended and encoded [V + 1] bool, given their counts in training.
+
+        The model decides it, never the counts alone: with content, items unseen in training may be recommended. They
+        are no negatives.
+        """
         return self.items.answerable(counts)
 
     def with_items(self, items: ItemTable) -> SequenceModel:
@@ -208,8 +210,8 @@ class SequenceModel(nn.Module):
         batch = self.inputs.expanded(self._with_query_token(batch))
         x, weights = self._tokens(batch), []
         for block in self.blocks:
-            own = cast(Block, block).attention_weights(x, batch)
-            weights += [] if own is None else [own]
+            of_block = cast(Block, block).attention_weights(x, batch)
+            weights += [] if of_block is None else [of_block]
             x = block(x, batch)
         return self.inputs.between_events(torch.stack(weights)) if weights else None
 

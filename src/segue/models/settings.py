@@ -43,10 +43,10 @@ class EncoderSettings(Kind, frozen=True):
     similarity: SimilaritySettings = DotSettings()
     """How a query is compared with an item."""
     output: OutputSettings = NoOutputSettings()
-    """What is done to a query before it is compared."""
+    """How a query is transformed before it is compared with items."""
     encoder: str = ""
-    """A builder from outside segue as module:name, used instead of this kind's own. `segue.train(…, encoder=build)`
-    writes it; it cannot be set alone."""
+    """A builder from outside segue as module:name, used instead of this kind's own. Set by
+    `segue.train(…, encoder=build)` only."""
 
     @property
     def item_width(self) -> int:
@@ -76,7 +76,7 @@ class EncoderSettings(Kind, frozen=True):
             )
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
-        """A new model around these parts, with weights drawn from the generator."""
+        """A new model of these parts, whose initial weights come from the generator."""
         raise NotImplementedError
 
 

@@ -42,10 +42,10 @@ def bert4rec(
     dropout: float,
     generator: torch.Generator,
 ) -> SequenceModel:
-    """Bidirectional post-norm blocks; the query is the state of a mask after the history.
+    """Bidirectional post-norm blocks; the query is the state of a mask token after the history. The mask is number n + 1
+    in a batch, and never a recommendation.
 
-    The original's vector for the type of a token is left out: there is one type, and the positions' vectors can hold
-    it.
+    The original's token type embedding is left out: with one type, the position embeddings can contain it.
     """
     width = parts.width
     model = SequenceModel(
@@ -74,4 +74,4 @@ class BERT4RecSettings(SASRecSettings, frozen=True, tag="bert4rec"):
     length: Annotated[int, Meta(ge=2)] = 200
     """Newest events of a history that the model reads, at most, with the mask that makes the query."""
     inputs: ItemInputSettings | RatedInputSettings | CombinedInputSettings = ItemInputSettings()
-    """What a token is made of. Whole events would show the kind and the time of a masked one."""
+    """What a token is made of. 'events' is missing: its tokens would reveal the kind and the time of a masked event."""

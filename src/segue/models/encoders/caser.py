@@ -18,11 +18,11 @@ class CaserSettings(EncoderSettings, frozen=True, tag="caser"):
     """Caser: convolutions over the newest few events."""
 
     image_events: Count = 5
-    """Newest events that the convolutions see."""
+    """Newest events that the convolutions read."""
     horizontal: Count = 16
-    """Filters over one event, over two and so on up to all that it sees: this many of each."""
+    """Filters of each height, from one event to `image_events`."""
     vertical: Count = 4
-    """Filters over one feature of all events that it sees."""
+    """Filters over one feature of all `image_events`."""
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
         return caser(
@@ -50,8 +50,8 @@ def caser(
 ) -> SequenceModel:
     """Horizontal and vertical convolutions over the last few events, at every event.
 
-    The original also learns a vector for each user; here there is none, because a run holds no users and answers new
-    ones. It also predicts the next three items and takes padding for an item; both are left out.
+    Left out of the original: a vector for each user, because a run holds no users and serves new ones; the prediction
+    of the next three items; padding as an item.
     """
     model = SequenceModel(
         parts,

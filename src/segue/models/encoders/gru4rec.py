@@ -44,10 +44,9 @@ def gru4rec(
 ) -> SequenceModel:
     """Layers of gated recurrent units, and a linear map from a state to a query of `width` features.
 
-    The original steps through many sessions side by side, an event at a time, and its gradients end at the event
-    before; here histories are whole, and gradients reach back through all of them. Its cell is the older form of the
-    unit, of the same power but with other weights: see `GRUBlock`. Its losses are `top1` and `bpr` in its first paper,
-    `top1-max` and `bpr-max` in its second."""
+    The original trains on parallel sessions, one event a step, and truncates gradients after one event; here gradients
+    go through whole histories. Its cell is the older form of the GRU: see `GRUBlock`. Its losses are `top1` and `bpr`
+    in the first paper, `top1-max` and `bpr-max` in the second."""
     model = SequenceModel(
         parts,
         NoPositions(parts.tokens(length)),

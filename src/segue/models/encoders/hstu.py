@@ -1,5 +1,5 @@
 """HSTU: Zhai et al., "Actions Speak Louder than Words: Trillion-Parameter Sequential Transducers for Generative
-Recommendations", ICML 2024, as its authors' research code has it; and the SASRec that they compare it with."""
+Recommendations", ICML 2024, as in its authors' research code; and the SASRec that they compare it with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HSTUSettings(EncoderSettings, frozen=True, tag="hstu"):
     positions: LearnedPositionSettings = NewestPositionSettings()
     """Where learned positions are counted from."""
     target_time: bool = True
-    """Whether the model knows the time of the query, which at the service is now, or only the history's times."""
+    """Whether the model reads the time of the query (at the service: now), or only the times of the history."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,14 +17,13 @@ from segue.models.weight_init import recurrent_init
 
 
 class SoftChoiceSettings(Kind, frozen=True, tag="soft"):
-    """The mean of all states by their weights."""
+    """The weighted mean of all states."""
 
 
 class _HardChoiceSettings(Kind, frozen=True):
     temperature: PositiveNumber = 1.0
-    """Divisor of the scores: a low one makes samples sure and gradients steep. It is the same from the first step to
-    the last. If it fell during training, as is usual for 'gumbel', a training that stops early or resumes with more
-    epochs would be another model."""
+    """Divisor of the scores: a low one makes samples almost certain and gradients steep. It is constant: annealing, as
+    is usual for 'gumbel', would make the model depend on the number of epochs planned."""
 
 
 class StraightThroughChoiceSettings(_HardChoiceSettings, frozen=True, tag="straight-through"):
@@ -39,7 +38,7 @@ class ReinforceChoiceSettings(_HardChoiceSettings, frozen=True, tag="reinforce")
     """A sampled state, learned from its loss (REINFORCE)."""
 
     entropy_bonus: NonNegative = 0.0
-    """What the loss pays for a unit of entropy of the samples, so that the model keeps exploring."""
+    """Weight of the samples' entropy, which is subtracted from the loss, so that the model keeps exploring."""
 
 
 ChoiceSettings = SoftChoiceSettings | StraightThroughChoiceSettings | GumbelChoiceSettings | ReinforceChoiceSettings
@@ -51,9 +50,9 @@ class NARMSettings(EncoderSettings, frozen=True, tag="narm"):
     state_width: CountOrZero = 0
     """Features of a recurrent state; 0: as many as a token has."""
     scores: Scores = "scaled-dot"
-    """How two states make a score; 'additive' is the original's."""
+    """The attention score of two states; 'additive' is the original's."""
     choice: ChoiceSettings = SoftChoiceSettings()
-    """Whether attention takes the mean of all states, or one state alone."""
+    """Whether attention returns the weighted mean of all states, or a single state."""
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
         choice = self.choice
@@ -80,7 +79,7 @@ class NARMSettings(EncoderSettings, frozen=True, tag="narm"):
 
 
 class NarmModel(SequenceModel):
-    """A `SequenceModel` whose last block may sample what it attends to: then its states carry the log-probabilities."""
+    """A `SequenceModel` whose last block may sample a state. Its states then end with log-probability and entropy."""
 
     entropy_bonus = 0.0
 
@@ -104,9 +103,9 @@ def narm(
     """Layers of gated recurrent units; then each state attends to its user's states, and the result is joined to it and
     mapped to a query.
 
-    As in its authors' program and not as in the paper, one recurrent network serves both parts, and weights add up to
-    one. With `scores` 'additive' and `choice` 'soft' it is the original, but for its units, whose gates are hard
-    sigmoids there, and for its sessions, of which it keeps the oldest 19 events.
+    As in its authors' code and unlike the paper, one recurrent network serves both parts, and weights add up to one.
+    With `scores` 'additive' and `choice` 'soft' it is the original, except that there gates are hard sigmoids and
+    sessions are cut to their oldest 19 events.
     """
     model = NarmModel(
         parts,

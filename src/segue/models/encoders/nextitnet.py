@@ -17,10 +17,10 @@ from segue.models.weight_init import truncated_normal_init
 
 
 class NextItNetSettings(EncoderSettings, frozen=True, tag="nextitnet"):
-    """NextItNet: dilated causal convolutions. `depth` is how often its dilations are repeated."""
+    """NextItNet: dilated causal convolutions. `depth` is the number of repetitions of its dilations."""
 
     kernel: Count = 3
-    """Events that a convolution sees."""
+    """Events that a convolution reads."""
     dilations: Annotated[tuple[Count, ...], Meta(min_length=1)] = (1, 2)
     """Distance between these events, block by block; in a block's second convolution it is twice as large."""
 
@@ -48,8 +48,8 @@ def nextitnet(
 ) -> SequenceModel:
     """Residual blocks of dilated causal convolutions, and a linear map from a state to a query of `width` features.
 
-    The original learns from padding as if it were an item, which is left out, and maps a state straight to every item's
-    score; here items keep the vectors that they have as inputs, unless they are untied.
+    The original also trains on padding, which is left out, and has separate output vectors for items; here input and
+    output share them unless `model.items.tied` is false.
     """
     model = SequenceModel(
         parts,

@@ -28,8 +28,8 @@ def pinnerformer(
     """Causal pre-norm blocks, learned positions, a layer norm at the end.
 
     With inputs = 'events', items = 'vectors', output = 'mlp' and a cosine with a learned temperature it is the
-    original, but for two things: a missing kind, value or time is left out instead of the whole event, and one kind
-    stands for an action and the surface that it happened on."""
+    original, with two differences: an event without a kind, value or time is used without it instead of dropped, and
+    one kind stands for an action and its surface."""
     model = SequenceModel(
         parts,
         positions,
@@ -43,6 +43,6 @@ def pinnerformer(
 
 
 class PinnerFormerSettings(SASRecSettings, frozen=True, tag="pinnerformer"):
-    """PinnerFormer: pre-norm blocks whose queries stay good for days."""
+    """PinnerFormer: pre-norm blocks whose queries are meant to stay valid for days."""
 
     builder: ClassVar[Callable[..., SequenceModel]] = pinnerformer

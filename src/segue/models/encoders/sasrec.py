@@ -43,10 +43,10 @@ def sasrec(
 
 
 class SASRecSettings(EncoderSettings, frozen=True, tag="sasrec"):
-    """SASRec as published: post-norm blocks with one-directional attention."""
+    """SASRec as published: post-norm blocks with causal attention."""
 
     builder: ClassVar[Callable[..., SequenceModel]] = sasrec
-    """Encoders with the same keys have another builder, called with the same numbers."""
+    """Encoders with the same keys set another builder with the same parameters."""
 
     heads: Count = 1
     """Attention heads; they share the features of a token evenly."""

@@ -1,4 +1,4 @@
-"""An encoder reads the history, a decoder continues it: the next items as one plan."""
+"""An encoder of the history and a decoder that continues it: the next items are one plan."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from segue.models.weight_init import xavier_init
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoding:
-    """Plans that are being made, a row each."""
+    """Partial plans, a row each."""
 
-    read: EncodedHistories
-    kept: Any
-    """What the decoder keeps of the steps before."""
+    histories: EncodedHistories
+    state: Any
+    """The decoder's state after the steps so far."""
 
 
 class EncoderDecoder(SequenceModel):
-    """A model whose events are read both ways, and which is asked by a decoder that looks at all that was read.
+    """A model with a bidirectional encoder and a decoder with attention to the encoded history.
 
-    A batch may hold more than histories: the events after a history are then fed to the decoder, which is asked for the
-    one after each. The encoder reads the history alone, so that nothing it says knows them.
+    A batch may hold more than histories: the events after a history are the decoder's input (teacher forcing), and its
+    outputs are the queries for the event after each. The encoder reads the history alone.
     """
 
     has_decoder = True
@@ -57,70 +57,70 @@ class EncoderDecoder(SequenceModel):
         norm: nn.Module,
         dropout: float,
     ) -> None:
-        """`blocks` read; `decoder` is a `Decoder`, and `norm` stands after it."""
+        """`blocks`: the encoder; `decoder`: a `Decoder`; `norm` is applied to its outputs."""
         super().__init__(parts, positions, blocks, norm=norm, scale=math.sqrt(parts.width), dropout=dropout)
         self.decoder = decoder
         self.start = nn.Parameter(torch.zeros(parts.width))
 
     def encode(self, batch: PackedBatch) -> Tensor:
-        """The states that ask for what comes after each history and after each event that continues it [T, D]; the
-        events before a history's last ask nothing, and their rows are zero."""
+        """The decoder's states at the last event of each history and at each event after it [T, D]; the rows of earlier
+        events are zero."""
         parts = _Parts.of(batch)
-        states = self.norm(self._decoder(self._fed(parts), self.read(parts.histories)))  # [B, M, D]
-        asking: Tensor = states.flatten(0, 1)[parts.steps]
-        return asking.new_zeros(len(batch.items), asking.shape[1]).index_copy(0, parts.tokens, asking)
+        outputs = self.norm(self._decoder(self._decoder_inputs(parts), self.read(parts.histories)))  # [B, M, D]
+        states: Tensor = outputs.flatten(0, 1)[parts.steps]
+        return states.new_zeros(len(batch.items), states.shape[1]).index_copy(0, parts.tokens, states)
 
     def read(self, batch: PackedBatch) -> EncodedHistories:
-        """Histories, encoded."""
-        assert int(batch.lengths.min()) > 0, "a user without events has nothing to be read"
+        """Encode histories."""
+        assert int(batch.lengths.min()) > 0, "a user without events has no history to encode"
         x = self._tokens(batch)
         for block in self.blocks:
             x = block(x, batch)
         return EncodedHistories.of(x, batch)
 
     def query(self, batch: PackedBatch) -> Tensor:
-        """Each user's question: that of a plan's first step."""
+        """Each user's query [B, D']: that of the first step of a plan."""
         return self.begin_plan(batch)[0]
 
     def begin_plan(self, batch: PackedBatch) -> tuple[Tensor, Decoding]:
-        """What asks for the first item of a plan for each history [B, D'], and what the next steps need."""
-        read = self.read(batch)
-        return self._stepped(self._starts(batch.size)[:, 0], read, self._decoder.begin(read))
+        """The queries for the first items of plans [B, D'], and the state for the next steps."""
+        histories = self.read(batch)
+        return self._step(self._start_tokens(batch.size)[:, 0], histories, self._decoder.begin(histories))
 
     def extend_plan(self, decoding: Decoding, rows: Tensor, items: Tensor) -> tuple[Tensor, Decoding]:
-        """What asks for the item after each of some plans, when `items` [P] are the newest; `rows` [P]: the plans among
-        those decoded that each of them goes on from."""
-        read, kept = decoding.read.rows(rows), self._decoder.rows(decoding.kept, rows)
-        return self._stepped(self.items.input(items) * self.scale, read, kept)
+        """The queries for the next items of plans [P, D'], and the state after them. Plan p extends the plan at
+        `rows[p]` of `decoding` by `items[p]`."""
+        histories, state = decoding.histories.rows(rows), self._decoder.rows(decoding.state, rows)
+        return self._step(self.items.input(items) * self.scale, histories, state)
 
     def attention_maps(self, batch: PackedBatch) -> list[AttentionMap]:
-        """The encoder's layers, where events look at each other, and then those of the decoder, whose steps look back
-        at each other and across at the history: the first step, and one more for each item of the batch that continues
-        a history."""
+        """Attention weights of the encoder's layers, then of the decoder's: to earlier steps, and to the history. There
+        is a first step, and one for each item of the batch after a history."""
         parts = _Parts.of(batch)
         x, maps = self._tokens(parts.histories), []
         for layer, block in enumerate(self.blocks, start=1):
             weights = cast(Block, block).attention_weights(x, parts.histories)
             maps += [] if weights is None else [AttentionMap(f"encoder, layer {layer}", weights)]
             x = block(x, parts.histories)
-        looks = self._decoder.attention_weights(self._fed(parts), EncodedHistories.of(x, parts.histories))
-        for layer, (back, across) in enumerate(looks, start=1):
-            if back is not None:
-                maps.append(AttentionMap(f"decoder, layer {layer}, at its steps", back, rows="steps", columns="steps"))
-            maps.append(AttentionMap(f"decoder, layer {layer}, at the history", across, rows="steps"))
+        encoded = EncodedHistories.of(x, parts.histories)
+        layers = self._decoder.attention_weights(self._decoder_inputs(parts), encoded)
+        for layer, (to_steps, to_history) in enumerate(layers, start=1):
+            name = f"decoder, layer {layer}"
+            if to_steps is not None:
+                maps.append(AttentionMap(f"{name}, at its steps", to_steps, rows="steps", columns="steps"))
+            maps.append(AttentionMap(f"{name}, at the history", to_history, rows="steps"))
         return maps
 
-    def _stepped(self, newest: Tensor, read: EncodedHistories, kept: Any) -> tuple[Tensor, Decoding]:
-        state, kept = self._decoder.step(newest, read, kept)
-        return self.head(self.norm(state)), Decoding(read, kept)
+    def _step(self, newest: Tensor, histories: EncodedHistories, state: Any) -> tuple[Tensor, Decoding]:
+        output, state = self._decoder.step(newest, histories, state)
+        return self.head(self.norm(output)), Decoding(histories, state)
 
-    def _fed(self, parts: _Parts) -> Tensor:
-        """The decoder's inputs [B, M, D]: what begins a plan, and the items that continue it."""
-        vectors = self.items.input(parts.fed) * self.scale  # [B, M - 1, D]
-        return torch.cat((self._starts(vectors.shape[0]), vectors), dim=1)
+    def _decoder_inputs(self, parts: _Parts) -> Tensor:
+        """The decoder's inputs [B, M, D]: the start token, and the items after the history."""
+        vectors = self.items.input(parts.next_items) * self.scale  # [B, M - 1, D]
+        return torch.cat((self._start_tokens(vectors.shape[0]), vectors), dim=1)
 
-    def _starts(self, users: int) -> Tensor:
-        """What a plan begins with [B, 1, D]."""
+    def _start_tokens(self, users: int) -> Tensor:  # [B, 1, D]
         return self.start.expand(users, 1, -1)
 
     @property
@@ -130,32 +130,32 @@ class EncoderDecoder(SequenceModel):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-    """A batch of histories and what continues them, taken apart."""
+    """A batch split into histories and the events after them."""
 
     histories: PackedBatch
-    fed: Tensor  # [B, M - 1] int64: the items that continue each history, 0 after the last
-    steps: Tensor  # [S]: the decoder's steps that ask something, in its states flattened to [B * M]
-    tokens: Tensor  # [S]: the tokens that they stand at
+    next_items: Tensor  # [B, M - 1] int64: the items after each history, 0 after the last
+    steps: Tensor  # [S]: the decoder's steps without padding, as indices into [B * M]
+    tokens: Tensor  # [S]: the token of each of these steps
 
     @staticmethod
     def of(batch: PackedBatch) -> _Parts:
         lengths = batch.lengths.cpu().numpy()
-        read = lengths if batch.histories is None else batch.histories.cpu().numpy()
-        begins, fed = np.cumsum(lengths) - lengths, lengths - read
-        most = int(fed.max()) + 1
-        rows = np.arange(len(lengths)) * most
+        history = lengths if batch.histories is None else batch.histories.cpu().numpy()
+        begins, extra = np.cumsum(lengths) - lengths, lengths - history
+        n_steps = int(extra.max()) + 1
+        rows = np.arange(len(lengths)) * n_steps
 
         def tensor(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array).to(batch.lengths.device)
 
-        before, after = tensor(ragged_rows(begins, read)), tensor(ragged_rows(begins + read, fed))
-        slots = batch.items.new_zeros(len(lengths) * most)
-        slots[tensor(ragged_rows(rows + 1, fed))] = batch.items[after]
+        before, after = tensor(ragged_rows(begins, history)), tensor(ragged_rows(begins + history, extra))
+        inputs = batch.items.new_zeros(len(lengths) * n_steps)
+        inputs[tensor(ragged_rows(rows + 1, extra))] = batch.items[after]
         return _Parts(
-            histories=PackedBatch(items=batch.items[before], times=batch.times[before], lengths=tensor(read)),
-            fed=slots.view(len(lengths), most)[:, 1:],
-            steps=tensor(ragged_rows(rows, fed + 1)),
-            tokens=tensor(ragged_rows(begins + read - 1, fed + 1)),
+            histories=PackedBatch(items=batch.items[before], times=batch.times[before], lengths=tensor(history)),
+            next_items=inputs.view(len(lengths), n_steps)[:, 1:],
+            steps=tensor(ragged_rows(rows, extra + 1)),
+            tokens=tensor(ragged_rows(begins + history - 1, extra + 1)),
         )
 
 
@@ -174,7 +174,7 @@ class GRUBodySettings(Kind, frozen=True, tag="gru"):
 
 
 class TransformerBodySettings(Kind, frozen=True, tag="transformer"):
-    """The Transformer as it was first published: an encoder and a decoder of attention alone."""
+    """The original Transformer: an encoder and a decoder of attention alone."""
 
     heads: Count = 1
     """Attention heads; they share the features of a token evenly."""
@@ -219,7 +219,7 @@ class Seq2SeqSettings(EncoderSettings, frozen=True, tag="seq2seq"):
 
 
 def seq2seq(model: EncoderDecoder, generator: torch.Generator) -> EncoderDecoder:
-    """Draw the first weights. Scaled item vectors start at size one, like the decoder's positions."""
+    """Initialise the weights. Scaled item vectors have features of size one, like the decoder's positions."""
     xavier_init(model, generator)
     nn.init.normal_(model.start, generator=generator)
     for table in model.items.learned:

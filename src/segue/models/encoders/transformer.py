@@ -1,5 +1,5 @@
-"""The Transformer as a causal encoder: Vaswani et al., "Attention Is All You Need", NeurIPS 2017. The position of its
-norms, its positions and its attention scores are choices."""
+"""The Transformer as a causal encoder: Vaswani et al., "Attention Is All You Need", NeurIPS 2017. Pre- or post-norm,
+positions and attention scores are choices."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class TransformerSettings(EncoderSettings, frozen=True, tag="transformer"):
     feed_forward: Count = 4
     """Hidden width of a block's feed-forward part, in multiples of the token's width."""
     norm: Literal["pre", "post"] = "pre"
-    """Whether norms stand before each part of a block, or after each sum as in the original."""
+    """Whether norms are before each part of a block, or after each residual sum as in the original."""
     scores: Scores = "scaled-dot"
-    """How a query and a key make a score: by their product, by the product divided by the root of their width, by a
-    product with a matrix between them, or by a small network, which is slow."""
+    """The score of a query and a key: their product, the product divided by the root of their width, a product with a
+    matrix between them, or a small network, which is slow."""
     positions: AnyPositionSettings = NewestPositionSettings()
-    """How positions are known."""
+    """How the model knows positions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
