@@ -217,7 +217,7 @@ def test_items_that_nobody_had_then_are_new_and_tell_nothing() -> None:
 
 
 def test_no_item_can_be_added() -> None:
-    with pytest.raises(SettingsError, match="can say nothing of new ones"):
+    with pytest.raises(SettingsError, match="New items need a model with content"):
         model_of().items.extended(NO_FACTS)
 
 

@@ -293,7 +293,7 @@ def content_settings(**changed: Any) -> Any:
 
 
 def test_a_catalogue_that_says_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="says nothing of any item in title: give what model"):
+    with pytest.raises(InputError, match="has no content for any item in title: add the columns that model"):
         content_settings(items__vectors="", items__texts=("title",)).refuse_silent_catalogue(Vocabulary(CATALOGUE[[2]]))
     with pytest.raises(InputError, match="no column 'brand' to take texts from"):
         content_settings(items__texts=("brand",)).refuse_silent_catalogue(Vocabulary(CATALOGUE))

@@ -1,4 +1,4 @@
-"""How answers are judged, in names and numbers; and whether seen items may be answers."""
+"""How recommendations are evaluated, and whether seen items may be recommended."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ SeenRule = Literal["excluded", "kept"]
 
 MOST_REPEATS = 0.05  # above this share of repeats among the validation targets, seen items stay candidates
 MOST_DAYS = 36_525  # a century: more is a slip, and no date far from any log has to be written
-ROWS_AT_A_TIME = 4_000_000  # events of histories looked at together
+ROWS_AT_A_TIME = 4_000_000  # events of histories compared at a time
 
 
 class EvaluateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `evaluate` of the settings."""
 
     seen: Literal["auto", "exclude", "keep"] = "auto"
-    """Whether items of the history may be answers. Auto excludes them unless more than 5 % of the validation
+    """Whether items of the history may be recommended. Auto excludes them unless more than 5 % of the validation
     targets are repeats."""
     target: Target = "each"
-    """Which of a user's held-out events are asked for. It matters where a split in time leaves several."""
+    """Which of a user's held-out events are targets. It matters if a split in time leaves several."""
     at: Annotated[tuple[Count, ...], Meta(min_length=1)] = (1, 5, 10, 50)
     """The depths of the list at which metrics are taken."""
     bootstrap: CountOrZero = 1000
     """Resamples behind an interval; 0 leaves the intervals out."""
     days: Annotated[float, Meta(ge=0, le=MOST_DAYS)] = 0.0
-    """Where above 0, under --split time:WHEN, validation chooses the epoch by recall@10 over what its first so many
-    days bring, in the place of the next event's ndcg@10."""
+    """If above 0, under --split time:WHEN, validation chooses the epoch by recall@10 over the events of its first so
+    many days, instead of the next event's ndcg@10."""
     interest: str = ""
-    """A column of the catalogue, such as a category: evaluation by window then says how varied a user's list is."""
+    """A column of the catalogue, such as a category: evaluation by window then reports how varied a user's list is."""
 
 
 def seen_rule(settings: EvaluateSettings, sequences: Sequences, split: Split) -> tuple[SeenRule, float]:

@@ -30,13 +30,13 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Steps over which the step size rises from nothing."""
     decay: Share = 0.0
     """The share of `epochs`, at their end, over which the step size falls to nothing: 1 falls all the way, 0 not at
-    all. It makes a short training better, and going on with more epochs another training than having planned them."""
+    all. It makes a short training better, and resuming with more epochs not the same as having planned them."""
     weight_decay: NonNegative = 0.0
-    """AdamW's pull of weights towards zero; where an item table is learned by rows, of the rows that a step used."""
+    """AdamW's pull of weights towards zero; with sparse (row-wise) updates, only of the rows that a step used."""
     averaging: Rate = 0.999
-    """Memory of the running average of the weights, which is what is validated and kept; 0 keeps the last weights."""
+    """Decay of the running average of the weights, which is validated and saved; 0 saves the last weights."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 1
-    """Where all randomness starts: first weights, order of users, dropout, negatives."""
+    """Seed of all randomness: initial weights, order of users, dropout, negatives."""
     threads: CountOrZero = 0
     """Threads of the processor, for each process; 0 takes them all, or a process's share of them. Results are
     repeatable bit for bit on one thread."""

@@ -27,7 +27,7 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     log: bool = False
     """Whether a factor counts, rather than a difference."""
     losses: tuple[str, ...] = ()
-    """The losses that it belongs to; where none is named, it belongs to all."""
+    """The losses that it belongs to; empty: all."""
 
 
 Space = dict[str, Knob]
@@ -57,21 +57,21 @@ LEAST_STEPS = 10  # an epoch of fewer steps learns too little for epochs to be c
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """What the log says about what makes sense. Nothing of the test part is among it."""
+    """What the search space depends on. Nothing of the test part is included."""
 
     items: int
     events: int
-    """To learn from."""
+    """Training events."""
     longest: int
-    """The longest history that validation asks about."""
+    """The longest history of a validation query."""
 
 
 def log_facts(data: Data, recipe: Settings) -> LogFacts:
-    """Look at a log, and refuse one that no trial could be judged on."""
+    """The facts of a log. A log without validation events is refused."""
     cases = data.split.cases("valid", recipe.evaluate.target)
     if not len(cases):
         raise TrainingError(
-            "No event is left for validation, which judges the trials; users need at least three events under "
+            "No event is left for validation, which compares the trials; users need at least three events under "
             "--split last."
         )
     windows = training_windows(data.sequences, data.split.train_end, length=data.sequences.n_events)
@@ -85,8 +85,8 @@ def log_facts(data: Data, recipe: Settings) -> LogFacts:
 def space_for(recipe: Settings, log: LogFacts) -> Space:
     """The part of SPACE that makes sense, widened to hold the recipe itself: it is the first trial.
 
-    A length that covers every history makes longer ones pointless. Negatives are fewer than the items; where even the
-    fewest on offer are not, to look at all items costs less than to draw some, and no sampled loss is offered. In a
+    A length that covers every history makes longer ones pointless. Negatives are fewer than the items; if even the
+    smallest choice is not, scoring all items costs less than sampling, and no sampled loss is offered. In a
     larger catalogue it is, however cheap the softmax: negatives also change what is learned, not only what it costs.
     """
     own, model = _table(recipe), recipe.model
@@ -104,8 +104,10 @@ def space_for(recipe: Settings, log: LogFacts) -> Space:
         mine = not knob.losses or own[LOSS] in knob.losses
         if mine and name not in own:
             continue  # the recipe's encoder has no such key
-        kept = [value for value in knob.choices if sensible.get(name, _always)(value)]
-        space[name] = _widened(knob, kept, own[name]) if mine else msgspec.structs.replace(knob, choices=tuple(kept))
+        choices = [value for value in knob.choices if sensible.get(name, _always)(value)]
+        space[name] = (
+            _widened(knob, choices, own[name]) if mine else msgspec.structs.replace(knob, choices=tuple(choices))
+        )
     widths = space["model.width"].choices
     for name in HEADS:
         if name in space:

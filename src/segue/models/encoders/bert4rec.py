@@ -42,8 +42,8 @@ def bert4rec(
     dropout: float,
     generator: torch.Generator,
 ) -> SequenceModel:
-    """Bidirectional post-norm blocks; the query is the state of a mask token after the history. The mask is number n + 1
-    in a batch, and never a recommendation.
+    """Bidirectional post-norm blocks; the query is the state of a mask token after the history. The mask has number
+    n + 1 in a batch and is never a recommendation.
 
     The original's token type embedding is left out: with one type, the position embeddings can contain it.
     """

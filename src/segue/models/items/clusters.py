@@ -19,8 +19,8 @@ class Clusters:
 
     @staticmethod
     def of(points: Tensor, count: int, *, rounds: int, members: int, generator: torch.Generator) -> Clusters:
-        """At most `count` clusters of points [n, X], fitted in `rounds` to a random sample with `members` for each; its
-        first points are the initial centres."""
+        """At most `count` clusters of points [n, X], fitted in `rounds` to a random sample of `members` points a
+        cluster; its first points are the initial centres."""
         sample = points[torch.randperm(len(points), generator=generator)[: members * count]]
         clusters = Clusters(sample[:count])
         for _ in range(rounds):

@@ -20,9 +20,9 @@ from segue.models.items.product_quantisation import rotated_parts
 
 NOISE = 1e-3  # of the length of the clustered features: equal items are spread over clusters at random
 PIECE = 10  # consecutive events of a history that count as close together
-FEATURES_A_PART = 4  # with twice as many, MovieLens-1M was learned no better
+FEATURES_A_PART = 4  # twice as many were no better on MovieLens-1M
 POPULARITY_WEIGHT = 2.0  # of the log count of an item against any other feature
-ROUNDS, MEMBERS = 25, 64  # of k-means, and items a cluster that it learns from
+ROUNDS, MEMBERS = 25, 64  # rounds of k-means, and sampled items a cluster
 PUSHES = 3  # rounds that separate items with equal codes; the rest is counted in the manifest
 
 
@@ -105,7 +105,7 @@ def _pieces(begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def shared_codes(codes: np.ndarray, numbers: np.ndarray) -> int:
-    """How many of these items have all codes in common with another of them."""
+    """The number of these items that have all codes in common with another of them."""
     _, sizes = np.unique(_joined(codes[numbers]), return_counts=True)
     return int(sizes[sizes > 1].sum())
 

@@ -1,7 +1,7 @@
-"""An item table of codes: a few small numbers an item, each of which names a vector that many items share.
+"""An item table of codes: an item has a few small numbers, each the index of a vector that many items share.
 
-RecJPQ: Petrov and Macdonald, "RecJPQ: Training Large-Catalogue Sequential Recommenders", WSDM 2024. `assign.py` says
-which codes items get.
+RecJPQ: Petrov and Macdonald, "RecJPQ: Training Large-Catalogue Sequential Recommenders", WSDM 2024.
+`code_assignment.py` assigns the codes. A score is a sum of numbers from small tables, here and in `index/`.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from segue.models.items.tables import ItemTable, ItemTableSettings
 from segue.models.similarity.dot import LEAST_LENGTH
 from segue.models.text.encoder import TextEncoder
 
-AT_A_TIME = 1 << 16  # items scored at a time: what finds their parts is never in memory for all of them
+AT_A_TIME = 1 << 16  # items scored at a time, which bounds the memory for their rows
 
 
 class CodeTable(ItemTable):
-    """An item's vector is its parts side by side, and its codes, which are not learned, say which vector each part is:
-    `parts` times `values` short vectors are all that is learned, however many items there are.
+    """An item's vector is the concatenation of its parts, and its fixed codes choose the vector of each part. Only
+    `parts` times `values` short vectors are learned, for any number of items.
 
-    Items with the same codes cannot be told apart.
+    Items with the same codes have equal scores.
     """
 
     codes: Tensor
     firsts: Tensor
 
     def __init__(self, codes: np.ndarray, width: int, *, values: int, tied: bool, mask: bool = False) -> None:
-        """`codes` [V + 1, parts] uint8, each below `values`; padding's mean nothing."""
+        """`codes` [V + 1, parts] uint8, each below `values`; row 0 is ignored."""
         super().__init__(len(codes) - 1, width, mask=mask)
         self.parts, self.values = codes.shape[1], values
         assert width % self.parts == 0
-        # Row 0 is padding's part, as it is in a table of ids.
+        # Row 0 is padding, as in a table of ids.
         self.into = nn.Parameter(torch.zeros(self.parts * values + 1, width // self.parts))
         self.out = None if tied else nn.Parameter(torch.zeros_like(self.into))
         self.register_buffer("codes", torch.from_numpy(codes))
@@ -48,37 +48,37 @@ class CodeTable(ItemTable):
 
     @property
     def centroids(self) -> Tensor:
-        """The vectors that parts of items may be, on the way out [parts, values, D / parts]."""
+        """The output vectors that parts choose from [parts, values, D / parts]."""
         return self._outward[1:].view(self.parts, self.values, -1)
 
     def output(self, numbers: Tensor | None = None) -> Tensor:
-        everything = torch.arange(self.n_items + 1, device=self.codes.device) if numbers is None else numbers
-        return self._vectors(self._outward, everything)
+        if numbers is None:
+            numbers = torch.arange(self.n_items + 1, device=self.codes.device)
+        return self._vectors(self._outward, numbers)
 
     def score(self, queries: Tensor, *, normal: bool) -> Tensor:
-        """The inner products of questions [B, D] with every item [B, V + 1], without an item's vector ever being made;
-        with `normal`, items have the length one.
+        """Inner products of queries [B, D] with all items [B, V + 1], without the items' vectors; with `normal`, items
+        are scaled to length one.
 
-        A part's products with all that it may be are a small table, and a score is a sum of one number of each: so
-        items with the same codes have the very same score.
+        A score is a sum of one number from each part's table of products.
         """
         tables, scores = self.tables(queries), []
         for numbers in torch.split(torch.arange(self.n_items + 1, device=self.codes.device), AT_A_TIME):
-            found = functional.embedding_bag(self.places(numbers), tables, mode="sum")  # [v, B]
-            scores.append(found / self.lengths(numbers)[:, None] if normal else found)
+            products = functional.embedding_bag(self.places(numbers), tables, mode="sum")  # [v, B]
+            scores.append(products / self.lengths(numbers)[:, None] if normal else products)
         return torch.cat(scores).T
 
     def tables(self, queries: Tensor) -> Tensor:
-        """The products of questions [B, D] with all that parts may be, padding's first [parts · values + 1, B]."""
-        asked = queries.view(len(queries), self.parts, -1).permute(1, 2, 0)
-        return functional.pad(torch.bmm(self.centroids, asked).flatten(0, 1), (0, 0, 1, 0))
+        """The products of queries [B, D] with all centroids, after a row of zeros [parts · values + 1, B]."""
+        query_parts = queries.view(len(queries), self.parts, -1).permute(1, 2, 0)
+        return functional.pad(torch.bmm(self.centroids, query_parts).flatten(0, 1), (0, 0, 1, 0))
 
     def places(self, numbers: Tensor) -> Tensor:
-        """The rows of these items' parts, in the tables of products and of vectors [..., parts] int32."""
+        """The rows of these items' parts in the tables of products and of vectors [..., parts] int32."""
         return (self.codes[numbers] + self.firsts) * (numbers != PADDING).unsqueeze(-1)
 
     def lengths(self, numbers: Tensor) -> Tensor:
-        """The lengths of these items' vectors on the way out [n]: squares add up part by part."""
+        """The lengths of these items' output vectors [n]."""
         squares = functional.embedding(self.places(numbers), self._outward.square().sum(1, keepdim=True))
         return squares.sum((1, 2)).clamp(min=LEAST_LENGTH**2).sqrt()
 
@@ -94,14 +94,14 @@ class CodeTable(ItemTable):
 
 
 class CodeSettings(ItemTableSettings, frozen=True, tag="codes"):
-    """An item's vector is made of parts that many items share, for catalogues whose vectors do not fit into memory."""
+    """An item's vector consists of parts that many items share, for catalogues whose vectors do not fit into memory."""
 
     parts: Count = 8
-    """Parts of an item's vector. One byte for each part is stored of an item."""
+    """Parts of an item's vector; an item takes one byte for each."""
     values: Annotated[int, Meta(ge=2, le=256)] = 256
     """Vectors that a part chooses from; at most as many as there are items."""
     assignment: Literal["clusters", "learned"] = "clusters"
-    """How codes are found: by clusters of items that come close together in training histories, or by product
+    """How codes are assigned: by clusters of items that are close together in training histories, or by product
     quantisation of the item vectors of a small model that is trained first, which is more accurate."""
     tied: bool = True
     """Whether one vector serves as input and as output, or each has its own."""

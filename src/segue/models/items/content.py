@@ -1,4 +1,4 @@
-"""An item table made of content, of what the catalogue says: an item that nobody has touched has a vector too."""
+"""An item table computed from content of the catalogue: items unseen in training have vectors too."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TextEncoderSettings = HashedTextSettings | SentenceTextSettings
 
 
 class ContentTable(ItemTable):
-    """Content, which is not learned, through a small network; with `ids` a learned vector for each item is added to it.
+    """Content through a small network; with `ids`, a learned vector for each item is added.
 
-    The learned vectors begin at zero, so that what training never meets is known by its content alone. `id_dropout` of
-    the items are known by it in each step of training.
+    The learned vectors are zero at initialisation, so that an item unseen in training has its content alone. In each
+    training step, the learned vectors of a share `id_dropout` of the items are left out.
     """
 
     content: Tensor
@@ -44,7 +44,7 @@ class ContentTable(ItemTable):
         id_dropout: float = 0.0,
         mask: bool = False,
     ) -> None:
-        """`hidden`: width of the network's middle; 0: it is one linear map."""
+        """`hidden`: hidden width of the network; 0: it is linear."""
         assert facts.content is not None
         super().__init__(len(facts.content) - 1, width, mask=mask)
         self.hidden, self.ids, self.id_dropout = hidden, ids, id_dropout
@@ -57,20 +57,20 @@ class ContentTable(ItemTable):
         self.first = nn.Linear(len(centre), hidden) if hidden else None
         self.last = nn.Linear(hidden or len(centre), width)
         self.texts: TextEncoder | None = facts.texts
-        self._kept: Tensor | None = None
+        self._id_mask: Tensor | None = None
 
     @property
     def learned(self) -> list[nn.Parameter]:
         return [self.into] if self.ids else []
 
     def begin(self, generator: torch.Generator) -> None:
-        """First weights, whatever the rest of the model begins with."""
+        """Initialise the weights, whatever the initialisation of the rest of the model is."""
         with torch.no_grad():
             for linear in (self.first, self.last):
                 if linear is not None:
                     nn.init.xavier_normal_(linear.weight, generator=generator)
                     nn.init.zeros_(linear.bias)
-            # Vectors about as large as learned ones begin: features are of size one.
+            # Vectors are then about as long as learned ones at initialisation: features are of size one.
             spread = math.sqrt(2 / (self.n_items + 1 + self.width))
             nn.init.normal_(self.last.weight, std=spread * self.last.in_features**-0.5, generator=generator)
             for table in self.learned:
@@ -80,7 +80,7 @@ class ContentTable(ItemTable):
         return self._vectors(torch.arange(self.n_items + 1, device=self.content.device) if numbers is None else numbers)
 
     def answerable(self, counts: np.ndarray) -> np.ndarray:
-        """What was trained on, and what has content."""
+        """Items that were trained on or have content."""
         answerable: np.ndarray = (counts > 0) | self.content.any(dim=1).cpu().numpy()
         return answerable
 
@@ -95,50 +95,49 @@ class ContentTable(ItemTable):
 
     def _read(self, numbers: Tensor) -> Tensor:
         if self.training and self.ids and self.id_dropout:
-            # Drawn once a step, on the way in, so that an item is known by the same on both ways.
+            # Sampled once a step, so that input and output drop the same ids.
             dropped = min(round(self.id_dropout * STEPS), STEPS - 1)
-            self._kept = byte_mask(torch.Size((self.n_items + 1, 1)), dropped, self.content.device, self.generator)
+            self._id_mask = byte_mask(torch.Size((self.n_items + 1, 1)), dropped, self.content.device, self.generator)
         return self._vectors(numbers)
 
     def _vectors(self, numbers: Tensor) -> Tensor:
         if not self.training:
-            return self._made(numbers)
-        # Each item once: a batch has the same one often, and the network would read it each time.
-        places = torch.zeros(self.n_items + 1, dtype=torch.int64, device=numbers.device)
-        places[numbers] = 1
-        used = places.nonzero()[:, 0]
-        places[used] = torch.arange(len(used), device=numbers.device)
-        return functional.embedding(places[numbers], self._made(used))
+            return self._computed(numbers)
+        # Each item once: a batch repeats items, and the network would compute them each time.
+        index = torch.zeros(self.n_items + 1, dtype=torch.int64, device=numbers.device)
+        index[numbers] = 1
+        distinct = index.nonzero()[:, 0]
+        index[distinct] = torch.arange(len(distinct), device=numbers.device)
+        return functional.embedding(index[numbers], self._computed(distinct))
 
-    def _made(self, numbers: Tensor) -> Tensor:
+    def _computed(self, numbers: Tensor) -> Tensor:
         content = self.content[numbers]
-        described = (content != 0).any(dim=-1, keepdim=True)  # others are taken for the average
-        features = (content - self.centre) / self.spread * described
+        has_content = (content != 0).any(dim=-1, keepdim=True)  # other items get average features
+        features = (content - self.centre) / self.spread * has_content
         if self.first is not None:
             features = functional.gelu(self.first(features))
         vectors: Tensor = self.last(features) * (numbers != PADDING).unsqueeze(-1)
         if not self.ids:
             return vectors
-        own = functional.embedding(numbers, self.into, padding_idx=PADDING, sparse=self.sparse_gradients)
-        if self.training and self._kept is not None:
-            own = own * self._kept[numbers]
-        return vectors + own
+        ids = functional.embedding(numbers, self.into, padding_idx=PADDING, sparse=self.sparse_gradients)
+        if self.training and self._id_mask is not None:
+            ids = ids * self._id_mask[numbers]
+        return vectors + ids
 
 
 def _centre_and_spread(content: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each feature [F] over the items that have content; 1 for a feature that is always the
-    same."""
-    described = content[content.any(axis=1)].astype(np.float64)
-    if not len(described):
+    """Mean and standard deviation of each feature [F] over items with content; a constant feature has deviation 1."""
+    rows = content[content.any(axis=1)].astype(np.float64)
+    if not len(rows):
         return np.zeros(content.shape[1], dtype=np.float32), np.ones(content.shape[1], dtype=np.float32)
-    centre, spread = described.mean(axis=0), described.std(axis=0)
-    spread[spread <= 1e-7 * np.abs(centre)] = 1  # what rounding leaves of it
+    centre, spread = rows.mean(axis=0), rows.std(axis=0)
+    spread[spread <= 1e-7 * np.abs(centre)] = 1  # zero but for rounding
     return centre.astype(np.float32), spread.astype(np.float32)
 
 
 class VectorSettings(ItemTableSettings, frozen=True, tag="vectors"):
-    """An item's vector is made of its content, what the catalogue says of it, by a small network. An item unseen in
-    training has one too."""
+    """A small network computes an item's vector from its content in the catalogue. An item unseen in training has one
+    too."""
 
     vectors: str = ""
     """A column of the catalogue that holds vectors."""
@@ -162,7 +161,7 @@ class VectorSettings(ItemTableSettings, frozen=True, tag="vectors"):
         if not content:
             columns = ", ".join(name for name in (*self.texts, self.vectors) if name)
             raise InputError(
-                f"The catalogue says nothing of any item in {columns}: give what model.items.texts or "
+                f"The catalogue has no content for any item in {columns}: add the columns that model.items.texts or "
                 "model.items.vectors name with `segue prepare --items`."
             )
         refusal = self.text_encoder.encoder.refusal() if self.texts else None
@@ -196,10 +195,10 @@ class VectorSettings(ItemTableSettings, frozen=True, tag="vectors"):
 
 
 class IdVectorSettings(VectorSettings, frozen=True, tag="ids+vectors"):
-    """The sum of a learned vector for the item id and one made of its content."""
+    """The sum of a learned vector for the item id and one computed from its content."""
 
     id_dropout: Rate = 0.1
-    """Share of the items whose id vector is left out in a training step, so that content alone is learned as well."""
+    """Share of the items whose id vector is left out in a training step, so that content alone is trained as well."""
 
     def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:  # noqa: ARG002
         assert facts.content is not None and len(facts.content) == n_items + 1

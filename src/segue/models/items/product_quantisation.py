@@ -7,7 +7,7 @@ from torch import Tensor
 
 from segue.models.items.clusters import Clusters
 
-ROUNDS, MEMBERS = 50, 64  # rounds, and vectors of each cluster that it is fitted to
+ROUNDS, MEMBERS = 50, 64  # rounds, and sampled vectors a cluster
 
 
 def rotated_parts(
@@ -15,8 +15,8 @@ def rotated_parts(
 ) -> tuple[list[Tensor], list[Clusters]]:
     """Rotate vectors [n, X] and split them into parts [n, X / parts]; these, and at most `values` clusters of each.
 
-    The rotation brings the parts near their clusters: rotation and clusters are fitted alternately, to a random sample
-    of the vectors with their `weights` [n].
+    Rotation and clusters are fitted alternately, to a random sample of the vectors weighted by `weights` [n], so that
+    parts are near their clusters.
     """
     mean = weights @ vectors / weights.sum()
     sample = torch.randperm(len(vectors), generator=generator)[: MEMBERS * values]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 SPARE, ITERATIONS = 16, 4  # extra features, and power iterations
 LEAST_VALUE = 1e-4  # of the largest singular value; smaller ones are noise
-TALL = 1_000_000  # rows from which on a matrix is orthonormalised by products: ten times as fast, and in place
+TALL = 1_000_000  # a matrix of as many rows is orthonormalised by products: ten times as fast, and in place
 AT_A_TIME = 1 << 17  # rows of a tall matrix in a product
 
 Product = Callable[[Tensor], Tensor]

@@ -1,6 +1,6 @@
-"""Item tables: numbers → vectors, on the way in and on the way out. Row 0 is padding: zero, and never trained.
+"""Item tables: numbers of items → input and output vectors. Row 0 is padding: zero, and never trained.
 
-Here those whose vectors are learned; `content.py` has the one that makes them of what the catalogue says.
+Here: tables of learned vectors. `content.py` computes vectors from the catalogue, `coded.py` from codes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from segue.models.text.encoder import TextEncoder
 
 
 class ItemTable(nn.Module):
-    """What all tables have: a vector for every item, one for a hidden item where `mask` says so, and where `bias` does
-    a number for every item that is added to its scores."""
+    """Base of all tables: a vector for every item, with `mask` one for the mask token, and with `bias` a number for
+    every item that is added to its scores."""
 
     into: nn.Parameter
-    """Learned vectors [rows, D], where the table has any."""
+    """Learned input vectors [rows, D], if the table has any."""
     out: nn.Parameter | None
-    """Others for the way out, where the two ways differ."""
+    """Output vectors, if they are not the input vectors."""
     sparse_gradients = False
-    """Whether looking up rows gives a gradient of these rows only; the trainer decides it, by the table's size."""
+    """Whether gradients have only the rows that were looked up; the trainer decides it, by the table's size."""
 
     def __init__(self, n_items: int, width: int, *, mask: bool = False, bias: bool = False) -> None:
         super().__init__()
@@ -41,38 +41,39 @@ class ItemTable(nn.Module):
 
     @property
     def learned(self) -> list[nn.Parameter]:
-        """The learned vectors, of both ways."""
+        """The learned input and output vectors."""
         return [self.into] if self.out is None else [self.into, self.out]
 
     @property
     def mask_number(self) -> int:
-        """What stands for a hidden item in a batch: no item, for it comes after the last."""
+        """The number of the mask token in a batch, after the last item's."""
         return self.n_items + 1
 
     def input(self, numbers: Tensor) -> Tensor:
+        """Input vectors of items and mask tokens [T, D]."""
         if self.mask is None:
             return self._read(numbers)
-        hidden = numbers == self.mask_number
-        return torch.where(hidden[:, None], self.mask, self._read(numbers.masked_fill(hidden, PADDING)))
+        masked = numbers == self.mask_number
+        return torch.where(masked[:, None], self.mask, self._read(numbers.masked_fill(masked, PADDING)))
 
     def output(self, numbers: Tensor | None = None) -> Tensor:
-        """Vectors of these items, or of all of them [V + 1, D]."""
+        """Output vectors of these items, or of all [V + 1, D]."""
         raise NotImplementedError
 
     def biases(self, numbers: Tensor | None = None) -> Tensor:
-        """What is added to the scores of these items, or of all of them [V + 1]."""
+        """What is added to the scores of these items, or of all [V + 1]."""
         assert self.bias is not None
         return self.bias if numbers is None else self.bias[numbers]
 
     def answerable(self, counts: np.ndarray) -> np.ndarray:
-        """Which items may be answered [V + 1] bool: of vectors that are learned, those that were trained on."""
+        """Which items may be recommended [V + 1] bool, given their counts in training: here, those trained on."""
         return counts > 0
 
-    def extended(self, facts: DataFacts) -> ItemTable:  # noqa: ARG002  # what is learned for an id is learned in training
-        """A table with new items at the end, of which `facts` tell as of a catalogue of their own (row 0 is padding);
-        this one stays as it is, and nothing is trained."""
+    def extended(self, facts: DataFacts) -> ItemTable:  # noqa: ARG002
+        """A new table with items added at the end, without training. `facts` describe the added items (row 0 is
+        padding)."""
         raise SettingsError(
-            "This model knows its items by their ids alone, so it can say nothing of new ones: train one with "
+            "New items need a model with content, and this one knows its items by their ids alone: train one with "
             "model.items = 'ids+vectors' or 'vectors', and content (model.items.texts or model.items.vectors)."
         )
 
@@ -84,17 +85,17 @@ class ItemTable(nn.Module):
                 self.bias[PADDING] = 0
 
     def _read(self, numbers: Tensor) -> Tensor:
-        """Vectors of items on the way in."""
+        """Input vectors of items."""
         raise NotImplementedError
 
 
 class IdTable(ItemTable):
-    """A learned vector for every item; tied, one for both ways."""
+    """A learned vector for every item; if `tied`, input and output share it."""
 
     def __init__(
         self, n_items: int, width: int, *, tied: bool, mask: bool = False, bias: bool = False, rows: int = 0
     ) -> None:
-        """`rows`: vectors there are, where items share them."""
+        """`rows`: the number of vectors, if items share them."""
         super().__init__(n_items, width, mask=mask, bias=bias)
         self.into = nn.Parameter(torch.zeros((rows or n_items) + 1, width))
         self.out = None if tied else nn.Parameter(torch.zeros_like(self.into))
@@ -107,7 +108,7 @@ class IdTable(ItemTable):
         return self._rows(self.into, numbers)
 
     def _all(self, table: Tensor) -> Tensor:
-        """The vectors of every item."""
+        """The vectors of all items."""
         return table
 
     def _rows(self, table: Tensor, numbers: Tensor) -> Tensor:
@@ -116,24 +117,24 @@ class IdTable(ItemTable):
 
 
 class CategoryTable(IdTable):
-    """A learned vector for every category, which its items share: they cannot be told apart, and a new one is known
-    as well as its category is."""
+    """A learned vector for every category, shared by its items: they have equal scores, and a new item has the vector
+    of its category."""
 
     categories: Tensor
 
     def __init__(self, categories: np.ndarray, width: int, *, tied: bool, mask: bool = False) -> None:
         """`categories` [V + 1] int64: the number 1 … C of each item's category; padding's is 0."""
         super().__init__(len(categories) - 1, width, tied=tied, mask=mask, rows=int(categories.max()))
-        self.register_buffer("categories", torch.from_numpy(categories))  # saved: it says whose vector is whose
+        self.register_buffer("categories", torch.from_numpy(categories))
 
     def answerable(self, counts: np.ndarray) -> np.ndarray:
-        """Those of a category that was trained on, whichever of its items it was."""
+        """Items of a category that was trained on."""
         categories = self.categories.cpu().numpy()
         answerable: np.ndarray = (np.bincount(categories, weights=counts) > 0)[categories]
         return answerable
 
     def extended(self, facts: DataFacts) -> CategoryTable:
-        """Of the new items' categories, the numbers that they have here."""
+        """`facts.categories` are numbers of this table's categories."""
         assert facts.categories is not None and facts.categories.max() < len(self.into)
         added = torch.from_numpy(facts.categories[1:]).to(self.categories.device)
         return lengthened(self, {"categories": torch.cat((self.categories, added))}, {})
@@ -149,21 +150,21 @@ T = TypeVar("T", bound=ItemTable)
 
 
 def lengthened(table: T, buffers: dict[str, Tensor], parameters: dict[str, nn.Parameter]) -> T:
-    """A copy with more items, which shares all but the tensors given: however large the table, it is there at once."""
+    """A copy with more items. It shares all tensors but the given ones, so a large table is not copied."""
     longer = copy.copy(table)
     longer._buffers = {**table._buffers, **buffers}
     longer._parameters = {**table._parameters, **parameters}
     for name in parameters:
-        longer.__dict__.pop(name, None)  # a plain attribute would hide it
+        longer.__dict__.pop(name, None)  # a plain attribute would shadow the parameter
     longer.n_items = len(next(iter(buffers.values()))) - 1
     return longer
 
 
 class ItemTableSettings(Kind, frozen=True):
-    """What every kind of item table can do."""
+    """The methods of every kind of item table."""
 
     shared: ClassVar[bool] = True
-    """Whether items share weights with others, which would be pushed away with an item that is a negative."""
+    """Whether items share weights, so that a negative also lowers the scores of other items."""
 
     def refuse_silent_catalogue(self, vocabulary: Vocabulary) -> None:
         """Refuse a catalogue without the content that these settings need."""
@@ -177,11 +178,11 @@ class ItemTableSettings(Kind, frozen=True):
         codes: np.ndarray | None = None,  # noqa: ARG002
     ) -> DataFacts:
         """The facts that a table of this kind needs. `kinds`: the event kinds of the data. `texts`: the text encoder of
-        a trained model; without it one is fitted. `codes`: the items' codes, which come from the log."""
+        a trained model; None: fit one. `codes`: the items' codes."""
         return DataFacts(kinds=kinds)
 
     def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:
-        """The table, with a vector for a hidden item if `mask`, and a bias for each item if `bias` and it can."""
+        """The table, with a mask token if `mask`, and with item biases if `bias` and this kind has them."""
         raise NotImplementedError
 
 

@@ -1,4 +1,7 @@
-"""Similarity: a question against items → scores. What all kinds of it do, and the inner product."""
+"""Similarity: queries and items → scores. The interface of all kinds, the inner product and the cosine.
+
+A learned temperature belongs to the similarity. It divides scores in losses only.
+"""
 
 from __future__ import annotations
 
@@ -10,65 +13,65 @@ from torch.nn import functional
 
 from segue.kinds import Kind
 
-LEAST_LENGTH = 1e-6  # a vector shorter than this is not made longer than one: gradients stay finite
+LEAST_LENGTH = 1e-6  # the least divisor of a vector that is normalised: gradients stay finite
 
 
 class Similarity(Protocol):
-    """How well an item answers a question. Each side is one flat vector, so that an index can keep the items'."""
+    """Scores of queries and items. Each side is one flat vector, so that an index can store the items'."""
 
     def query(self, states: Tensor) -> Tensor:
-        """States [M, D] → questions [M, Q]."""
+        """States [M, D] → queries [M, Q]."""
         ...
 
     def item(self, vectors: Tensor) -> Tensor:
-        """Vectors of items [X, D] → what questions are compared with [X, I]."""
+        """Vectors of items [X, D] → the items' side [X, I]."""
         ...
 
     def score(self, queries: Tensor, items: Tensor) -> Tensor:
-        """Every question [B, Q] against every item [X, I] → [B, X]."""
+        """Scores of every query [B, Q] and every item [X, I] → [B, X]."""
         ...
 
     def own(self, queries: Tensor, items: Tensor) -> Tensor:
-        """Each question [M, Q] against items of its own [M, K, I] → [M, K]."""
+        """Scores of each query [M, Q] and items of its own [M, K, I] → [M, K]."""
         ...
 
-    def extra_loss(self, queries: Tensor, answers: Tensor) -> Tensor | None:
-        """What learning adds to the loss of questions [M, Q] and their answers [M, I]; None: nothing."""
+    def extra_loss(self, queries: Tensor, targets: Tensor) -> Tensor | None:
+        """A term of the loss of queries [M, Q] and their targets [M, I]; None: no term."""
         ...
 
 
-COLDEST = 0.01  # the lowest temperature that is learned
+LEAST_TEMPERATURE = 0.01  # of a learned one
 
 
 def first_temperature(width: int) -> float:
-    """Where a temperature begins that is learned: what cosines of random vectors of so many features deviate by.
+    """The initial value of a learned temperature: the standard deviation of cosines of random vectors of this width.
 
-    Scores are then of size one, as products begin. Colder, they are large and mean nothing, and the first epochs go
-    into making them small again.
+    Scores are then of size one at initialisation. At a lower temperature they are large and random, and the first
+    epochs only make them smaller.
     """
-    return max(float(width**-0.5), 2 * COLDEST)
+    return max(float(width**-0.5), 2 * LEAST_TEMPERATURE)
 
 
 class Dot(nn.Module):
-    """The inner product; of vectors made `normal`, that is of length one, it is the cosine.
+    """The inner product; with `normal`, vectors are scaled to length one and it is the cosine.
 
-    A loss wants cosines divided by a temperature, which may be learned. An answer does not: it has no say in which
-    item is the best, and a question that is kept for other uses stays of length one, whatever was learned since.
+    Losses divide cosines by a temperature, which may be learned. Recommendations do not: it does not change their
+    order, and exported queries stay of length one.
     """
 
     def __init__(self, *, normal: bool = False, learned_from: float | None = None) -> None:
-        """`learned_from`: the temperature that learning begins with; None: none is learned."""
+        """`learned_from`: the initial value of a learned temperature; None: none is learned."""
         super().__init__()
         self.normal = normal
-        self.heat = None if learned_from is None else nn.Parameter(torch.tensor(learned_from - COLDEST).log())
+        self.heat = None if learned_from is None else nn.Parameter(torch.tensor(learned_from - LEAST_TEMPERATURE).log())
 
     @property
     def temperature(self) -> Tensor | None:
-        """What is learned: above its floor whatever the parameter is, and with a gradient everywhere."""
-        return None if self.heat is None else COLDEST + self.heat.exp()
+        """The learned temperature, above its minimum for any value of the parameter; None if it is not learned."""
+        return None if self.heat is None else LEAST_TEMPERATURE + self.heat.exp()
 
     def tempered(self, queries: Tensor) -> Tensor:
-        """Questions as a loss compares them."""
+        """Queries divided by the learned temperature, for losses."""
         return queries if self.temperature is None else queries / self.temperature
 
     def query(self, states: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ class Dot(nn.Module):
     def own(self, queries: Tensor, items: Tensor) -> Tensor:
         return (items @ queries[:, :, None])[:, :, 0]
 
-    def extra_loss(self, queries: Tensor, answers: Tensor) -> Tensor | None:  # noqa: ARG002  # a product has no parts
+    def extra_loss(self, queries: Tensor, targets: Tensor) -> Tensor | None:  # noqa: ARG002
         return None
 
     def _side(self, vectors: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ class DotSettings(Kind, frozen=True, tag="dot"):
 
 
 class CosineSettings(Kind, frozen=True, tag="cosine"):
-    """Score by cosine, which wants a low temperature."""
+    """Score by cosine, which needs a low temperature."""
 
     temperature: Literal["fixed", "learned"] = "fixed"
     """Whether the loss divides the cosine by objective.temperature or by a learned number, never below .01."""

@@ -1,5 +1,8 @@
-"""Mixture of logits: Zhai et al., "Revisiting Neural Retrieval on Accelerators", KDD 2023. Question and item are
-compared component by component, and gates that look at both say which of the products count."""
+"""Mixture of logits: Zhai et al., "Revisiting Neural Retrieval on Accelerators", KDD 2023. A score is a mean of the
+products of components of query and item, weighted by gates computed from both.
+
+Each side, queries and items, is stored as flat vectors: an index caches the items' side.
+"""
 
 from __future__ import annotations
 
@@ -17,46 +20,45 @@ from segue.layers.dropout import Dropout, byte_mask
 from segue.layers.padded import tracing
 from segue.models.similarity.dot import LEAST_LENGTH, CosineSettings, DotSettings, Similarity
 
-TILE_PAIRS = 4096  # pairs of a question and an item whose gates are in memory at a time, so that they stay in the cache
-KEPT_PAIRS = 1 << 18  # pairs up to which all steps are kept for the gradient, half a gigabyte; of more pairs they are
-# made again, which takes a quarter longer
-LEAST_GATE = 1e-6  # added to a gate where its logarithm is taken; what gates that were all dropped are divided by
+TILE_PAIRS = 4096  # pairs of a query and an item scored at a time, so that their gates stay in the CPU cache
+KEPT_PAIRS = 1 << 18  # half a gigabyte; of more pairs, activations are recomputed, which takes a quarter longer
+LEAST_GATE = 1e-6  # added to a gate before its logarithm; the least sum that gates are divided by
 
 
-def gates(openness: Tensor, kept: Tensor | None = None) -> Tensor:
-    """What each pair of components counts [..., P]: a softmax of w · σ(w), of the gates that are `kept`."""
+def gates(openness: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The weight of each pair of components [..., P]: a softmax of w · σ(w), over the gates of the dropout `mask`."""
     shares = functional.silu(openness).softmax(-1)
-    if kept is None:
+    if mask is None:
         return shares
-    shares = shares * kept
+    shares = shares * mask
     return shares / shares.sum(-1, keepdim=True).clamp(min=LEAST_GATE)
 
 
-def mixed(logits: Tensor, openness: Tensor, kept: Tensor | None = None) -> Tensor:
-    """The mean of the logits [..., P] by their `gates` → [...]."""
+def mixed(logits: Tensor, openness: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean of the logits [..., P], weighted by their `gates` → [...]."""
     shares = functional.silu(openness).softmax(-1)
-    if kept is None:
+    if mask is None:
         return (shares * logits).sum(-1)
-    shares = shares * kept
-    return (shares * logits).sum(-1) / shares.sum(-1).clamp(min=LEAST_GATE)  # less to divide than the gates
+    shares = shares * mask
+    return (shares * logits).sum(-1) / shares.sum(-1).clamp(min=LEAST_GATE)  # fewer divisions than of the gates
 
 
 def imbalance(shares: Tensor) -> Tensor:
-    """How far gates [N, P] are from being sure of every pair and used alike over all: the negative of the mutual
-    information between pairs and gates."""
+    """The negative mutual information between pairs and gates [N, P]: low if each pair has few open gates and all gates
+    are used equally."""
     usage = shares.mean(0)
     return (usage * (usage + LEAST_GATE).log()).sum() - (shares * (shares + LEAST_GATE).log()).sum(1).mean()
 
 
 class Side(NamedTuple):
-    """Questions or items, taken apart."""
+    """Queries or items, split into components and gates."""
 
-    components: Tensor  # [..., parts, part width]; those of questions are divided by the temperature
-    gate: Tensor  # [..., P], a factor of what opens the gates
+    components: Tensor  # [..., parts, part width]; those of queries are divided by the temperature
+    gate: Tensor  # [..., P], a factor of the gates' input
 
 
 class Mixture(nn.Module):
-    """Both sides → scores: all that is left to do where questions and items are known."""
+    """Both sides → scores."""
 
     def __init__(
         self, *, query_parts: int, item_parts: int, part_width: int, gate_hidden: int, gate_dropout: float = 0.0
@@ -71,11 +73,11 @@ class Mixture(nn.Module):
 
     @property
     def pairs(self) -> int:
-        """Pairs of an item's and a question's component, counted in this order."""
+        """Pairs of an item's and a query's component; the item's component is the outer index."""
         return self.query_parts * self.item_parts
 
     def settled(self) -> Mixture:
-        """A copy that learns no more, in evaluation mode."""
+        """A copy without gradients, in evaluation mode."""
         sizes = self.query_parts, self.item_parts, self.part_width, self.gate_hidden
         return Mixture.of_weights(*sizes, weights=self.state_dict())
 
@@ -83,30 +85,30 @@ class Mixture(nn.Module):
     def of_weights(
         query_parts: int, item_parts: int, part_width: int, gate_hidden: int, *, weights: Mapping[str, Tensor]
     ) -> Mixture:
-        """One that only scores. The caller's global random state is left as it was."""
+        """A mixture in evaluation mode, without a change of the global random state."""
         with torch.random.fork_rng(devices=[]):
-            made = Mixture(
+            mixture = Mixture(
                 query_parts=query_parts, item_parts=item_parts, part_width=part_width, gate_hidden=gate_hidden
             )
-        made.load_state_dict(weights)
-        return made.eval().requires_grad_(requires_grad=False)
+        mixture.load_state_dict(weights)
+        return mixture.eval().requires_grad_(requires_grad=False)
 
     def side(self, flat: Tensor) -> Side:
-        """Questions [..., Q] or items [..., I] taken apart."""
+        """Split flat queries [..., Q] or items [..., I]."""
         components, gate = flat[..., : -self.pairs], flat[..., -self.pairs :]
         parts = components.shape[-1] // self.part_width
         return Side(components.view(*flat.shape[:-1], parts, self.part_width), gate)
 
     def score(self, queries: Side, items: Side) -> Tensor:
-        """Every one of B questions against every one of X items → [B, X]."""
+        """Scores of every one of B queries and every one of X items → [B, X]."""
         count, k = len(queries.gate), len(items.gate)
         rows, columns = _tile_shape(k)
         tile = self._tile if count * k <= KEPT_PAIRS else self._recomputed_tile
-        blocks = [queries] if tracing() else _split(queries, rows)  # a graph takes any number of them
+        blocks = [queries] if tracing() else _split(queries, rows)  # an exported graph takes any batch size
         return torch.cat([torch.cat([tile(some, part) for some in blocks]) for part in _split(items, columns)], dim=1)
 
     def own(self, queries: Side, items: Side) -> Tensor:
-        """Each of M questions against K items of its own → [M, K]."""
+        """Scores of each of M queries and K items of its own → [M, K]."""
         count, k = items.gate.shape[:2]
         rows, columns = _tile_shape(k)
         tile = self._tile if count * k <= KEPT_PAIRS else self._recomputed_tile
@@ -120,7 +122,7 @@ class Mixture(nn.Module):
         )
 
     def gates(self, queries: Side, items: Side) -> Tensor:
-        """What each pair of components counts [M, K, P], for K items of each of M questions."""
+        """The weight of each pair of components [M, K, P], for K items of each of M queries."""
         _, openness = self._opened(*queries, *items, *self.gate.parameters())
         return gates(openness, self._mask(openness.shape, openness.device))
 
@@ -130,7 +132,7 @@ class Mixture(nn.Module):
         return mixed(logits, openness, self._mask(logits.shape, logits.device))
 
     def _recomputed_tile(self, queries: Side, items: Side) -> Tensor:
-        """The scores of a few pairs, of which nothing is kept for the gradient but what they are made from."""
+        """The scores of a few pairs, with activations recomputed for the gradient."""
         if not torch.is_grad_enabled():
             return self._tile(queries, items)
         shape = torch.Size((len(queries.gate), items.gate.shape[-2], self.pairs))
@@ -140,35 +142,35 @@ class Mixture(nn.Module):
         return scores
 
     def _mask(self, shape: torch.Size, device: torch.device) -> Tensor | None:
-        """Which gates learning keeps: a mask, as the same is needed again for the gradient."""
+        """The dropout mask of the gates; recomputing needs the same again. None without dropout."""
         if not self.training or self.drop.dropped == 0:
             return None
         return byte_mask(shape, self.drop.dropped, device, self.drop.generator)
 
-    def _mixed(self, kept: Tensor | None, *tensors: Tensor) -> Tensor:
-        return mixed(*self._opened(*tensors), kept)
+    def _mixed(self, mask: Tensor | None, *tensors: Tensor) -> Tensor:
+        return mixed(*self._opened(*tensors), mask)
 
-    def _products(self, ours: Tensor, theirs: Tensor) -> Tensor:
-        """Of all pairs of components [b, k, P], of b questions and k items, or of k items of each question."""
-        if theirs.dim() == 3:  # a single product, faster than one for each question
-            products = theirs.flatten(0, 1) @ ours.flatten(0, 1).T  # [k · item parts, b · query parts]
-            products = products.view(*theirs.shape[:2], *ours.shape[:2]).permute(2, 0, 1, 3)
+    def _products(self, queries: Tensor, items: Tensor) -> Tensor:
+        """Products of all pairs of components [b, k, P]: of b queries and k items, or of k items of each query."""
+        if items.dim() == 3:  # a single product, faster than one for each query
+            products = items.flatten(0, 1) @ queries.flatten(0, 1).T  # [k · item parts, b · query parts]
+            products = products.view(*items.shape[:2], *queries.shape[:2]).permute(2, 0, 1, 3)
         else:
-            products = theirs.flatten(1, 2) @ ours.transpose(1, 2)  # [b, k · item parts, query parts]
-        return products.reshape(ours.shape[0], theirs.shape[-3], self.pairs)
+            products = items.flatten(1, 2) @ queries.transpose(1, 2)  # [b, k · item parts, query parts]
+        return products.reshape(queries.shape[0], items.shape[-3], self.pairs)
 
     def _opened(
-        self, ours: Tensor, our_gate: Tensor, theirs: Tensor, their_gate: Tensor, *weights: Tensor
+        self, queries: Tensor, query_gate: Tensor, items: Tensor, item_gate: Tensor, *weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Logits and what opens their gates, each [b, k, P]."""
-        logits = self._products(ours, theirs)
+        """Logits and the inputs of their gates, each [b, k, P]."""
+        logits = self._products(queries, items)
         hidden = logits if len(weights) == 2 else functional.silu(functional.linear(logits, *weights[:2]))
-        return logits, torch.addcmul(functional.linear(hidden, *weights[-2:]), our_gate[:, None], their_gate)
+        return logits, torch.addcmul(functional.linear(hidden, *weights[-2:]), query_gate[:, None], item_gate)
 
 
 def _tile_shape(k: int) -> tuple[int, int]:
-    """Questions and items of a tile, where each question has k items. No tile has a few items only: products of a few
-    rows round differently, and equal items would not have equal scores."""
+    """Queries and items of a tile, for k items a query. Tiles are of almost equal width: products of a few rows round
+    differently, and equal items would not have equal scores."""
     columns = max(1, -(-k // max(1, -(-k // TILE_PAIRS))))
     return TILE_PAIRS // columns, columns
 
@@ -178,7 +180,7 @@ def _split(side: Side, size: int, dim: int = 0) -> list[Side]:
 
 
 class _Recomputed(torch.autograd.Function):
-    """A function of tensors whose steps are not kept for the gradient but made again."""
+    """A function of tensors whose activations are recomputed for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, part: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -188,18 +190,19 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[1:]
-        inputs = [tensor.detach().requires_grad_(need) for tensor, need in zip(ctx.saved_tensors, wanted, strict=True)]
+        needs = ctx.needs_input_grad[1:]
+        inputs = [tensor.detach().requires_grad_(need) for tensor, need in zip(ctx.saved_tensors, needs, strict=True)]
         with torch.enable_grad():
             result = ctx.part(*inputs)
-        found = iter(torch.autograd.grad(result, [tensor for tensor in inputs if tensor.requires_grad], gradients[0]))
-        return None, *(next(found) if need else None for need in wanted)
+        computed = torch.autograd.grad(result, [tensor for tensor in inputs if tensor.requires_grad], gradients[0])
+        remaining = iter(computed)
+        return None, *(next(remaining) if need else None for need in needs)
 
 
 class MixtureOfLogits(nn.Module):
-    """A score is the mean of the inner products of a question's and an item's components, by gates made for the pair.
+    """A score is the mean of the inner products of a query's and an item's components, weighted by the pair's gates.
 
-    The paper's embedding of the user's id is left out: an unknown user must be answered as well as a known one.
+    The paper's embedding of the user id is left out: unknown users must be served as well as known ones.
     """
 
     def __init__(
@@ -234,7 +237,7 @@ class MixtureOfLogits(nn.Module):
         self.drop_item = Dropout(item_dropout)
 
     def query(self, states: Tensor) -> Tensor:
-        """The components' products with an item's are logits already: the temperature is inside."""
+        """Components are divided by the temperature, so that their products with an item's are logits."""
         components = self._directions(self.query_tower(states)) / self.temperature
         return torch.cat((components, self.query_gate(states)), dim=1)
 
@@ -248,15 +251,15 @@ class MixtureOfLogits(nn.Module):
     def own(self, queries: Tensor, items: Tensor) -> Tensor:
         return self.mixture.own(self.mixture.side(queries), self.mixture.side(items))
 
-    def extra_loss(self, queries: Tensor, answers: Tensor) -> Tensor | None:
-        """The answers' gates, with some of them dropped as in their scores, should differ and all be used."""
+    def extra_loss(self, queries: Tensor, targets: Tensor) -> Tensor | None:
+        """The weighted `imbalance` of the targets' gates, with dropout."""
         if self.balance == 0:
             return None
-        sides = self.mixture.side(queries), self.mixture.side(answers[:, None])
+        sides = self.mixture.side(queries), self.mixture.side(targets[:, None])
         return self.balance * imbalance(self.mixture.gates(*sides)[:, 0])
 
     def _directions(self, components: Tensor) -> Tensor:
-        """Each component [M, parts · part width] with length one."""
+        """Scale each component [M, parts · part width] to length one."""
         parts = components.view(-1, self.mixture.part_width)
         return functional.normalize(parts, dim=1, eps=LEAST_LENGTH).view(components.shape)
 
@@ -294,13 +297,13 @@ class MoLSettings(Kind, frozen=True, tag="mol"):
     part_width: Count = 64
     """Features of a component."""
     query_hidden: CountOrZero = 512
-    """Hidden width of the network that makes a query's components; 0: it is linear."""
+    """Hidden width of the network that computes a query's components; 0: it is linear."""
     gate_hidden: CountOrZero = 128
     """Hidden width of the gates; 0: they are linear."""
     temperature: PositiveNumber = 0.05
     """Divisor of the components' products; objective.temperature stays 1."""
     item_dropout: Rate = 0.1
-    """Share of an item's features dropped in training, before its components are made."""
+    """Share of an item's features dropped in training, before its components are computed."""
     gate_dropout: Rate = 0.2
     """Share of the gates dropped in training."""
     balance: NonNegative = 0.001

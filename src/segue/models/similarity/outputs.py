@@ -1,4 +1,4 @@
-"""What is done to a question's vector before it is compared with items."""
+"""Transformations of a query before it is compared with items."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ EPS = 1e-6
 
 
 class L2Output(nn.Module):
-    """Of length one; a vector of almost no length is not made longer."""
+    """Scales vectors to length one, except for vectors of almost no length."""
 
     def forward(self, vectors: Tensor) -> Tensor:
         return functional.normalize(vectors, dim=-1, eps=EPS)
 
 
 class LayerNormOutput(nn.Module):
-    """Features with mean zero and variance one, without weights of its own."""
+    """Features with mean zero and variance one; no weights."""
 
     def forward(self, vectors: Tensor) -> Tensor:
         return functional.layer_norm(vectors, (int(vectors.shape[-1]),), eps=EPS)
 
 
 class MLPOutput(nn.Module):
-    """Two layers, all of a state's features going into the first of them."""
+    """Two layers over all features of a state."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
