@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     notes = (
         f"Median processor time of {chosen.questions} questions, k = {max(DEPTHS)}, one at a time on one thread, the "
         "indexes taking turns. Recall is that of questions that the index was not fitted to.",
-        f"index.kind = 'auto' is approximate from {LEAST_APPROXIMATE:,} items on, where faiss is installed.",
+        f"index = 'auto' is approximate from {LEAST_APPROXIMATE:,} items on, where faiss is installed.",
     )
     title = f"One question to an index, width {WIDTH}"
     publish("index", title=title, rows=rows, notes=notes, body={"faiss": version("faiss-cpu"), **vars(chosen)})

@@ -140,7 +140,7 @@ class Vocabulary:
             if self.table.schema[column].is_nested() and self.table.schema[column] != pl.List(pl.String):
                 raise InputError(
                     f"The catalogue's column {column!r} holds {self.table.schema[column]}, not texts; name it as "
-                    "model.vectors if it holds vectors, or leave it out."
+                    "model.items.vectors if it holds vectors, or leave it out."
                 )
         words = [
             pl.col(column).list.join(" ")
