@@ -103,6 +103,23 @@ def test_the_order_of_overrides_does_not_matter(overrides: list[str]) -> None:
     assert msgspec.to_builtins(make_settings({}, overrides).objective.loss)["calibration"] == 0.5
 
 
+@given(st.permutations(["model.items.kind=codes", "model.items.parts=4"]))
+def test_a_kind_may_be_spelt_out(overrides: list[str]) -> None:
+    assert make_settings({}, overrides) == make_settings({}, ["model.items=codes", "model.items.parts=4"])
+
+
+def test_a_table_keeps_the_kind_in_force() -> None:
+    changed = make_settings(read_recipe("sasrec-sampled"), ["objective.sampler={negatives = 4}"])
+    assert msgspec.to_builtins(changed.objective.sampler) == {"kind": "uniform", "negatives": 4, "shared": True}
+
+
+def test_buckets_of_distances_need_room() -> None:
+    wide = ["model=transformer", "model.positions=buckets", "model.positions.count=32"]
+    make_settings({}, [*wide, "model.positions.furthest=17"])
+    with pytest.raises(SettingsError, match="must be above half of"):
+        make_settings({}, [*wide, "model.positions.furthest=16"])
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_written_settings_are_read_back(name: str) -> None:
     settings = make_settings(read_recipe(name))
@@ -124,6 +141,10 @@ def test_written_settings_are_read_back(name: str) -> None:
         ("objective=bce", "objective must be a table of keys, got 'bce'."),
         ("width=8", "There is no section 'width' in the settings. Allowed: about, model, objective, "),
         ("about.summary=x", "--set takes no key of [about]"),
+        ("model={width = 32}", "--set takes one key of model at a time, got the table {'width': 32}"),
+        ("objective.loss={kind = [1]}", "objective.loss has no kind [1]. Allowed: softmax, "),
+        ("train.device=tpu", "train.device has no value 'tpu'. Allowed: auto, cpu, cuda."),
+        ("model.items={kind = 'categories', column = ''}", "model.items.column: expected str of length >= 1"),
     ],
 )
 def test_a_refusal_says_what_is_allowed(override: str, sentence: str) -> None:

@@ -28,7 +28,7 @@ from segue.training.loop import TrainingProgress
 from segue.tuning import TrialRecord, Tuning, tune, tuning_table
 from segue.tuning import study as study_room
 from segue.tuning.report import Outcome
-from segue.tuning.space import LOSS, SPACE, LogFacts, belonging, laid_over, own_values, rounded, space_for
+from segue.tuning.space import LOSS, SPACE, LogFacts, belonging, changes, laid_over, own_values, rounded, space_for
 
 SMALL = LogFacts(items=12, events=600, longest=12)
 LARGE = LogFacts(items=3_416, events=988_000, longest=2_300)
@@ -146,6 +146,19 @@ def test_another_loss_leaves_nothing_of_the_old_one_behind() -> None:
     assert uniform.objective.sampler == UniformSettings(negatives=256)
     same = laid_over(settings, {LOSS: "sampled-softmax", "objective.sampler": "popularity", "model.depth": 1})
     assert same.objective == settings.objective
+
+
+def test_what_the_recipe_has_not_is_a_change_from_nothing() -> None:
+    values = {LOSS: "gbce", "objective.sampler": "uniform", "objective.sampler.negatives": 256, "model.depth": 2}
+    found = changes(settings_of(), values)
+    assert found["objective.sampler.negatives"] == (None, 256) and found["objective.sampler"] == ("none", "uniform")
+    assert "model.depth" not in found
+
+
+def test_another_loss_shares_its_negatives_whatever_the_recipe_did() -> None:
+    recipe = make_settings(read_recipe("sasrec-bce"))
+    made = laid_over(recipe, {LOSS: "gbce", "objective.sampler": "uniform", "objective.sampler.negatives": 256})
+    assert made.objective.sampler == UniformSettings(negatives=256)
 
 
 def test_numbers_are_written_short_but_the_recipes_own() -> None:

@@ -12,7 +12,7 @@ import re
 import tomllib
 import types
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -64,7 +64,7 @@ def decode(table: Any, annotation: type[S], *, path: str = "", default: Struct |
     try:
         settings = msgspec.convert(full, annotation)
     except msgspec.ValidationError as error:
-        raise _refusal(error, full, path) from error
+        raise _refusal(error, full, annotation, path) from error
     _refuse_infinite(settings, path)
     return settings
 
@@ -100,6 +100,13 @@ def override(value: Any, annotation: Any, keys: list[str], new: Any, *, path: st
         raise SettingsError(f"{here} is a single value and has no key {'.'.join(rest)!r}: set {here} itself.")
     if variants_of(field.type) and not rest and isinstance(new, str):
         rest = [KIND]
+    if not rest and isinstance(new, dict) and is_section(field.type):
+        if not path:
+            raise SettingsError(
+                f"--set takes one key of {here} at a time, got the table {new!r}: set {here}.KEY=value."
+            )
+        current, _ = _chosen(table.get(key, msgspec.to_builtins(_default(field))), field.type, here, _default(field))
+        new = {KIND: kind_of(current), **new} if variants_of(field.type) else new
     if rest:
         new = override(table.get(key), field.type, rest, new, path=here, default=_default(field))
     return {**table, key: new}
@@ -118,7 +125,7 @@ def _chosen(value: Any, annotation: Any, path: str, default: Struct | None) -> t
     if KIND not in value and default is None and len(variants) > 1:
         raise SettingsError(f"{path} needs the key {KIND!r}. Allowed: {', '.join(variants)}.")
     kind = value.get(KIND, kind_of(default) if default is not None else next(iter(variants)))
-    if kind not in variants:
+    if not isinstance(kind, str) or kind not in variants:
         raise SettingsError(f"{path} has no kind {kind!r}{near(str(kind), variants)}. Allowed: {', '.join(variants)}.")
     return variants[kind], value
 
@@ -139,17 +146,22 @@ def near(name: str, allowed: Any) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def _refusal(error: msgspec.ValidationError, table: Any, path: str) -> SettingsError:
+def _refusal(error: msgspec.ValidationError, table: Any, annotation: Any, path: str) -> SettingsError:
     """A validation error as a sentence with the key, what was expected and what came."""
     what, _, inside = str(error).partition(" - at `$")
     names = inside.rstrip("`").lstrip(".")
     value = table
     for name in names.split(".") if names else []:
+        if isinstance(value, dict) and is_section(annotation):
+            struct = variants_of(annotation).get(value.get(KIND, ""), annotation)
+            annotation = next((one.type for one in msgspec.structs.fields(struct) if one.name == name), None)
         value = value.get(name, msgspec.UNSET) if isinstance(value, dict) else msgspec.UNSET
     came = "" if value is msgspec.UNSET or isinstance(value, dict) else f", got {value!r}"
     key = _join(path, names) if names else path
     if what.startswith("Object missing required field"):
         return SettingsError(f"{key} needs the key {what.rpartition(' ')[2].strip('`')!r}.")
+    if get_origin(annotation) is Literal:
+        return SettingsError(f"{key} has no value {value!r}. Allowed: {', '.join(map(str, get_args(annotation)))}.")
     expected = re.sub(r", got `\w+`$", "", what).replace("`", "")
     return SettingsError(f"{key}: {expected[0].lower()}{expected[1:]}{came}.")
 

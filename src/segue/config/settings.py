@@ -11,7 +11,7 @@ import msgspec
 from segue.errors import SettingsError
 from segue.evaluation.settings import EvaluateSettings
 from segue.index.settings import AutoSettings, IndexSettings, refuse_misfit
-from segue.kinds import Table, decode, kind_of, override, to_toml
+from segue.kinds import KIND, Table, decode, kind_of, override, to_toml
 from segue.models.encoders import ModelSettings
 from segue.models.encoders.esasrec import ESASRecSettings
 from segue.models.encoders.narm import NARMSettings, ReinforceChoiceSettings
@@ -128,6 +128,8 @@ def _parse_override(text: str) -> tuple[list[str], Any]:
     keys = name.strip().split(".")
     if not equals or not all(keys):
         raise SettingsError(f"--set takes section.key=value (such as model.width=128), got {text!r}.")
+    if len(keys) > 1 and keys[-1] == KIND:
+        keys = keys[:-1]  # model.items.kind=codes is model.items=codes
     if keys[0] == "about":
         raise SettingsError("--set takes no key of [about], which only describes a recipe.")
     try:

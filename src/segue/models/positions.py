@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from msgspec import Meta
+
+from segue.errors import SettingsError
 from segue.kinds import Count, Kind
 from segue.layers.attention.multi_head import Relative
 from segue.layers.positions.embeddings import LearnedPositions, NoPositions, Positions, SinusoidalPositions
@@ -61,10 +64,17 @@ class RotaryPositionSettings(_PositionSettings, frozen=True, tag="rotary"):
 class BucketPositionSettings(_PositionSettings, frozen=True, tag="buckets"):
     """A learned number for each head and each bucket of distances, added to scores."""
 
-    count: Count = 32
+    count: Annotated[int, Meta(ge=2)] = 32
     """Buckets. Short distances have one each, longer ones share wider and wider ones."""
     furthest: Count = 128
     """Distances from this one on share the last bucket."""
+
+    def __post_init__(self) -> None:
+        if self.furthest <= self.count // 2:
+            raise SettingsError(
+                "model.positions.furthest must be above half of model.positions.count, whose distances have a bucket "
+                f"each, got {self.furthest} and {self.count}."
+            )
 
     def build(self, length: int, width: int) -> Positions:  # noqa: ARG002
         return NoPositions(length)

@@ -106,7 +106,7 @@ def _key(name: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _shared(tuning: Tuning) -> list[str]:

@@ -184,6 +184,8 @@ def rounded(values: Values, own: Values) -> Values:
 def laid_over(recipe: Settings, values: Values) -> Settings:
     """The recipe with these values, checked as any settings are."""
     tables = msgspec.to_builtins(recipe)
+    if values.get(LOSS, kind_of(recipe.objective.loss)) != kind_of(recipe.objective.loss):
+        del tables["objective"]["sampler"]  # another loss starts without the recipe's
     if LOSS in values and not issubclass(variants_of(AnyLossSettings)[values[LOSS]], SampledLossSettings):
         values = {**values, SAMPLER: "none"}
     for name in sorted(values, key=lambda name: name.count(".")):
@@ -194,7 +196,7 @@ def laid_over(recipe: Settings, values: Values) -> Settings:
 def changes(recipe: Settings, values: Values) -> dict[str, tuple[Any, Any]]:
     """section.key → (the recipe's value, this one), where they differ."""
     own = _table(recipe)
-    return {name: (own[name], value) for name, value in values.items() if value != own[name]}
+    return {name: (own.get(name), value) for name, value in values.items() if value != own.get(name)}
 
 
 def _table(settings: Settings) -> Values:

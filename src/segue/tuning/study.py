@@ -35,7 +35,7 @@ from segue.training.train import device_of
 from segue.tuning.report import Outcome, TrialRecord, Tuning
 from segue.tuning.space import Space, changes, laid_over, log_facts, own_values, rounded, space_for
 
-FORMAT = 1
+FORMAT = 2
 RECIPE, STUDY, TRIALS, BEST, TRIAL = "recipe.toml", "study.sqlite", "trials.csv", "best.toml", "trial"
 OUTCOME = "outcome"  # Optuna only knows that a trial failed
 UNPRUNED_TRIALS, UNPRUNED_EPOCHS = 4, 4

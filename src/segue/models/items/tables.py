@@ -6,10 +6,11 @@ Here: tables of learned vectors. `content.py` computes vectors from the catalogu
 from __future__ import annotations
 
 import copy
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -201,7 +202,7 @@ class CategorySettings(ItemTableSettings, frozen=True, tag="categories"):
     """A learned vector for each value of a catalogue column: items with the same value share it, and an item unseen in
     training has one too."""
 
-    column: str
+    column: Annotated[str, Meta(min_length=1)]
     """The column of the catalogue."""
     tied: bool = True
     """Whether one vector serves as input and as output, or each has its own."""
