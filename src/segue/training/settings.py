@@ -23,7 +23,7 @@ class TrainSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     an epoch and run slower."""
     stride: Share = 0.0
     """How far apart the windows begin that a history longer than the model's length is cut into, as a share of that
-    length: 1 is one after the other, 0.5 overlaps by half, 0 is the newest window alone."""
+    length: with 1 windows do not overlap, with 0.5 by half, 0 is the newest window alone."""
     learning_rate: PositiveNumber = 1e-3
     """Step size after the warm-up. Without a decay it does not depend on the number of epochs."""
     warmup: CountOrZero = 100

@@ -163,7 +163,7 @@ def _filled(log: LogInput, position: int) -> list[str]:
 
 
 def _entries(log: LogInput, position: int, most: int | None = None) -> list[str]:
-    """The entries of comma-separated lists, at most so many of each."""
+    """The entries of comma-separated lists, at most `most` of each."""
     return [part for value in _filled(log, position) for part in value.split(",")[:most]]
 
 

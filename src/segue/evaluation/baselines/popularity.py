@@ -76,6 +76,6 @@ class RecentPopularity:
 
 
 def _spread(cases: Cases, most: int) -> Cases:
-    """At most so many of the cases, evenly spread, the same ones every time."""
+    """At most `most` cases, evenly spread, the same ones every time."""
     rows = np.unique(np.linspace(0, len(cases) - 1, min(most, len(cases))).astype(np.int64))
     return Cases(users=cases.users[rows], starts=cases.starts[rows], targets=cases.targets[rows])
