@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixed_draws import Fixed, LargestMade, model_of
+from fixed_samples import Fixed, LargestMade, model_of
 from settings_tables import model_settings, objective_settings
 from torch import Tensor
 
@@ -211,7 +211,7 @@ def test_mixed_negatives_by_hand() -> None:
     examples = Examples(inputs, np.array([3]), np.array([0]), None, (np.array([0, 0]), np.array([3, 4])))
     found = objective.loss(model, STATES[:1], examples, torch.Generator().manual_seed(4)).item()
     assert objective.sampler is not None
-    drawn = objective.sampler.draw(40, torch.Generator().manual_seed(4), torch.tensor([3])).items.tolist()
+    drawn = objective.sampler.sample(40, torch.Generator().manual_seed(4), torch.tensor([3])).items.tolist()
     assert {3, 4} < set(drawn)
     scores = (STATES[:1] @ torch.tensor(VECTORS, dtype=torch.float64).T)[0].tolist()
     answer = scores[2] - math.log(0.5 + 0.5 / 8)

@@ -27,7 +27,7 @@ from segue.objective.tasks.examples import Examples
 SAMPLED = SAMPLED_TEXT.split(", ")
 N_ITEMS = 12
 COUNTS = np.r_[0, np.arange(N_ITEMS) % 5 + 1]
-DRAWS = [3, 11, 3, 8, 1]
+SAMPLES = [3, 11, 3, 8, 1]
 RECENCY: dict[str, Any] = {"task": "recency", "task__share": 0.6}
 LOG_Q = [-0.1 * number for number in range(N_ITEMS + 1)]
 
@@ -49,7 +49,7 @@ class Fixed:
     def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return torch.cat((inputs, targets))
 
-    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:  # noqa: ARG002
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:  # noqa: ARG002
         return Negatives(self._items, self._log_q[self._items])
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002
@@ -58,7 +58,7 @@ class Fixed:
 
 def settings_of(loss: str, *, shared: bool = True, **more: Any) -> ObjectiveSettings:
     drawn = (
-        {"sampler": "popularity", "sampler__negatives": len(DRAWS), "sampler__shared": shared}
+        {"sampler": "popularity", "sampler__negatives": len(SAMPLES), "sampler__shared": shared}
         if loss in SAMPLED
         else {}
     )
@@ -104,7 +104,7 @@ def asked(settings: ObjectiveSettings, model: SequenceModel) -> tuple[Examples, 
     objective = Objective(settings, COUNTS)
     examples = objective.examples(users(), np.random.default_rng(1))
     if isinstance(settings.sampler, SamplerSettings):
-        objective.sampler = Fixed(DRAWS, LOG_Q, times=1 if settings.sampler.shared else len(examples.targets))
+        objective.sampler = Fixed(SAMPLES, LOG_Q, times=1 if settings.sampler.shared else len(examples.targets))
     hidden = model.encode(tensors(examples.inputs))
     return examples, objective.loss(model, hidden, examples, torch.Generator().manual_seed(2))
 
@@ -133,9 +133,9 @@ def test_sampled_softmax_row_by_row(shared: bool) -> None:
         scores = model.score_all(model.head(model.encode(tensors(examples.inputs)))).numpy()
     losses = []
     for row, target in zip(scores / 0.7 - np.array(LOG_Q), examples.targets, strict=True):
-        others = [row[item] for item in DRAWS if item != target]
+        others = [row[item] for item in SAMPLES if item != target]
         losses.append(np.logaddexp.reduce([row[target], *others]) - row[target])
-    assert set(DRAWS) & set(examples.targets.tolist())
+    assert set(SAMPLES) & set(examples.targets.tolist())
     assert loss.item() == pytest.approx(np.mean(losses), abs=1e-6)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from fixed_draws import Fixed, model_of
+from fixed_samples import Fixed, model_of
 from settings_tables import model_settings, objective_settings
 from torch import Tensor
 from torch.nn import functional
@@ -109,7 +109,7 @@ def test_sampled_softmax_corrects_positives_and_negatives_by_popularity(tied: bo
     """In the draws of this seed are two collisions with a target."""
     weight = COUNTS[1:] ** 0.75
     log_q = np.concatenate(([0.0], np.log(weight / weight.sum())))
-    negatives = PopularitySampler(COUNTS, 0.75).draw(6, torch.Generator().manual_seed(3), PRESENT).items.tolist()
+    negatives = PopularitySampler(COUNTS, 0.75).sample(6, torch.Generator().manual_seed(3), PRESENT).items.tolist()
     assert set(negatives) & {9, 3, 4, 7}
     found = loss_of(sampled("popularity", 6, sampler__power=0.75), tied=tied, seed=3).item()
     assert found == pytest.approx(by_hand(log_q, negatives, tied=tied), abs=1e-5)
@@ -118,7 +118,7 @@ def test_sampled_softmax_corrects_positives_and_negatives_by_popularity(tied: bo
 def test_uniform_negatives_need_no_correction() -> None:
     objective = Objective(sampled("uniform", 5), COUNTS)
     assert objective.sampler is not None
-    negatives = objective.sampler.draw(5, torch.Generator().manual_seed(2), PRESENT).items.tolist()
+    negatives = objective.sampler.sample(5, torch.Generator().manual_seed(2), PRESENT).items.tolist()
     found = loss_of(sampled("uniform", 5), seed=2).item()
     assert found == pytest.approx(by_hand(np.zeros(N_ITEMS + 1), negatives, tied=True), abs=1e-5)
 
@@ -459,12 +459,12 @@ def test_what_is_unchanged_gives_the_same(name: str) -> None:
 # --- equivalences -------------------------------------------------------------------------------------------------
 
 
-DRAWS = [3, 17, 3, 8, 1, 20, 32, 40, 5]
+SAMPLES = [3, 17, 3, 8, 1, 20, 32, 40, 5]
 NO_LOG_Q = (0.0,) * (MANY_ITEMS + 1)
 SLOPING_LOG_Q = tuple(-0.1 * number for number in range(MANY_ITEMS + 1))
 
 
-def with_draws(
+def with_samples(
     settings: ObjectiveSettings, items: Sequence[int], log_q: Sequence[float] = NO_LOG_Q
 ) -> tuple[float, list[Tensor]]:
     """The loss, and its gradient in every weight, where every answer has these negatives."""
@@ -497,8 +497,8 @@ every_sampled_loss = pytest.mark.parametrize("loss", SAMPLED_LOSSES)
 def test_gbce_without_calibration_is_bce(task: str, shared: bool) -> None:
     plain = combined(task, "bce", "uniform", shared)
     general = combined(task, "gbce", "uniform", shared, loss__calibration=0.0)
-    assert_equal(with_draws(general, DRAWS), with_draws(plain, DRAWS))
-    assert with_draws(combined(task, "gbce", "uniform", shared), DRAWS)[0] != with_draws(plain, DRAWS)[0]
+    assert_equal(with_samples(general, SAMPLES), with_samples(plain, SAMPLES))
+    assert with_samples(combined(task, "gbce", "uniform", shared), SAMPLES)[0] != with_samples(plain, SAMPLES)[0]
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if task not in ACTIONS])
@@ -510,7 +510,7 @@ def test_sampled_softmax_with_every_item_once_is_softmax(task: str, shared: bool
     more = {"temperature": temperature, **one_answer}
     everything = combined(task, "sampled-softmax", "uniform", shared, sampler__negatives=MANY_ITEMS, **more)
     full = combined(task, "softmax", "none", True, **more)
-    assert_equal(with_draws(everything, range(1, MANY_ITEMS + 1)), with_draws(full, []))
+    assert_equal(with_samples(everything, range(1, MANY_ITEMS + 1)), with_samples(full, []))
 
 
 @every_task
@@ -522,7 +522,7 @@ def test_shared_negatives_are_own_negatives_where_all_rows_draw_the_same(task: s
         combined(task, loss, "popularity", shared, sampler__negatives=len(draws), temperature=0.7, **more)
         for shared in (True, False)
     )
-    assert_equal(with_draws(shared, draws, SLOPING_LOG_Q), with_draws(own, draws, SLOPING_LOG_Q))
+    assert_equal(with_samples(shared, draws, SLOPING_LOG_Q), with_samples(own, draws, SLOPING_LOG_Q))
 
 
 @shared_or_own
@@ -534,7 +534,7 @@ def test_where_all_items_are_drawn_alike_log_q_corrects_nothing(sampler: str, sh
     examples, model = corrected[0], model_for(kind_of(settings.task))
     present = torch.from_numpy(np.concatenate((examples.inputs.items, examples.targets)))
     count = NEGATIVES if shared else NEGATIVES * len(examples.targets)
-    drawn = objective.sampler.draw(count, torch.Generator().manual_seed(2), present)
+    drawn = objective.sampler.sample(count, torch.Generator().manual_seed(2), present)
     assert len(set(drawn.log_q.tolist())) == 1 and drawn.log_q[0] < 0
     objective.sampler = Fixed(drawn.items.tolist(), NO_LOG_Q)
     plain = objective.loss(model, model.encode(tensors(examples.inputs)), examples, torch.Generator())
@@ -544,18 +544,18 @@ def test_where_all_items_are_drawn_alike_log_q_corrects_nothing(sampler: str, sh
 @shared_or_own
 def test_log_q_is_subtracted_from_answers_and_negatives_or_from_neither(shared: bool) -> None:
     """A number more for every item changes nothing; left out, nothing is subtracted."""
-    draws, shifted = DRAWS, [2.0 + value for value in SLOPING_LOG_Q]
+    draws, shifted = SAMPLES, [2.0 + value for value in SLOPING_LOG_Q]
     corrected = combined("next-item", "sampled-softmax", "popularity", shared)
     plain = combined("next-item", "sampled-softmax", "popularity", shared, loss__log_q=False)
-    assert_equal(with_draws(corrected, draws, SLOPING_LOG_Q), with_draws(corrected, draws, shifted))
-    assert_equal(with_draws(plain, draws, SLOPING_LOG_Q), with_draws(plain, draws))
-    assert with_draws(corrected, draws, SLOPING_LOG_Q)[0] != pytest.approx(with_draws(plain, draws)[0], abs=1e-3)
+    assert_equal(with_samples(corrected, draws, SLOPING_LOG_Q), with_samples(corrected, draws, shifted))
+    assert_equal(with_samples(plain, draws, SLOPING_LOG_Q), with_samples(plain, draws))
+    assert with_samples(corrected, draws, SLOPING_LOG_Q)[0] != pytest.approx(with_samples(plain, draws)[0], abs=1e-3)
 
 
 @pytest.mark.parametrize("loss", ["bce", "gbce", "bpr", "bpr-max", "top1", "top1-max"])
 def test_losses_of_plain_scores_do_not_look_at_log_q(loss: str) -> None:
     settings = combined("next-item", loss, "popularity", True)
-    assert_equal(with_draws(settings, DRAWS, SLOPING_LOG_Q), with_draws(settings, DRAWS))
+    assert_equal(with_samples(settings, SAMPLES, SLOPING_LOG_Q), with_samples(settings, SAMPLES))
 
 
 def test_negatives_from_the_batch_are_its_inputs_and_its_answers_but_no_mask() -> None:
@@ -563,8 +563,8 @@ def test_negatives_from_the_batch_are_its_inputs_and_its_answers_but_no_mask() -
     settings, shown = combined("masked-item", "bpr", "in-batch", True), []
 
     class Watched(InBatchSampler):
-        def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
-            drawn = super().draw(500, generator, present)
+        def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+            drawn = super().sample(500, generator, present)
             shown.append((set(present.tolist()), set(drawn.items.tolist())))
             return Negatives(drawn.items[:count], drawn.log_q[:count])
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from fixed_draws import LargestMade
+from fixed_samples import LargestMade
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from fixed_draws import model_of
+from fixed_samples import model_of
 from hypothesis import assume, given
 from hypothesis import settings as laws
 from hypothesis import strategies as st
@@ -48,7 +48,7 @@ def prepared(
     settings = objective_settings(**{**ahead, **changed})
     objective = Objective(settings, COUNTS, ("look", "buy"), length=LENGTH)
     windows = training_windows(log, ends, length=LENGTH + objective.extra, stride=stride)
-    objective.meet(windows.in_order(TOKENS), windows.histories(TOKENS), log.n_users)
+    objective.prepare(windows.in_order(TOKENS), windows.histories(TOKENS), log.n_users)
     return objective, windows
 
 

@@ -60,7 +60,7 @@ class Objective:
         self._shares: Shares | None = None
         self._positives: Positives | None = None
 
-    def meet(self, windows: Iterable[Batch], histories: Iterable[Batch], n_users: int) -> None:
+    def prepare(self, windows: Iterable[Batch], histories: Iterable[Batch], n_users: int) -> None:
         """Read all windows and whole training histories once, before training, for facts that no batch contains (see
         `users.py`). If it is not called, each batch is treated as all data."""
         if self.settings.equal_users:

@@ -76,7 +76,7 @@ def fit(
     the state, and any number of processes can resume from it.
     """
     state = TrainingState(model, optimiser(model, settings), seed=settings.seed, counters=objective.state)
-    objective.meet(windows.in_order(settings.tokens), windows.histories(settings.tokens), windows.sequences.n_users)
+    objective.prepare(windows.in_order(settings.tokens), windows.histories(settings.tokens), windows.sequences.n_users)
     record = state.record
     if group.on_first(state_file.exists):
         record = state.load(state_file)

@@ -112,7 +112,7 @@ class SampledLoss:
         whole = shard.whole
         present = sampler.observe(torch.from_numpy(whole.inputs.items), torch.from_numpy(whole.targets))
         count = parts.negatives if parts.shared else parts.negatives * len(whole.targets)
-        sample = sampler.draw(count, inputs.generator, present)
+        sample = sampler.sample(count, inputs.generator, present)
         if not parts.shared and shard.group.size > 1:
             sample = sample.rows(torch.from_numpy(shard.own_rows), parts.negatives)
         vectors, target_vectors = model.item_vectors(sample.items.to(queries.device)), model.item_vectors(targets)

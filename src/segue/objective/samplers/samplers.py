@@ -41,7 +41,7 @@ class Sampler(Protocol):
         """`present`, from a batch's inputs and targets with repeats and special tokens. Called first, once a batch."""
         ...
 
-    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives: ...
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives: ...
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor: ...
 
@@ -68,7 +68,7 @@ class UniformSampler(_Stateless):
         if candidates is not None:
             self._possible.zero_()[candidates] = True
 
-    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         rows = torch.randint(self._count, (count,), generator=generator)
         items = rows + 1 if self._candidates is None else self._candidates[rows]
         return Negatives(items, self.log_q(items, present))
@@ -90,7 +90,7 @@ class PopularitySampler(_Stateless):
         with np.errstate(divide="ignore"):
             self._log_q = torch.from_numpy(np.log(weight / weight.sum()).astype(np.float32))
 
-    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         at = torch.rand(count, dtype=torch.float64, generator=generator) * self._cumulative[-1]
         items = torch.searchsorted(self._cumulative, at, right=True).clamp_(max=len(self._cumulative) - 1)
         return Negatives(items, self.log_q(items, present))
@@ -108,7 +108,7 @@ class InBatchSampler(_Stateless):
     def __init__(self, n_items: int) -> None:
         self.n_items = n_items
 
-    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         pool = self._pool(present)
         items = pool[torch.randint(len(pool), (count,), generator=generator)]
         return Negatives(items, torch.full((count,), -math.log(len(pool)), dtype=torch.float32))
@@ -142,7 +142,7 @@ class TargetSampler:
         self.counts.index_add_(0, items, torch.ones_like(items))
         return targets
 
-    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
         pool = _items(present, self.n_items)
         items = pool[torch.randint(len(pool), (count,), generator=generator)]
         return Negatives(items, self.log_q(items, present))
@@ -168,9 +168,9 @@ class MixedSampler:
     def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self._batch.observe(inputs, targets)
 
-    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
-        from_batch = self._batch.draw(count, generator, present).items
-        from_catalogue = self._catalogue.draw(count, generator, present).items
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+        from_batch = self._batch.sample(count, generator, present).items
+        from_catalogue = self._catalogue.sample(count, generator, present).items
         items = torch.where(torch.rand(count, generator=generator) < self.share, from_batch, from_catalogue)
         return Negatives(items, self.log_q(items, present))
 

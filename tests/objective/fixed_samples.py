@@ -16,7 +16,7 @@ from segue.objective.samplers.samplers import Negatives
 
 
 class Fixed:
-    """A sampler that draws what it is told to, so many times over. `log_q` [V + 1] is by item number."""
+    """A sampler that returns the given items, so many times over. `log_q` [V + 1] is by item number."""
 
     def __init__(self, items: Sequence[int], log_q: Sequence[float], *, times: int = 1) -> None:
         self._items = torch.tensor(items).repeat(times)
@@ -29,7 +29,7 @@ class Fixed:
     def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return torch.cat((inputs, targets))
 
-    def draw(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:  # noqa: ARG002
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:  # noqa: ARG002
         return Negatives(self._items, self._log_q[self._items])
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002
