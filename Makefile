@@ -99,14 +99,14 @@ $(VENV)/.dev: $(VENV)/.segue
 
 # The page is tested in a real browser: the system's, else apt's where it may, else Playwright's own.
 $(VENV)/.browser: $(VENV)/.dev
-	@if ! $(VENV)/bin/python tests/browser.py >/dev/null 2>&1; then \
+	@if ! $(VENV)/bin/python tests/helpers/browser.py >/dev/null 2>&1; then \
 	  echo "Installing a browser for the tests of the page …"; \
 	  if [ "$$(id -u)" = 0 ]; then root=""; elif sudo -n true 2>/dev/null; then root="sudo -n"; else root=false; fi; \
 	  { command -v apt-get && [ "$$root" != false ] && $$root apt-get update && \
 	    $$root apt-get install -y chromium; } >/dev/null 2>&1; \
-	  $(VENV)/bin/python tests/browser.py >/dev/null 2>&1 || $(VENV)/bin/playwright install chromium || true; \
+	  $(VENV)/bin/python tests/helpers/browser.py >/dev/null 2>&1 || $(VENV)/bin/playwright install chromium || true; \
 	fi
-	@$(VENV)/bin/python tests/browser.py >/dev/null  # where there is still none, it says which command to run
+	@$(VENV)/bin/python tests/helpers/browser.py >/dev/null  # where there is still none, it says which command to run
 	@touch $@
 
 # The library measured against lives apart: it wants older versions of what segue uses.

@@ -536,7 +536,7 @@ def test_interrupted_training_is_resumed(line: CommandLine, cycle_data: Path, qu
 
 
 def test_serve(line: CommandLine, cycle_run: Path) -> None:
-    """On a terminal, ended by Ctrl-C; tests/serve/test_server.py has it with --json, ended by SIGTERM."""
+    """On a terminal, ended by Ctrl-C; tests/serving/test_server.py has it with --json, ended by SIGTERM."""
     expected = line.answers("recommend", cycle_run, "--history", "i01,i02", "-k", "3")
     with running("serve", cycle_run, "--port", "0", cwd=line.folder) as process:
         assert process.stdout is not None

@@ -31,7 +31,7 @@ from segue.evaluation.metrics import ndcg
 from segue.evaluation.report import Report
 from segue.training.loop import TrainingProgress
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 OURS = Paths(
     rows=ROOT / "bench" / "quality" / "results.toml",
     measured=ROOT / "bench" / "quality" / "results.json",

@@ -1,6 +1,6 @@
 """The browser that tests drive: the system's Chromium or Chrome, else the one Playwright installed, else a refusal.
 
-`python tests/browser.py` says which one it is, or fails with the command that brings one.
+`python tests/helpers/browser.py` says which one it is, or fails with the command that brings one.
 """
 
 from __future__ import annotations
