@@ -13,9 +13,11 @@ from command_line import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
 
+from segue.cli.prepare import prepare
 from segue.config.describe import describe, field_texts
 from segue.config.recipes import read_recipe, recipe_names
 from segue.config.settings import Settings, make_settings, settings_toml
+from segue.data.settings import PrepareSettings
 from segue.errors import SettingsError
 from segue.kinds import parse_toml
 
@@ -68,6 +70,10 @@ def test_the_command_prints_the_manual(line: CommandLine) -> None:
     calibration = next(key for key in found if key["name"] == "objective.loss.calibration")
     assert calibration["default"] == 0.75 and calibration["of"] == ["objective.loss=gbce"]
     line.refuses("settings", "objectiv", says=("no section 'objectiv'", "did you mean 'objective'", "model, objective"))
+
+
+def test_the_command_has_every_option_of_prepare() -> None:
+    assert set(PrepareSettings.__struct_fields__) <= inspect.signature(prepare).parameters.keys()
 
 
 # --- kinds over a recipe ------------------------------------------------------------------------------------------

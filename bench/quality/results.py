@@ -53,7 +53,7 @@ from segue.evaluation.metrics import Difference
 from segue.evaluation.report import Report
 from segue.evaluation.split_log import SplitLog
 from segue.folders import digest, partial_of, read_manifest
-from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, print_error, print_line
+from segue.terminal import PrepareDisplay, TrainDisplay, print_error, print_line
 
 if TYPE_CHECKING:
     from segue.training.loop import TrainingProgress
@@ -238,7 +238,7 @@ def _train(one: Training, data: api.Data, run: Path, progress: Callable[[Trainin
     if not unfinished:
         _commit_file(run).write_text(_commit() or "", encoding="utf-8")
     print_line(f"{one.name}: {'going on with' if unfinished else 'training into'} {run}")
-    with MeasureDisplay() as measuring, assigned_by(one.row.codes):
+    with assigned_by(one.row.codes):
         api.train(
             data,
             out=run,
@@ -246,7 +246,6 @@ def _train(one: Training, data: api.Data, run: Path, progress: Callable[[Trainin
             overrides=one.overrides,
             resume=unfinished,
             progress=progress,
-            measured=measuring,
         )
 
 

@@ -25,7 +25,7 @@ from segue import api
 from segue.errors import SegueError
 from segue.evaluation.metrics import ndcg
 from segue.folders import digest, partial_of, read_manifest
-from segue.terminal import MeasureDisplay, PrepareDisplay, TrainDisplay, print_error, print_line
+from segue.terminal import PrepareDisplay, TrainDisplay, print_error, print_line
 
 EVENTS = "events.tsv.gz"
 DEPTH = 10
@@ -82,7 +82,7 @@ def trained(arm: Arm, data: api.Data, epochs: int, cache: Path) -> Path:
     if run.exists():
         return run
     print_line(f"{arm.name}: training into {run}")
-    with TrainDisplay() as display, MeasureDisplay() as measuring:
+    with TrainDisplay() as display:
         api.train(
             data,
             out=run,
@@ -95,7 +95,6 @@ def trained(arm: Arm, data: api.Data, epochs: int, cache: Path) -> Path:
             resume=partial_of(run).exists(),
             processes=arm.processes,
             progress=display,
-            measured=measuring,
         )
     return run
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import msgspec
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from segue.recommend.jobs.runner import JobRunner
     from segue.recommend.new_items import ItemsAdded
     from segue.recommend.recommender import Recommender
+    from segue.recommend.rules import RuleOptions
     from segue.training.loop import TrainingProgress
 
 __all__ = [
@@ -77,7 +78,6 @@ def train(
     all_events: bool = False,
     processes: int = 1,
     progress: Callable[[TrainingProgress], None] | None = None,
-    measured: Measured | None = None,
 ) -> Recommender:
     """Train a model, measure it and return a Recommender.
 
@@ -92,7 +92,7 @@ def train(
     processes: processes of this machine that share every batch. If one dies, all resume from the last epoch. Each
         process imports the calling script, which therefore needs `if __name__ == "__main__":`. Under `torchrun`, where
         every process calls this function, leave it out.
-    progress, measured: called with the progress of training and of evaluation; with several processes, from another
+    progress: called with each step of training and of the evaluation after it; with several processes, from another
         thread.
     """
     from segue.runs.make import make_run
@@ -112,8 +112,8 @@ def train(
         all_events=all_events,
     )
     if processes > 1:
-        return make_run_on_processes(processes, request, progress=progress, measured=measured)
-    return make_run(request, progress=progress, measured=measured)
+        return make_run_on_processes(processes, request, progress=progress)
+    return make_run(request, progress=progress)
 
 
 def load(folder: Path | str, *, encoder: Builder | None = None) -> Recommender | Data:
@@ -312,34 +312,21 @@ def recommend_users(
     users: Path,
     *,
     out: Path,
-    k: int = 10,
     data: Data | Path | str | None = None,
-    exclude: Sequence[str] | None = None,
-    only: Sequence[str] | None = None,
-    keep_seen: bool | None = None,
     engine: EngineName = "local",
     spark_remote: str | None = None,
     progress: Callable[[int], None] | None = None,
+    **rules: Unpack[RuleOptions],
 ) -> BatchReport:
     """Write recommendations for a file of users, from their histories in the log, as a Parquet data set.
 
-    engine, spark_remote: as for `embed`.
+    engine, spark_remote: as for `embed`. rules: k, exclude, only and keep_seen, as for `Recommender.recommend`.
     """
     from segue.recommend.jobs.batch import recommend_users as recommend_to
 
     log = _log_of(recommender, data)
-    return recommend_to(
-        recommender,
-        log,
-        users,
-        out,
-        k=k,
-        exclude=exclude,
-        only=only,
-        keep_seen=keep_seen,
-        progress=progress,
-        runner=_runner(engine, spark_remote, recommender, log),
-    )
+    runner = _runner(engine, spark_remote, recommender, log)
+    return recommend_to(recommender, log, users, out, progress=progress, runner=runner, **rules)
 
 
 def embed(

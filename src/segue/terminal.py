@@ -111,9 +111,12 @@ class MeasureDisplay(Display):
 
 
 class TrainDisplay(Display):
-    """Shows each step of training, and a line for each epoch."""
+    """Shows each step of training and of the evaluation after it, and a line for each epoch."""
 
     def __call__(self, step: TrainingProgress) -> None:
+        if step.measured:
+            self.show(f"measuring {step.measured}", step.done, step.total, f"{step.done:,} of {step.total:,}")
+            return
         self.show(_epoch(step), step.done, step.total, f"loss {step.loss:.4f}  {_speed(step)}")
         if step.scores is not None:
             scores = "  ".join(f"{name} {value:.4f}" for name, value in step.scores.items())

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from segue.data.dataset import Data
 from segue.data.prepare import prepare
 from segue.data.read import delimited
-from segue.data.settings import PrepareSettings
+from segue.data.settings import PrepareOptions, PrepareSettings
 from segue.data.write import events
 from segue.data.write.summary import summary_lines
 
@@ -48,11 +49,11 @@ def by_hand(rows: list[Event]) -> dict[str, list[str]]:
 
 
 def test_the_options_of_prepare_are_its_settings(tmp_path: Path) -> None:
-    parameters = list(inspect.signature(prepare).parameters.values())
-    keywords = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-    fields = {field.name: field.default for field in msgspec.structs.fields(PrepareSettings)}
-    assert {name: keywords.pop(name) for name in fields} == fields
-    assert list(keywords) == ["out", "items", "overwrite", "progress"]
+    fields = {field.name: field.type for field in msgspec.structs.fields(PrepareSettings)}
+    assert get_type_hints(PrepareOptions) == fields | {"max_rejected": float | str}
+    assert all(re.search(rf"\b{name}\b", inspect.getdoc(prepare) or "") for name in fields)
+    with pytest.raises(TypeError, match="'min_users'"):
+        prepare(tmp_path / "log.csv", min_users=3)  # type: ignore[call-arg]
     log = write_csv(tmp_path / "log.csv", [("ann", "tea", 1), ("ann", "rye", 2)])
     settings = PrepareSettings(user="user", max_rejected=0.03, **EVERYONE)
     stored = prepare(log, user="user", max_rejected="3%", **EVERYONE).manifest["settings"]

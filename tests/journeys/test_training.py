@@ -186,8 +186,13 @@ def test_all_events_keeps_the_report_of_the_model_that_chose_the_epochs(
 ) -> None:
     chosen = segue.load(cycle_run)
     assert isinstance(chosen, segue.Recommender)
-    served = segue.train(cycle_data, out=tmp_path / "served", recipe=quick_recipe, all_events=True)
+    steps: list[TrainingProgress] = []
+    out = tmp_path / "served"
+    served = segue.train(cycle_data, out=out, recipe=quick_recipe, all_events=True, progress=steps.append)
     report, kept = segue.evaluate(chosen), segue.evaluate(served)
+    assert {step.measured for step in steps} == {"", "model", *report.baselines}
+    measured = [step for step in steps if step.measured]
+    assert {(step.epoch, step.total) for step in measured} == {(3, report.cases)} and measured[-1].done == report.cases
     assert kept.metrics == report.metrics
     assert kept.note is not None and "every event" in kept.note
     assert report.note is None

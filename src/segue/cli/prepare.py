@@ -57,7 +57,7 @@ def prepare(
     from segue.data.settings import PrepareSettings
     from segue.data.write.summary import summary_lines
 
-    settings = PrepareSettings.among(arguments)
+    settings = PrepareSettings(**{name: arguments[name] for name in PrepareSettings.__struct_fields__})
     with PrepareDisplay(quiet=json) as display:
         data = prepare_folder(files, settings, out=out, items=items, overwrite=overwrite, progress=display)
     if json:

@@ -10,7 +10,7 @@ import typer
 
 from segue.cli.options import DataFolder, Json, print_json
 from segue.folders import partial_of
-from segue.terminal import MeasureDisplay, TrainDisplay, print_error, print_line
+from segue.terminal import TrainDisplay, print_error, print_line
 
 
 def train(
@@ -37,7 +37,7 @@ def train(
     from segue.evaluation.report import table
     from segue.runs.read import read_report
 
-    with TrainDisplay(quiet=json) as display, MeasureDisplay(quiet=json) as measured:
+    with TrainDisplay(quiet=json) as display:
         try:
             model = api.train(
                 data,
@@ -49,7 +49,6 @@ def train(
                 all_events=all_events,
                 processes=processes,
                 progress=display,
-                measured=measured,
             )
         except KeyboardInterrupt:
             display.stop()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 import polars as pl
@@ -25,7 +25,7 @@ from segue.data.read.gather import Log, ProgressCallback, TimeDecision
 from segue.data.read.times import TimeRule, forced_rule, looks_like_number_or_time, read_time
 from segue.data.read.vectors import VectorFile, open_vectors, split_sources, widths
 from segue.data.sequences import Sequences
-from segue.data.settings import SPLIT_BY_TIME, EngineName, PrepareSettings
+from segue.data.settings import SPLIT_BY_TIME, PrepareOptions, PrepareSettings
 from segue.data.split import validation_start
 from segue.data.write.summary import Shares
 from segue.data.write.writer import Core, write_sequences, write_table
@@ -59,21 +59,7 @@ def prepare(
     items: Any = None,
     overwrite: bool = False,
     progress: ProgressCallback | None = None,
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
-    value: str | None = None,
-    kind: str | None = None,
-    order: str | None = None,
-    min_user: int = 5,
-    min_item: int = 5,
-    split: str = "last",
-    time_format: str | None = None,
-    time_zone: str | None = None,
-    drop_duplicates: bool = False,
-    max_rejected: float | str = 0.01,
-    engine: EngineName = "local",
-    spark_remote: str | None = None,
+    **options: Unpack[PrepareOptions],
 ) -> Data:
     """Turn a log into a data folder and open it.
 
@@ -84,9 +70,10 @@ def prepare(
         table. Or several paths: the catalogue and arrays of vectors (x.npy), each with a file of ids (x.ids.txt, one
         id a line, or x.ids.npy).
 
-    The other arguments are the fields of `segue.data.settings.PrepareSettings`, where each is described.
+    options: the columns user, item, time, value, kind and order; min_user, min_item, split, time_format, time_zone,
+        drop_duplicates, max_rejected, engine and spark_remote. `segue.data.settings.PrepareSettings` describes each.
     """
-    settings = PrepareSettings.among(locals())
+    settings = PrepareSettings(**options)  # type: ignore[arg-type]  # a share as text becomes a number
     return prepare_folder(source, settings, out=out, items=items, overwrite=overwrite, progress=progress)
 
 

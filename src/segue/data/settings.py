@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import zoneinfo
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
 import polars as pl
@@ -17,6 +16,26 @@ ROLES: tuple[Role, ...] = get_args(Role)
 SPLIT_BY_TIME = "time:"
 
 EngineName = Literal["local", "spark"]
+
+
+class PrepareOptions(TypedDict, total=False):
+    """The fields of PrepareSettings as the keywords of `segue.prepare`, for editors and type checkers."""
+
+    user: str | None
+    item: str | None
+    time: str | None
+    value: str | None
+    kind: str | None
+    order: str | None
+    min_user: int
+    min_item: int
+    split: str
+    time_format: str | None
+    time_zone: str | None
+    drop_duplicates: bool
+    max_rejected: float | str
+    engine: EngineName
+    spark_remote: str | None
 
 
 class PrepareSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,11 +88,6 @@ class PrepareSettings(msgspec.Struct, frozen=True, kw_only=True):
             _refuse_unknown_zone(self.time_zone)
         on_spark(self.engine, self.spark_remote)
         self._refuse_shared_columns()
-
-    @classmethod
-    def among(cls, arguments: Mapping[str, Any]) -> PrepareSettings:
-        """The settings among the arguments of a function, by name."""
-        return cls(**{name: arguments[name] for name in cls.__struct_fields__})
 
     def named_columns(self) -> dict[Role, str]:
         """The columns that were named, by role."""

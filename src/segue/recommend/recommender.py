@@ -311,7 +311,7 @@ class Recommender:
     def rules(
         self,
         *,
-        k: int,
+        k: int = 10,
         exclude: Iterable[Any] | None = None,
         only: Iterable[Any] | None = None,
         keep_seen: bool | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -17,6 +17,15 @@ from segue.recommend.known_items import KnownItems
 
 def _nothing() -> np.ndarray:
     return np.zeros(0, dtype=np.int64)
+
+
+class RuleOptions(TypedDict, total=False):
+    """Rules in ids, as keywords."""
+
+    k: int
+    exclude: Iterable[Any] | None
+    only: Iterable[Any] | None
+    keep_seen: bool | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

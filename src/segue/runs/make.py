@@ -39,12 +39,7 @@ ALL_EVENTS_NOTE = (
 )
 
 
-def make_run(
-    request: TrainingRequest,
-    *,
-    progress: Callable[[TrainingProgress], None] | None = None,
-    measured: Callable[[str, int, int], None] | None = None,
-) -> Recommender:
+def make_run(request: TrainingRequest, *, progress: Callable[[TrainingProgress], None] | None = None) -> Recommender:
     """Train, measure and write a run; see `segue.api.train`.
 
     If torch's launcher started this process as one of several, each of them must call this function. They share the
@@ -52,7 +47,7 @@ def make_run(
     """
     with join_group() as group:
         if group.rank > 0:
-            progress = measured = None
+            progress = None
         data = Data.open(request.data)
         group.on_first(data.verify)
         run = group.on_first(lambda: request.out if request.out is not None else temporary_run())
@@ -61,7 +56,7 @@ def make_run(
         if begun is not None:
             _refuse_separate_folders(begun.folder, group)
             partial = replace(begun, encoder=request.encoder)
-            trained = _train(partial, data, group, progress=progress, measured=measured)
+            trained = _train(partial, data, group, progress)
             group.on_first(lambda: _finish(run, partial, data, trained))
         recommender = Recommender.open(run, encoder=request.encoder)
         group.all_gather_objects(None)  # the first process removes a temporary run when it ends: all open it before
@@ -110,9 +105,7 @@ def _train(
     partial: PartialRun,
     data: Data,
     group: ProcessGroup,
-    *,
     progress: Callable[[TrainingProgress], None] | None,
-    measured: Callable[[str, int, int], None] | None,
 ) -> TrainedModel:
     """Choose the epoch on validation and measure on the test part; with `all_events`, then train on every event."""
     settings, sequences, n_items = partial.settings, data.sequences, len(data.vocabulary)
@@ -133,8 +126,15 @@ def _train(
         warm_start=start,
         group=group,
     )
+
+    def show_measured(name: str, done: int, total: int) -> None:
+        if progress is not None:
+            epochs, loss = settings.train.epochs, float(chosen.history[-1]["loss"])
+            best = chosen.best_epoch
+            progress(TrainingProgress(chosen.epoch, epochs, done, total, loss, best_epoch=best, measured=name))
+
     note = ALL_EVENTS_NOTE.format(epochs=chosen.best_epoch) if partial.record.all_events else None
-    evaluation = measure(model, data, settings, note=note, progress=measured, group=group)
+    evaluation = measure(model, data, settings, note=note, progress=show_measured, group=group)
     if partial.record.all_events:
         if codes is not None:
             facts = replace(facts, codes=group.on_first(lambda: partial.all_codes(data, counts, progress)))

@@ -16,16 +16,12 @@ from segue.runs.request import TrainingRequest
 from segue.training.distributed.processes import ProcessesDiedError, run_on_processes
 from segue.training.loop import TrainingProgress
 
-ProgressMessage = tuple[TrainingProgress | None, tuple[str, int, int] | None]
-"""A message from the first process: progress of training, or of evaluation."""
-
 
 def make_run_on_processes(
     processes: int,
     request: TrainingRequest,
     *,
     progress: Callable[[TrainingProgress], None] | None,
-    measured: Callable[[str, int, int], None] | None,
 ) -> Recommender:
     """`make_run` on several processes of this machine."""
     if request.encoder is not None and "<" in builder_name(request.encoder):
@@ -36,11 +32,8 @@ def make_run_on_processes(
     run = request.out if request.out is not None else temporary_run()
 
     def receive(message: bytes) -> None:
-        step, evaluated = msgspec.msgpack.decode(message, type=ProgressMessage)
-        if step is not None and progress is not None:
-            progress(step)
-        if evaluated is not None and measured is not None:
-            measured(*evaluated)
+        if progress is not None:
+            progress(msgspec.msgpack.decode(message, type=TrainingProgress))
 
     try:
         run_on_processes(processes, _run_one_process, replace(request, out=run), receive=receive)
@@ -52,11 +45,4 @@ def make_run_on_processes(
 
 
 def _run_one_process(request: TrainingRequest, send: Callable[[bytes], None]) -> None:
-    def notify(step: TrainingProgress | None, evaluated: tuple[str, int, int] | None) -> None:
-        send(msgspec.msgpack.encode((step, evaluated)))
-
-    make_run(
-        request,
-        progress=lambda step: notify(step, None),
-        measured=lambda name, done, total: notify(None, (name, done, total)),
-    )
+    make_run(request, progress=lambda step: send(msgspec.msgpack.encode(step)))

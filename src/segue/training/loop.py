@@ -42,14 +42,16 @@ class TrainingProgress:
     total: int
     loss: float
     """Mean over the epoch so far."""
-    tokens_per_second: float
-    seconds_left: float
+    tokens_per_second: float = 0.0
+    seconds_left: float = 0.0
     """If training does not stop early."""
     scores: dict[str, float] | None = None
     """Of validation, at the end of an epoch."""
     best_epoch: int = 0
     of: str = ""
     """What is trained, if it is not the model itself."""
+    measured: str = ""
+    """After training: the model or baseline that is measured, on `done` of `total` test cases."""
 
 
 TrainingCallback = Callable[[TrainingProgress], None]

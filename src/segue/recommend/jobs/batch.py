@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from segue.recommend.history import Entry
 from segue.recommend.jobs.runner import Arrays, JobContext, JobRunner, LocalRunner
 from segue.recommend.jobs.users_file import UserRows, read_users
 from segue.recommend.recommender import Recommender
-from segue.recommend.rules import Rules
+from segue.recommend.rules import RuleOptions, Rules
 
 PART_ROWS = 1_000_000  # of one Parquet file, about
 
@@ -45,12 +45,9 @@ def recommend_users(
     users: Path | str,
     out: Path | str,
     *,
-    k: int = 10,
-    exclude: Iterable[Any] | None = None,
-    only: Iterable[Any] | None = None,
-    keep_seen: bool | None = None,
     progress: Callable[[int], None] | None = None,
     runner: JobRunner | None = None,
+    **options: Unpack[RuleOptions],
 ) -> BatchReport:
     """Write recommendations for every row of a users file; `out` becomes a Parquet data set, complete or not at all.
 
@@ -59,8 +56,9 @@ def recommend_users(
 
     progress: called with the number of rows done.
     runner: computes the recommendations, with the same run and data; None is this process.
+    options: the rules of the answers, as for `Recommender.recommend`.
     """
-    rules = recommender.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
+    rules = recommender.rules(**options)
     data.verify()  # everything is read anyway
     runner = LocalRunner(recommender, data) if runner is None else runner
     rows, unknown, fallback = 0, 0, 0
