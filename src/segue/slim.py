@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 
 from segue.data.batch import Batch, take
-from segue.data.kinds import Kinds
-from segue.data.vocabulary import PADDING
+from segue.data.vocabulary import PADDING, Kinds
 from segue.errors import FolderError, SettingsError
 from segue.recommend.answer import Ranking, Recommendation, begin_ranking, recommendations
 from segue.recommend.history import Timestamp, pack_histories, query_times_of, read_histories, similar_lengths

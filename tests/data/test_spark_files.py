@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from segue.data.read.blocks import Block
 from segue.data.read.columns import Columns
-from segue.data.read.gather import log_of_inputs
-from segue.data.read.log import LogBlock, open_inputs, read_blocks, time_type
+from segue.data.read.log import log_of_inputs, open_inputs, read_blocks, time_type
 from segue.data.settings import PrepareSettings
 from segue.data.spark.executor import TextFiles, plain_path, run_task
 from segue.data.spark.reader import SparkSource, open_source
@@ -53,8 +53,8 @@ def users_by_spark(source: Any, settings: PrepareSettings) -> list[tuple[str, in
 
 def users_locally(source: Any, settings: PrepareSettings) -> list[tuple[str, int, str]]:
     log = log_of_inputs(open_inputs(source, named=set()), settings)
-    blocks = read_blocks(log.inputs, log.columns, roles=["user"])
-    return sorted((block.input.label, *row) for block in blocks for row in block.frame.select("row", "user").rows())
+    blocks = read_blocks(log.inputs, log.columns.only("user"))
+    return sorted((each.label, *row) for each, block in blocks for row in block.frame.select("row", "user").rows())
 
 
 def csv(path: Path) -> Path:
@@ -149,7 +149,7 @@ def test_a_file_brought_by_spark_keeps_its_name(tmp_path: Path) -> None:
         batch = pa.RecordBatch.from_pydict({"path": [path], **brought})
         opener = TextFiles({plain_path(path): (0, path)}, set())
         with pytest.raises(InputError) as sentence:
-            list(run_task(iter([batch]), opener=opener, columns=columns, roles=["user", "item"], task=_nothing))
+            list(run_task(iter([batch]), opener=opener, columns=columns, task=_nothing))
         return str(sentence.value)
 
     told = worked("s3a://shop/log.csv.gz", packed[: len(packed) // 2])
@@ -158,5 +158,5 @@ def test_a_file_brought_by_spark_keeps_its_name(tmp_path: Path) -> None:
     assert worked(f"file:{typed}", None).startswith(f"file:{typed} is Parquet; ")
 
 
-def _nothing(_number: int | None, _block: LogBlock) -> Iterator[pa.RecordBatch]:
+def _nothing(_number: int | None, _block: Block) -> Iterator[pa.RecordBatch]:
     yield from ()

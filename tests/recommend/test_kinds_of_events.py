@@ -19,7 +19,7 @@ from small_service import small_service
 
 import segue
 from segue.data.dataset import Data
-from segue.data.kinds import Kinds
+from segue.data.vocabulary import Kinds
 from segue.models.build import build_model
 from segue.models.facts import DataFacts
 from segue.recommend.history import Entry, pack_histories, read_history

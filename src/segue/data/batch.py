@@ -139,15 +139,8 @@ def case_batches(
     for group in cut_by_budget(lengths[order], tokens):
         for begin in range(0, len(group), most_rows):
             chosen = order[group[begin : begin + most_rows]]
-            yield (
-                chosen,
-                gather(
-                    sequences,
-                    cases.starts[chosen],
-                    cases.targets[chosen],
-                    query_times=sequences.times[cases.targets[chosen]],
-                ),
-            )
+            starts, targets = cases.starts[chosen], cases.targets[chosen]
+            yield chosen, gather(sequences, starts, targets, query_times=sequences.times[targets])
 
 
 def window_begins(lengths: np.ndarray, length: int, step: int) -> np.ndarray:
@@ -158,17 +151,14 @@ def window_begins(lengths: np.ndarray, length: int, step: int) -> np.ndarray:
 
 def newest(batch: Batch, length: int, step: int = 1) -> Batch:
     """The same users with at most `length` newest events each, from the start of their windows."""
-    if not len(batch.lengths) or int(batch.lengths.max()) <= length:
-        return batch
-    ends = np.cumsum(batch.lengths)
-    lengths = batch.lengths - window_begins(batch.lengths, length, step)
-    return batch.tokens(ragged_rows(ends - lengths, lengths), lengths, query_times=batch.query_times, users=batch.users)
+    return take(batch, np.arange(len(batch.lengths)), length, step)
 
 
 def take(batch: Batch, rows: np.ndarray, length: int | None = None, step: int = 1) -> Batch:
     """These users of a batch, in this order; whole, or cut as by `newest`."""
-    if np.array_equal(rows, np.arange(len(batch.lengths))):
-        return batch if length is None else newest(batch, length, step)
+    whole = length is None or not len(batch.lengths) or int(batch.lengths.max()) <= length
+    if whole and np.array_equal(rows, np.arange(len(batch.lengths))):
+        return batch
     lengths = batch.lengths[rows]
     if length is not None:
         lengths = lengths - window_begins(lengths, length, step)

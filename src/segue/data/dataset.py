@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,27 +52,38 @@ class Data:
         """Open a data folder by memory map; sizes are checked, contents only by `verify`."""
         folder = Path(path)
         manifest = read_manifest(folder, "data")
-        arrays = {name: _array(folder, name, manifest) for name in ("offsets", "items", "times", "kinds", "values")}
-        offsets, items, times = arrays["offsets"], arrays["items"], arrays["times"]
-        if offsets is None or items is None or times is None or not len(items) == len(times) == int(offsets[-1]):
+        arrays: dict[str, np.ndarray] = {}
+        for name in ("offsets", "items", "times", "kinds", "values"):
+            path = folder / f"{name}.npy"
+            if path.name in manifest["files"]:
+                with _explained_reading(path):
+                    arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
+        sizes = {len(arrays.get(name, ())) for name in ("items", "times")}
+        if "offsets" not in arrays or sizes != {int(arrays["offsets"][-1])}:
             raise FolderError(
                 f"{folder} is damaged: its arrays do not fit each other; make it again with `segue prepare`."
             )
-        sequences = Sequences(offsets=offsets, items=items, times=times, kinds=arrays["kinds"], values=arrays["values"])
-        return cls(folder, manifest, sequences)
+        return cls(folder, manifest, Sequences(**arrays))
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary(_table(self.folder / "items.parquet"))
+        path = self.folder / "items.parquet"
+        with _explained_reading(path):
+            return Vocabulary(pl.read_parquet(path))
 
     @cached_property
     def users(self) -> UserIds:
-        return UserIds(_table(self.folder / "users.parquet")["id"])
+        return UserIds(self._user_ids(0, self.sequences.n_users))
 
     def some_users(self, begin: int, end: int) -> tuple[pl.Series, Sequences]:
         """The ids and the events of the users begin … end - 1, as copies: every page that is read through a memory map
         of the whole log would stay in memory."""
-        return _table(self.folder / "users.parquet", rows=slice(begin, end))["id"], self.some_events(begin, end)
+        return self._user_ids(begin, end), self.some_events(begin, end)
+
+    def _user_ids(self, begin: int, end: int) -> pl.Series:
+        path = self.folder / "users.parquet"
+        with _explained_reading(path):
+            return pl.scan_parquet(path).slice(begin, end - begin).collect()["id"]
 
     def some_events(self, begin: int, end: int) -> Sequences:
         """The events of the users begin … end - 1, who are numbered from 0 there."""
@@ -78,10 +91,10 @@ class Data:
         first, last = int(log.offsets[begin]), int(log.offsets[end])
         return Sequences(
             offsets=np.asarray(log.offsets[begin : end + 1]) - first,
-            items=_read(log.items, first, last),
-            times=_read(log.times, first, last),
-            kinds=None if log.kinds is None else _read(log.kinds, first, last),
-            values=None if log.values is None else _read(log.values, first, last),
+            items=_rows(log.items, first, last),
+            times=_rows(log.times, first, last),
+            kinds=None if log.kinds is None else _rows(log.kinds, first, last),
+            values=None if log.values is None else _rows(log.values, first, last),
         )
 
     @cached_property
@@ -118,30 +131,17 @@ class Data:
         return f"Data({str(self.folder)!r}, {counts})"
 
 
-def _array(folder: Path, name: str, manifest: dict[str, Any]) -> np.ndarray | None:
-    path = folder / f"{name}.npy"
-    if path.name not in manifest["files"]:
-        return None
+@contextmanager
+def _explained_reading(path: Path) -> Iterator[None]:
     try:
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+        yield
+    except (ValueError, pl.exceptions.PolarsError, OSError) as error:
         raise FolderError(f"{path} is damaged ({error}); make the folder again with `segue prepare`.") from error
-    return array
 
 
-def _read(array: np.ndarray, begin: int, end: int) -> np.ndarray:
+def _rows(array: np.ndarray, begin: int, end: int) -> np.ndarray:
     """Rows of a memory-mapped array, read from its file instead of through the map."""
     assert isinstance(array, np.memmap)
     assert array.filename is not None
     offset = array.offset + begin * array.itemsize
     return np.fromfile(array.filename, dtype=array.dtype, count=end - begin, offset=offset)
-
-
-def _table(path: Path, rows: slice | None = None) -> pl.DataFrame:
-    """A Parquet file, whole or some rows of it."""
-    try:
-        if rows is not None:
-            return pl.scan_parquet(path).slice(rows.start, rows.stop - rows.start).collect()
-        return pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise FolderError(f"{path} is damaged ({error}); make the folder again with `segue prepare`.") from error

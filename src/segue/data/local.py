@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,38 @@ import narwhals as nw
 import numpy as np
 import polars as pl
 
-from segue.data.read.gather import (
-    GatheredEvents,
+from segue.data.read.blocks import Block
+from segue.data.read.log import (
     Log,
     ProgressCallback,
     TimeDecision,
-    decide_times,
-    gather,
-    no_user_left,
-    open_log,
-    refuse_single_item,
+    count_forms,
+    log_of_inputs,
+    open_inputs,
+    read_blocks,
 )
-from segue.data.rules.judge import k_core
+from segue.data.read.times import TimeRule, mixture
+from segue.data.rules.judge import judge, k_core, no_user_left, refuse_many_kinds, stored_values
+from segue.data.rules.rejected import Rejected
 from segue.data.settings import PrepareSettings
-from segue.data.write.events import Chunk, EventTable, repeated, tied
+from segue.data.timestamps import MICROSECONDS
+from segue.data.write.events import Chunk, EventTable, Numbering, repeated, tied
 from segue.data.write.writer import Core, Numbers, final_numbers
 from segue.folders import digest
+
+MAX_REJECTED_ROWS = 2_000_000  # stored, if the number of rows is not known beforehand
+
+
+@contextmanager
+def open_local_engine(source: Any, settings: PrepareSettings, progress: ProgressCallback) -> Iterator[_LocalEngine]:
+    """Open files or a table, and start to compute the digests of files."""
+    log = log_of_inputs(open_inputs(source, named=set(settings.named_columns().values())), settings)
+    paths = [path for each in log.inputs if (path := getattr(each, "path", None)) is not None]
+    pool = ThreadPoolExecutor(max_workers=1)
+    try:
+        yield _LocalEngine(log, settings, progress, [(path, pool.submit(digest, path)) for path in paths])
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +59,8 @@ class _LocalEngine:
     progress: ProgressCallback
     digests: list[tuple[Path, Future[str]]]  # of its files, computed by another thread while they are read
 
-    def decide_times(self) -> TimeDecision:
-        return decide_times(self.log, self.settings, self.progress)
-
-    def core(self, times: TimeDecision) -> Core:
-        gathered = gather(self.log, times, self.settings, self.progress)
-        return _core(gathered, self.settings, timed=times.rule is not None)
+    def count_forms(self) -> dict[str, int]:
+        return count_forms(self.log, self.progress)
 
     def described(self) -> list[dict[str, Any]]:
         if not self.digests:
@@ -58,17 +70,81 @@ class _LocalEngine:
             for path, future in self.digests
         ]
 
+    def core(self, times: TimeDecision) -> Core:
+        """Number users, items and kinds by id, after duplicates are dropped if the settings say so."""
+        rows, settings, timed = self._read(times), self.settings, times.rule is not None
+        events = rows.events
+        dropped = events.drop_repeated(len(rows.users), timed=timed) if settings.drop_duplicates else None
+        core_users, core_items = k_core(
+            nw.from_native(events.frame().lazy()),
+            min_user=settings.min_user,
+            min_item=settings.min_item,
+            settle=lambda survivors: survivors.collect(engine="streaming").lazy(),
+        )
+        users = _numbers(rows.users, core_users, "user")
+        items = _numbers(rows.items, core_items, "item")
+        if not len(users.ids):
+            good, counts = rows.rows - rows.rejected.total, events.user_counts(len(rows.users))
+            raise no_user_left(good, len(rows.items), counts, settings)
+        kinds = None
+        if every := len(rows.kinds):
+            kinds = final_numbers(rows.kinds.texts(), np.arange(every), np.zeros(every, dtype=np.int64))
+        return Core(
+            users=users,
+            items=items,
+            kinds=None if kinds is None else kinds.ids,
+            valued=events.chunks[0].value is not None,
+            rows=rows.rows,
+            rejected=rows.rejected,
+            events=_SortedEvents(events, users, items, kinds, timed, dropped),
+        )
 
-@contextmanager
-def open_local_engine(source: Any, settings: PrepareSettings, progress: ProgressCallback) -> Iterator[_LocalEngine]:
-    """Open files or a table, and start to compute the digests of files."""
-    log = open_log(source, settings)
-    paths = [path for each in log.inputs if (path := getattr(each, "path", None)) is not None]
-    pool = ThreadPoolExecutor(max_workers=1)
-    try:
-        yield _LocalEngine(log, settings, progress, [(path, pool.submit(digest, path)) for path in paths])
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    def _read(self, times: TimeDecision) -> _Rows:
+        """Read, judge and number every row; stop if too many are bad."""
+        n_rows = times.counts.get("rows")
+        max_stored = MAX_REJECTED_ROWS if n_rows is None else int(n_rows * self.settings.max_rejected) + 1
+        rows = _Rows(Rejected(list(self.log.columns.names), max_stored))
+        for log, block in read_blocks(self.log.inputs, self.log.columns, progress=self.progress):
+            rows.add(block, log.label, times.rule)
+        rows.rejected.check(rows.rows, most=self.settings.max_rejected, hint=mixture(times.counts))
+        return rows
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of a log: the good ones as events with running numbers instead of ids, and the rejected ones."""
+
+    rejected: Rejected
+    rows: int = 0
+    events: EventTable = field(default_factory=EventTable)
+    users: Numbering = field(default_factory=Numbering)
+    items: Numbering = field(default_factory=Numbering)
+    kinds: Numbering = field(default_factory=Numbering)
+
+    def add(self, block: Block, label: str, rule: TimeRule | None) -> None:
+        good = judged = judge(block.frame, self.rejected.roles, rule)
+        self.rejected.add_malformed(label, block.malformed)
+        if judged["reason"].null_count() < judged.height:
+            self.rejected.add_judged(label, judged.filter(pl.col("reason").is_not_null()))
+            good = judged.filter(pl.col("reason").is_null())
+        self.rows += judged.height + len(block.malformed)
+        if not good.height:
+            return
+        row_order = (len(self.events) + np.arange(good.height)) * MICROSECONDS
+        kind = None
+        if "kind" in good.columns:
+            kind = self.kinds.numbers(good["kind"].fill_null("")).astype(np.uint16)
+            refuse_many_kinds(len(self.kinds))
+        self.events.append(
+            Chunk(
+                user=self.users.numbers(good["user"]),
+                item=self.items.numbers(good["item"]),
+                time=row_order if rule is None else good["microseconds"].to_numpy(),
+                kind=kind,
+                value=stored_values(good["amount"]) if "amount" in good.columns else None,
+                order=good["order_number"].to_numpy() if "order_number" in good.columns else None,
+            )
+        )
 
 
 @dataclass(slots=True)
@@ -96,39 +172,6 @@ class _SortedEvents:
         self.duplicates = repeats if self.dropped is None else self.dropped
 
 
-def _core(gathered: GatheredEvents, settings: PrepareSettings, *, timed: bool) -> Core:
-    """Drop duplicates if the settings say so, keep users and items with enough events, number them by id."""
-    events = gathered.events
-    dropped = events.drop_repeated(len(gathered.users), timed=timed) if settings.drop_duplicates else None
-    frame = nw.from_native(events.frame().lazy())
-    core = k_core(
-        frame,
-        min_user=settings.min_user,
-        min_item=settings.min_item,
-        settle=lambda survivors: survivors.collect(engine="streaming").lazy(),
-    )
-    core_users, core_items = (survivors.collect() for survivors in core)
-    if not len(core_users):
-        counts = events.user_counts(len(gathered.users))
-        raise no_user_left(gathered.good, len(gathered.items), counts, settings)
-    users = _numbered(gathered.users.texts(), core_users, "user")
-    items = _numbered(gathered.items.texts(), core_items, "item")
-    refuse_single_item(items.ids)
-    kinds = None
-    if len(gathered.kinds):
-        every = np.arange(len(gathered.kinds))
-        kinds = final_numbers(gathered.kinds.texts(), every, np.zeros(len(every), dtype=np.int64))
-    return Core(
-        users=users,
-        items=items,
-        kinds=None if kinds is None else kinds.ids,
-        valued=events.chunks[0].value is not None,
-        rows=gathered.rows,
-        good=gathered.good,
-        rejected=gathered.rejected,
-        events=_SortedEvents(events, users, items, kinds, timed, dropped),
-    )
-
-
-def _numbered(texts: pl.Series, survivors: nw.DataFrame[Any], column: str) -> Numbers:
-    return final_numbers(texts, survivors[column].to_numpy(), survivors["events"].to_numpy())
+def _numbers(running: Numbering, survivors: nw.LazyFrame[Any], column: str) -> Numbers:
+    counted = survivors.collect()
+    return final_numbers(running.texts(), counted[column].to_numpy(), counted["events"].to_numpy())

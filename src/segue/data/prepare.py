@@ -9,8 +9,8 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Unpack
@@ -21,7 +21,7 @@ import polars as pl
 from segue.data.dataset import Data
 from segue.data.local import open_local_engine
 from segue.data.read.catalogue import Catalogue, described_items, open_catalogue, with_arrays
-from segue.data.read.gather import Log, ProgressCallback, TimeDecision
+from segue.data.read.log import Log, ProgressCallback, TimeDecision, decide_times
 from segue.data.read.times import TimeRule, forced_rule, looks_like_number_or_time, read_time
 from segue.data.read.vectors import VectorFile, open_vectors, split_sources, widths
 from segue.data.sequences import Sequences
@@ -39,8 +39,8 @@ class Engine(Protocol):
     @property
     def log(self) -> Log: ...
 
-    def decide_times(self) -> TimeDecision:
-        """Decide how the times are read, over the whole column."""
+    def count_forms(self) -> dict[str, int]:
+        """How many values of the time column fit each form."""
         ...
 
     def core(self, times: TimeDecision) -> Core:
@@ -95,33 +95,30 @@ def prepare_folder(
     replaced: Replaced = "data" if overwrite else False
     refuse_existing(folder, overwrite=replaced)
     forced_rule(settings)
-    with _open_engine(source, settings, progress) as engine:
+    open_engine: Callable[[Any, PrepareSettings, ProgressCallback], AbstractContextManager[Engine]] = open_local_engine
+    if settings.engine == "spark":
+        from segue.data.spark.engine import open_spark_engine  # pyspark is an extra
+
+        open_engine = open_spark_engine
+    with open_engine(source, settings, progress) as engine:
         log = engine.log
         _refuse_unreadable_split(settings, log)
         table, arrays = split_sources(items)
         catalogue = None if table is None else open_catalogue(table, item=log.columns.names["item"])
         vectors = [open_vectors(path) for path in arrays]
-        times = engine.decide_times()
+        times = decide_times(log, settings, engine.count_forms)
         core = engine.core(times)
+        if len(core.items.ids) == 1:
+            raise InputError(
+                f"Only one item is left ({core.items.ids[0]!r}), and one item cannot be ranked against anything; "
+                "give a log with more items, or lower --min-user and --min-item."
+            )
         with complete_folder(folder, overwrite=replaced) as staging:
             body = _write_files(staging, core, times.rule, settings, progress)
             body["counts"] |= _write_items(staging / "items.parquet", core, catalogue, vectors, settings.max_rejected)
             about = {"source": engine.described(), "settings": settings.stored(), "log": _log_facts(log, times.rule)}
             write_manifest(staging, "data", about | body)
     return Data.open(folder)
-
-
-@contextmanager
-def _open_engine(source: Any, settings: PrepareSettings, progress: ProgressCallback) -> Iterator[Engine]:
-    """The chosen engine, with the log open."""
-    if settings.engine == "spark":
-        from segue.data.spark.engine import open_spark_engine  # pyspark is an extra
-
-        with open_spark_engine(source, settings, progress) as spark:
-            yield spark
-        return
-    with open_local_engine(source, settings, progress) as local:
-        yield local
 
 
 def _refuse_unreadable_split(settings: PrepareSettings, log: Log) -> None:
@@ -143,26 +140,28 @@ def _write_files(
     folder: Path, core: Core, rule: TimeRule | None, settings: PrepareSettings, progress: ProgressCallback
 ) -> dict[str, Any]:
     """Write every file but the items and the manifest, and return what the manifest says of them."""
-    total = int(core.users.counts.sum())
     shares = Shares(_test_from(settings, rule))
-    write_sequences(
-        folder, core, on_written=shares.add, progress=lambda done: progress("sorting and writing", done, total)
-    )
+    write_sequences(folder, core, on_written=shares.add, progress=progress)
+    split: dict[str, Any] = {"kind": "last"}
+    if (test_from := shares.test_from) is not None:
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "items", "times")}
+        valid_from = validation_start(Sequences(**arrays), test_from=test_from)
+        split = {"kind": "time", "valid_from": valid_from, "test_from": test_from}
     write_table(folder / "users.parquet", pl.DataFrame({"id": core.users.ids}))
     write_table(folder / "rejected.parquet", core.rejected.table())
     return {
         "counts": {
             "rows": core.rows,
-            "good": core.good,
+            "good": core.rows - core.rejected.total,
             "rejected": dict(sorted(core.rejected.counts.items())),
             "duplicates": core.events.duplicates,
             "users": len(core.users.ids),
             "items": len(core.items.ids),
-            "events": total,
+            "events": int(core.users.counts.sum()),
         },
         "tie_share": shares.tie_share if rule is not None else 0.0,
         "repeat_share": shares.repeat_share,
-        "split": _split(folder, shares.test_from),
+        "split": split,
         "kinds": [] if core.kinds is None else core.kinds.to_list(),
         "has_time": rule is not None and rule.dated,
     }
@@ -196,15 +195,6 @@ def _test_from(settings: PrepareSettings, rule: TimeRule | None) -> int | None:
             f"--split time:{text} is neither a date nor a number in the unit of the times ({rule.description()}): "
             f"{error}."
         ) from error
-
-
-def _split(folder: Path, test_from: int | None) -> dict[str, Any]:
-    """The split as the manifest stores it."""
-    if test_from is None:
-        return {"kind": "last"}
-    offsets, items, times = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "items", "times"))
-    sequences = Sequences(offsets=offsets, items=items, times=times)
-    return {"kind": "time", "valid_from": validation_start(sequences, test_from=test_from), "test_from": test_from}
 
 
 def _log_facts(log: Log, rule: TimeRule | None) -> dict[str, Any]:

@@ -74,7 +74,14 @@ class PrepareSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The address of a Spark Connect server (sc://host:port); see `spark.session.open_session` for the default."""
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "max_rejected", _share(self.max_rejected))
+        share = str(self.max_rejected).strip()
+        try:
+            number = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
+        except ValueError as error:
+            raise SettingsError(
+                f"--max-rejected is {self.max_rejected!r}; expected a share such as 1% or 0.01."
+            ) from error
+        msgspec.structs.force_setattr(self, "max_rejected", number)
         for name, least in (("min-user", self.min_user), ("min-item", self.min_item)):
             if least < 1:
                 raise SettingsError(f"--{name} is {least}; expected a whole number of at least 1.")
@@ -87,7 +94,12 @@ class PrepareSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.time_zone is not None:
             _refuse_unknown_zone(self.time_zone)
         on_spark(self.engine, self.spark_remote)
-        self._refuse_shared_columns()
+        holder: dict[str, Role] = {}
+        for role, name in self.named_columns().items():
+            if holder.setdefault(name, role) != role:
+                raise SettingsError(
+                    f"The column {name!r} is named for both --{holder[name]} and --{role}; name another for one."
+                )
 
     def named_columns(self) -> dict[Role, str]:
         """The columns that were named, by role."""
@@ -97,15 +109,6 @@ class PrepareSettings(msgspec.Struct, frozen=True, kw_only=True):
         """What the manifest of a data folder holds of them: not the engine, as both make the same folder."""
         engine = ("engine", "spark_remote")
         return {name: value for name, value in msgspec.to_builtins(self).items() if name not in engine}
-
-    def _refuse_shared_columns(self) -> None:
-        holder: dict[str, Role] = {}
-        for role, name in self.named_columns().items():
-            if name in holder:
-                raise SettingsError(
-                    f"The column {name!r} is named for both --{holder[name]} and --{role}; name another for one."
-                )
-            holder[name] = role
 
 
 def on_spark(engine: str, remote: str | None) -> bool:
@@ -126,12 +129,3 @@ def _refuse_unknown_zone(name: str) -> None:
         raise SettingsError(
             f"--time-zone {name!r} is not known; expected an IANA name such as UTC, Europe/Berlin or America/New_York."
         ) from error
-
-
-def _share(text: str | float) -> float:
-    """A share written as 0.01 or as 1%."""
-    stripped = str(text).strip()
-    try:
-        return float(stripped.removesuffix("%")) / (100 if stripped.endswith("%") else 1)
-    except ValueError as error:
-        raise SettingsError(f"--max-rejected is {text!r}; expected a share such as 1% or 0.01.") from error

@@ -194,3 +194,21 @@ class _HashedIds:
         rows = self._rows[np.minimum(indices, len(self._rows) - 1)].astype(np.int64)
         same = (self._ids.gather(rows) == queries).to_numpy()
         return np.where(same, rows + 1, PADDING)
+
+
+class Kinds:
+    """The kinds of events that a run was trained on, whose numbers may differ from those of another log; an unknown
+    kind has the number after the last."""
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        """names: by number, as in a data folder; the empty name is that of events without a kind."""
+        self.names = tuple(names)
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def numbers(self, names: Sequence[str | None]) -> np.ndarray:
+        """Numbers of kinds [n] int64; None is an event without a kind."""
+        numbers = map(self._numbers.get, (name or "" for name in names), itertools.repeat(len(self.names)))
+        return np.fromiter(numbers, dtype=np.int64, count=len(names))

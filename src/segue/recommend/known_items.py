@@ -7,8 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from segue.data.kinds import Kinds
-from segue.data.vocabulary import Names
+from segue.data.vocabulary import Kinds, Names
 
 
 @dataclass(frozen=True, eq=False)

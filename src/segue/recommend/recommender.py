@@ -14,8 +14,7 @@ import torch
 
 from segue import folders
 from segue.data.batch import Batch, take
-from segue.data.kinds import Kinds
-from segue.data.vocabulary import Vocabulary
+from segue.data.vocabulary import Kinds, Vocabulary
 from segue.errors import FolderError, InputError
 from segue.index.build import load_index
 from segue.index.codes import CodeIndex

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import polars as pl
 
+SAMPLE_ROWS = 200  # rows whose values help to find the columns
 ROW = "row"  # the column of row numbers; the header of a text file is row 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from segue.data.read.blocks import LogInput
 from segue.data.read.times import looks_like_date, looks_like_number_or_time
@@ -59,6 +59,10 @@ class Columns:
     """The roles that the user did not name."""
     lists: bool = False
     """One row a user: every column but the user's holds lists."""
+
+    def only(self, *roles: Role) -> Columns:
+        """The columns of these roles alone."""
+        return replace(self, names={role: self.names[role] for role in roles})
 
     def positions(self, log: LogInput) -> dict[str, int]:
         """The positions of the columns in one of the inputs."""

@@ -1,38 +1,54 @@
 """Files or a table → blocks with one column a role: ids as text, times as text, numbers or microseconds.
 
-The reader of the local engine. It rejects only what is no row at all; the rules judge the others.
+The reader of the local engine and of Spark's executors. It rejects only what is no row at all; the rules judge the
+others. Times are read twice: their unit is decided for the whole column before any event is read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
 
 from segue.data.read.arrow import ParquetInput, TableInput, is_table
-from segue.data.read.blocks import ROW, LogInput, Malformed
-from segue.data.read.columns import Columns
+from segue.data.read.blocks import ROW, Block, LogInput, Malformed
+from segue.data.read.columns import Columns, find_columns
 from segue.data.read.delimited import DelimitedFile
 from segue.data.read.json_lines import JsonLinesFile
 from segue.data.read.streams import check_file, read_sample
-from segue.data.settings import Role
-from segue.errors import InputError
+from segue.data.read.times import TimeRule, decide, forced_rule, votes
+from segue.data.settings import PrepareSettings, Role
+from segue.errors import InputError, SettingsError
 
 TimeType = Literal["text or numbers", "times with a zone", "local times"]
 
+ProgressCallback = Callable[[str, int, int], None]
+"""Called with (stage, done, total)."""
+
 
 @dataclass(frozen=True, slots=True)
-class LogBlock:
-    """A block of one input, with one column a role."""
+class Log:
+    """A log whose columns are known."""
 
-    input: LogInput
-    frame: pl.DataFrame
-    malformed: list[Malformed]
-    done: int
+    inputs: list[LogInput]
+    columns: Columns
+    ordered: bool = False
+    """There is no time, and a column that gives the order is read instead of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeDecision:
+    """How the times are read."""
+
+    rule: TimeRule | None
+    """None without a time column: events keep the order of their rows."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many values fit each form, if they were counted."""
 
 
 def open_inputs(source: Any, *, named: set[str], label: str = "the table") -> list[LogInput]:
@@ -58,36 +74,77 @@ def open_file(path: Path, *, named: set[str]) -> LogInput:
     return DelimitedFile(path, named=named)
 
 
-def read_blocks(inputs: list[LogInput], columns: Columns, *, roles: Sequence[Role]) -> Iterator[LogBlock]:
-    """Every block of every input, one column a role."""
+def log_of_inputs(inputs: list[LogInput], settings: PrepareSettings) -> Log:
+    """Find the columns of opened inputs; every file must have them."""
+    columns = find_columns(inputs[0], settings)
+    ordered = "order" in columns.names and "time" not in columns.names
+    if ordered:
+        names: dict[Role, str] = {("time" if role == "order" else role): name for role, name in columns.names.items()}
+        columns = replace(columns, names=names)
     for log in inputs:
-        positions = {role: position for role, position in columns.positions(log).items() if role in roles}
-        for block in log.blocks(positions):
+        columns.positions(log)
+    return Log(inputs, columns, ordered)
+
+
+def decide_times(log: Log, settings: PrepareSettings, count: Callable[[], dict[str, int]]) -> TimeDecision:
+    """Decide how the times are read. count: counts the forms of the whole column (`votes`), if nothing else decides."""
+    if "time" not in log.columns.names:
+        return TimeDecision(None)
+    if log.ordered:
+        return TimeDecision(TimeRule(form="order", forced=True))
+    forced = forced_rule(settings)
+    column_type = time_type(log.inputs, log.columns)
+    if column_type != "text or numbers":
+        if forced is not None:
+            raise SettingsError("--time-format is for times as text or numbers; this log holds dates: leave it out.")
+        return TimeDecision(TimeRule(form="instant", zone=settings.time_zone if column_type == "local times" else None))
+    if forced is not None:
+        return TimeDecision(forced)
+    counts = count()
+    return TimeDecision(decide(counts, zone=settings.time_zone), counts)
+
+
+def count_forms(log: Log, progress: ProgressCallback | None = None) -> dict[str, int]:
+    """How many values of the time column fit each form."""
+    counts: Counter[str] = Counter()
+    for _, block in read_blocks(log.inputs, log.columns.only("time"), stage="reading the times", progress=progress):
+        counts.update(votes(block.frame["time"]))
+    return counts
+
+
+def read_blocks(
+    inputs: list[LogInput], columns: Columns, *, stage: str = "reading", progress: ProgressCallback | None = None
+) -> Iterator[tuple[LogInput, Block]]:
+    """Every block of every input, one column a role; progress is reported after each has been used."""
+    before, total = 0, sum(log.size for log in inputs)
+    for log in inputs:
+        for block in log.blocks(columns.positions(log)):
             frame, malformed = block.frame, block.malformed
             if columns.lists:
                 frame, uneven = _one_row_an_event(frame)
                 malformed = malformed + uneven
-            yield LogBlock(log, _typed(frame, log, columns), malformed, block.done)
+            yield log, Block(_typed(frame, log, columns), malformed, block.done)
+            if progress is not None:
+                progress(stage, min(before + block.done, total), total)
+        before += log.size
 
 
 def time_type(inputs: list[LogInput], columns: Columns) -> TimeType:
     """The type of the time column, the same in every input."""
-    types = [_time_type(log, columns.positions(log)["time"]) for log in inputs]
+    types: list[TimeType] = []
+    for log in inputs:
+        types.append("text or numbers")
+        if log.typed:
+            dtype = next(log.blocks(columns.only("time").positions(log))).frame.schema["time"]
+            dtype = getattr(dtype, "inner", dtype)
+            if isinstance(dtype, pl.Datetime | pl.Date):
+                zone = dtype.time_zone if isinstance(dtype, pl.Datetime) else None
+                types[-1] = "local times" if zone is None else "times with a zone"
     if len(set(types)) > 1:
         raise InputError(
             f"The times are {types[0]} in {inputs[0].label} and another type in other files; give them one type."
         )
     return types[0]
-
-
-def _time_type(log: LogInput, position: int) -> TimeType:
-    if not log.typed:
-        return "text or numbers"
-    dtype = next(log.blocks({"time": position})).frame.schema["time"]
-    dtype = getattr(dtype, "inner", dtype)
-    if isinstance(dtype, pl.Datetime) and dtype.time_zone is not None:
-        return "times with a zone"
-    return "local times" if isinstance(dtype, pl.Datetime | pl.Date) else "text or numbers"
 
 
 def _one_row_an_event(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[Malformed]]:
@@ -112,13 +169,13 @@ def _one_row_an_event(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[Malformed
 def _typed(frame: pl.DataFrame, log: LogInput, columns: Columns) -> pl.DataFrame:
     changed = []
     for role, name in columns.names.items():
-        if role not in frame.columns:
-            continue
-        read = {"user": id_text, "item": id_text, "kind": id_text, "time": _time}.get(role, _number)
-        expression = read(pl.col(role), frame.schema[role])
+        dtype = frame.schema[role]
+        expression = (id_text if role in ("user", "item", "kind") else _number)(pl.col(role), dtype)
+        if role == "time" and isinstance(dtype, pl.Datetime | pl.Date):
+            expression = pl.col(role).dt.epoch("us")
         if expression is None:
             raise InputError(
-                f"{log.label}: the column {name!r} has the type {frame.schema[role]}, which cannot be the {role}; "
+                f"{log.label}: the column {name!r} has the type {dtype}, which cannot be the {role}; "
                 f"name another with --{role}."
             )
         changed.append(expression.alias(role))
@@ -133,17 +190,8 @@ def id_text(column: pl.Expr, dtype: pl.DataType) -> pl.Expr | None:
         filled = column.fill_nan(None)
         whole = pl.when(filled == filled.round()).then(filled).cast(pl.Int64, strict=False).cast(pl.String)
         return pl.coalesce(whole, filled.cast(pl.String))
-    if dtype.is_integer() or dtype.is_decimal() or isinstance(dtype, pl.Categorical | pl.Enum):
-        return column.cast(pl.String)
-    return column.cast(pl.String) if dtype == pl.Null else None
-
-
-def _time(column: pl.Expr, dtype: pl.DataType) -> pl.Expr | None:
-    if isinstance(dtype, pl.Datetime):
-        return column.dt.epoch("us")
-    if dtype == pl.Date:
-        return column.cast(pl.Datetime("us")).dt.epoch("us")
-    return _number(column, dtype)
+    known = dtype.is_integer() or dtype.is_decimal() or dtype == pl.Null
+    return column.cast(pl.String) if known or isinstance(dtype, pl.Categorical | pl.Enum) else None
 
 
 def _number(column: pl.Expr, dtype: pl.DataType) -> pl.Expr | None:

@@ -9,15 +9,18 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import narwhals as nw
+import numpy as np
 import polars as pl
 from polars.datatypes import DataTypeClass
 
 from segue.data.read.times import WHOLE, TimeRule, read_times
-from segue.data.settings import Role
+from segue.data.settings import PrepareSettings, Role
+from segue.errors import InputError
 
 Settle = Callable[[nw.LazyFrame[Any]], nw.LazyFrame[Any]]
 """Computes a frame once for all later uses."""
 
+MAX_KINDS = 1 << 16
 MAX_WHOLE = 2.0**63  # below it a whole number fits into 64 bits
 NUMBER = r"^[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?$"
 
@@ -88,3 +91,24 @@ def _frequent(events: nw.LazyFrame[Any], column: str, least: int) -> nw.LazyFram
 
 def _size(frame: nw.LazyFrame[Any]) -> int:
     return int(frame.select(nw.len()).collect().item())
+
+
+def no_user_left(events: int, items: int, user_counts: np.ndarray, settings: PrepareSettings) -> InputError:
+    """The error of a core without users. user_counts: [all users] the events of each."""
+    enough = int((user_counts >= settings.min_user).sum())
+    return InputError(
+        f"No user is left: of {len(user_counts)} users and {items} items with {events} events, "
+        f"{enough} users have the {settings.min_user} events that --min-user requires (the most active has "
+        f"{int(user_counts.max())}), and none on items with {settings.min_item} events (--min-item). Lower one or both."
+    )
+
+
+def refuse_many_kinds(count: int) -> None:
+    """Refuse more kinds than 16 bits can number."""
+    if count > MAX_KINDS:
+        raise InputError(f"The --kind column holds more than {MAX_KINDS} different values; expected a few kinds.")
+
+
+def stored_values(amounts: pl.Series) -> np.ndarray:
+    """Values as they are stored [n] float32, NaN if there is none."""
+    return amounts.cast(pl.Float32).fill_null(float("nan")).to_numpy()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from segue.data.read.blocks import ROW, Malformed, detached
+from segue.data.settings import Role
 from segue.errors import InputError
 
 TEXT_IN_MESSAGE = 60
@@ -18,7 +19,7 @@ TEXT_IN_MESSAGE = 60
 class Rejected:
     """The rejected rows so far. Rows beyond `max_stored` are only counted: `prepare` will stop anyway."""
 
-    roles: list[str]
+    roles: list[Role]
     max_stored: int
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
@@ -62,17 +63,11 @@ class Rejected:
         return pl.concat([empty, *self._frames], how="diagonal").sort("file", ROW, maintain_order=True)
 
     def check(self, rows: int, *, most: float, hint: str = "") -> None:
-        """Refuse a share of rejected rows above `most`."""
+        """Refuse a share of rejected rows above `most`, and a log without a good row."""
         if self.total <= most * rows:
+            if self.total == rows:
+                raise InputError("No row of the log can be used; are --user, --item and --time the right columns?")
             return
-        common = sorted(self.counts.items(), key=lambda each: (-each[1], each[0]))[:5]
-        reasons = "; ".join(f"{count} × {reason} ({self.examples[reason]})" for reason, count in common)
-        raise InputError(
-            f"{self.total} of {rows} rows ({self.total / rows:.1%}) cannot be used, more than --max-rejected "
-            f"{most:.4g} allows, so nothing was written: {reasons}.{self._advice(rows, hint)}"
-        )
-
-    def _advice(self, rows: int, hint: str) -> str:
         advice = [hint] if hint else []
         if self.counts["not UTF-8"] > 0.001 * rows:
             advice.append(
@@ -81,7 +76,12 @@ class Rejected:
             )
         if self.counts["unreadable time"] > 0.5 * rows:
             advice.append("Give the format of the times with --time-format, such as '%d/%m/%Y %H:%M'.")
-        return "".join(" " + sentence for sentence in advice)
+        common = sorted(self.counts.items(), key=lambda each: (-each[1], each[0]))[:5]
+        reasons = "; ".join(f"{count} × {reason} ({self.examples[reason]})" for reason, count in common)
+        raise InputError(
+            f"{self.total} of {rows} rows ({self.total / rows:.1%}) cannot be used, more than --max-rejected "
+            f"{most:.4g} allows, so nothing was written: {' '.join([f'{reasons}.', *advice])}"
+        )
 
 
 def example(label: str, row: int | None, texts: Iterable[str | None]) -> str:

@@ -17,20 +17,9 @@ import polars as pl
 import pyarrow as pa
 
 from segue.data.read.blocks import ROW
-from segue.data.read.gather import (
-    MAX_KINDS,
-    Log,
-    ProgressCallback,
-    TimeDecision,
-    decide_without_votes,
-    log_of_inputs,
-    no_user_left,
-    refuse_many_kinds,
-    refuse_single_item,
-    refuse_unusable,
-)
-from segue.data.read.times import decide
-from segue.data.rules.judge import k_core
+from segue.data.read.log import Log, ProgressCallback, TimeDecision, log_of_inputs
+from segue.data.read.times import mixture
+from segue.data.rules.judge import MAX_KINDS, k_core, no_user_left, refuse_many_kinds
 from segue.data.rules.rejected import Rejected, example
 from segue.data.settings import PrepareSettings
 from segue.data.spark.reader import SparkSource, open_source
@@ -66,14 +55,11 @@ class _SparkEngine:
     """Releases the frames that executors hold."""
     _rows: int = 0
 
-    def decide_times(self) -> TimeDecision:
-        decision = decide_without_votes(self.log, self.settings)
-        if decision is not None:
-            return decision
+    def count_forms(self) -> dict[str, int]:
         self.progress("reading the times", 0, 1)
-        votes = self.source.votes(self.log.columns)
+        counts = self.source.count_forms(self.log.columns)
         self.progress("reading the times", 1, 1)
-        return TimeDecision(decide(votes, zone=self.settings.time_zone), votes)
+        return counts
 
     def core(self, times: TimeDecision) -> Core:
         timed = times.rule is not None
@@ -87,7 +73,7 @@ class _SparkEngine:
         rejected, n_good = self._rejected(judged)
         self._rows = n_good + rejected.total
         self.progress("reading", 1, 1)
-        refuse_unusable(rejected, rows=self._rows, good=n_good, times=times, settings=self.settings)
+        rejected.check(self._rows, most=self.settings.max_rejected, hint=mixture(times.counts))
         if rejected.total:
             rejected.replace_rows(self._rejected_rows(judged))
         good = judged.filter("reason IS NULL").drop("reason", "texts", "line")
@@ -149,22 +135,22 @@ class _SparkEngine:
         if not len(users.ids):
             counts = good.groupBy("user").count().toArrow().column("count").to_numpy()
             raise no_user_left(n_good, good.select("item").distinct().count(), counts, settings)
-        refuse_single_item(items.ids)
-        kinds = _kinds(good) if "kind" in columns else None
-        present = ["user", "item", "time"]
-        present += [role for role in ("kind", "value", "order") if role in columns]
+        kinds = None
+        if "kind" in columns:
+            table = good.select("kind").distinct().limit(MAX_KINDS + 1).toArrow()
+            refuse_many_kinds(table.num_rows)
+            kinds = pl.Series(pl.from_arrow(table.column(0)), dtype=pl.String).sort()
         return Core(
             users=users,
             items=items,
             kinds=kinds,
             valued="value" in columns,
             rows=self._rows,
-            good=n_good,
             rejected=rejected,
             events=SparkEvents(
                 numbered=numbered_events(self.spark, good, users=users, items=items, kinds=kinds),
                 users=users,
-                columns=present,
+                columns=["user", "item", "time", *(role for role in ("kind", "value", "order") if role in columns)],
                 rows_ordered=bool(self.source.files),
                 duplicates=duplicates,
             ),
@@ -181,12 +167,6 @@ def _numbers(survivors: nw.LazyFrame[Any], column: str) -> Numbers:
     table = survivors.to_native().toArrow()
     ids = pl.Series(pl.from_arrow(table.column(column)), dtype=pl.String)
     return final_numbers(ids, np.arange(len(ids)), table.column("events").to_numpy())
-
-
-def _kinds(good: DataFrame) -> pl.Series:
-    table = good.select("kind").distinct().limit(MAX_KINDS + 1).toArrow()
-    refuse_many_kinds(table.num_rows)
-    return pl.Series(pl.from_arrow(table.column(0)), dtype=pl.String).sort()
 
 
 def _with_row_order(spark: SparkSession, good: DataFrame) -> DataFrame:

@@ -22,10 +22,9 @@ import pyarrow as pa
 
 from segue.data.read.blocks import ROW, Block, LogInput
 from segue.data.read.columns import Columns
-from segue.data.read.gather import stored_values
-from segue.data.read.log import LogBlock, open_file, read_blocks
+from segue.data.read.log import open_file, read_blocks
 from segue.data.read.times import TimeRule, votes
-from segue.data.rules.judge import judge
+from segue.data.rules.judge import judge, stored_values
 from segue.data.settings import Role
 from segue.errors import InputError
 
@@ -52,10 +51,10 @@ SPARK_JUDGED = (
     "reason string, texts array<string>, line string"
 )
 
-Files = dict[str, tuple[int, str]]
-"""The plain path of each file of the log → its number and its label."""
+Files = dict[str, tuple[int | None, str]]
+"""The plain path of each file of the log → its number and its label. A table has neither path nor number."""
 Batches = Iterator[pa.RecordBatch]
-BlockTask = Callable[[int | None, LogBlock], Batches]
+BlockTask = Callable[[int | None, Block], Batches]
 """Called with a file's number, None for a table, and one of its blocks."""
 ReadInput = Callable[[int | None, LogInput], Batches]
 Opener = Callable[[pa.RecordBatch, ReadInput], Batches]
@@ -92,43 +91,37 @@ def plain_path(path: str) -> str:
 
 def survey(batches: Batches, *, opener: Opener) -> Batches:
     """Describe every text file as a `SurveyedFile` in JSON, in the column `survey`."""
+
+    def describe(number: int | None, log: LogInput) -> Batches:
+        positions = range(len(log.names))
+        first = number == 0  # its values help to find the columns; of the others only the names matter
+        samples = [log.sample(position) if first else [] for position in positions]
+        lists = [log.holds_lists(position) for position in positions]
+        file = SurveyedFile(number or 0, log.label, log.names, log.size, log.note, samples, lists)
+        yield pa.RecordBatch.from_pydict({"survey": pa.array([msgspec.json.encode(file)], pa.binary())})
+
     for batch in batches:
-        yield from opener(batch, _survey_file)
+        yield from opener(batch, describe)
 
 
-def _survey_file(number: int | None, log: LogInput) -> Batches:
-    positions = range(len(log.names))
-    first = number == 0  # its values help to find the columns; of the others only the names matter
-    surveyed = SurveyedFile(
-        number=number or 0,
-        label=log.label,
-        names=log.names,
-        size=log.size,
-        note=log.note,
-        samples=[log.sample(position) if first else [] for position in positions],
-        lists=[log.holds_lists(position) for position in positions],
-    )
-    yield pa.RecordBatch.from_pydict({"survey": pa.array([msgspec.json.encode(surveyed)], pa.binary())})
-
-
-def run_task(batches: Batches, *, opener: Opener, columns: Columns, roles: list[Role], task: BlockTask) -> Batches:
+def run_task(batches: Batches, *, opener: Opener, columns: Columns, task: BlockTask) -> Batches:
     """Run a task over every block of every input."""
 
     def read(number: int | None, log: LogInput) -> Batches:
-        for block in read_blocks([log], columns, roles=roles):
+        for _, block in read_blocks([log], columns):
             yield from task(number, block)
 
     for batch in batches:
         yield from opener(batch, read)
 
 
-def count_votes(_number: int | None, block: LogBlock) -> Batches:
+def count_votes(_number: int | None, block: Block) -> Batches:
     """The votes of a block, one row a form."""
     counts = votes(block.frame["time"])
     yield pa.RecordBatch.from_pydict({"name": list(counts), "count": pa.array(counts.values(), pa.int64())})
 
 
-def judge_block(number: int | None, block: LogBlock, *, roles: list[Role], rule: TimeRule | None) -> Batches:
+def judge_block(number: int | None, block: Block, *, roles: list[Role], rule: TimeRule | None) -> Batches:
     """The rows of a block as `JUDGED` describes them."""
     judged = judge(block.frame, roles, rule)
     texts = pl.concat_list([pl.col(role).cast(pl.String) for role in roles])
@@ -143,28 +136,27 @@ def judge_block(number: int | None, block: LogBlock, *, roles: list[Role], rule:
         columns["part"] = np.arange(judged.height)
     if rule is not None:
         columns["time"] = judged["microseconds"]
-    if "order_number" in judged.columns:
+    if "order" in roles:
         columns["order_number"] = judged["order_number"]
-    if "kind" in judged.columns:
+    if "kind" in roles:
         columns["kind"] = judged["kind"].fill_null("")
-    if "amount" in judged.columns:
+    if "value" in roles:
         columns["value"] = stored_values(judged["amount"]).view(np.int32)
-    yield from _judged_batches(number, columns, judged.height)
-    if block.malformed:
-        rows, reasons, lines = zip(*((row.row, row.reason, row.text) for row in block.malformed), strict=True)
-        yield from _judged_batches(number, {ROW: rows, "reason": reasons, "line": lines}, len(rows))
-
-
-def _judged_batches(number: int | None, columns: Mapping[str, Any], height: int) -> list[pa.RecordBatch]:
-    """Arrow batches of the schema JUDGED; columns that are not given are null."""
-    columns = {**columns, "file": [number] * height}
-    arrays = []
-    for wanted in JUDGED:
-        column = columns.get(wanted.name)
-        if isinstance(column, pl.Series):
-            column = column.to_arrow(compat_level=pl.CompatLevel.oldest())
-        arrays.append(pa.nulls(height, wanted.type) if column is None else pa.array(column).cast(wanted.type))
-    return pa.Table.from_arrays(arrays, schema=JUDGED).to_batches() if height else []
+    malformed: dict[str, Any] = {
+        ROW: [row.row for row in block.malformed],
+        "reason": [row.reason for row in block.malformed],
+        "line": [row.text for row in block.malformed],
+    }
+    for given in (columns, malformed):
+        height = len(given[ROW])
+        given["file"] = [number] * height
+        arrays = []
+        for wanted in JUDGED:
+            column = given.get(wanted.name)
+            if isinstance(column, pl.Series):
+                column = column.to_arrow(compat_level=pl.CompatLevel.oldest())
+            arrays.append(pa.nulls(height, wanted.type) if column is None else pa.array(column).cast(wanted.type))
+        yield from pa.Table.from_arrays(arrays, schema=JUDGED).to_batches() if height else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,22 +195,16 @@ def _local_file(label: str, path: str, content: Any) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Opens rows of Parquet files or of a table, each column under its role; the rows of each file are an input."""
+    """Opens rows of Parquet files or of a table, each column under its role: one input a `file`."""
 
-    label: str
     names: list[str]
-    files: Files | None
-    """None for a table."""
+    files: Files
 
     def __call__(self, batch: pa.RecordBatch, read: ReadInput) -> Batches:
         frame = pl.DataFrame(pl.from_arrow(batch))
-        if self.files is None:
-            rows = pl.lit(None, dtype=pl.Int64).alias(ROW)
-            yield from read(None, _RowsInput(self.label, self.names, frame.select(rows, *frame.columns), frame.height))
-            return
-        for (path,), rows_of_file in frame.group_by("file", maintain_order=True):
+        for (path,), rows in frame.group_by("file", maintain_order=True):
             number, label = self.files[plain_path(unquote(str(path)))]
-            yield from read(number, _RowsInput(label, self.names, rows_of_file.drop("file"), rows_of_file.height))
+            yield from read(number, _RowsInput(label, self.names, rows.drop("file"), rows.height))
 
 
 @dataclass(slots=True)

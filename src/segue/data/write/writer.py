@@ -54,7 +54,6 @@ class Core:
     kinds: pl.Series | None  # by their final numbers
     valued: bool
     rows: int
-    good: int  # rows that can be used
     rejected: Rejected
     events: SortedEvents
 
@@ -71,40 +70,27 @@ class _Array:
         self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
 
 
-@contextlib.contextmanager
-def _arrays(folder: Path, dtypes: dict[str, type[np.generic]], length: int) -> Iterator[dict[str, _Array]]:
-    with contextlib.ExitStack() as stack:
-        files = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in dtypes}
-        yield {name: _Array(files[name], dtype, length) for name, dtype in dtypes.items()}
-
-
 def write_sequences(
-    folder: Path, core: Core, *, on_written: Callable[[Sequences], None], progress: Callable[[int], None]
+    folder: Path, core: Core, *, on_written: Callable[[Sequences], None], progress: Callable[[str, int, int], None]
 ) -> None:
     """Write offsets, items, times, kinds and values. on_written: called with every group of whole users written."""
-    dtypes: dict[str, type[np.generic]] = {"items": np.int32, "times": np.int64}
-    dtypes |= {"kinds": np.uint16} if core.kinds is not None else {}
-    dtypes |= {"values": np.float32} if core.valued else {}
+    dtypes: dict[str, type[np.generic]] = {"item": np.int32, "time": np.int64}
+    dtypes |= {"kind": np.uint16} if core.kinds is not None else {}
+    dtypes |= {"value": np.float32} if core.valued else {}
     offsets = np.concatenate(([0], np.cumsum(core.users.counts))).astype(np.int64)
     np.save(folder / "offsets.npy", offsets)
-    done = 0
-    with _arrays(folder, dtypes, int(offsets[-1])) as arrays:
+    done, total = 0, int(offsets[-1])
+    with contextlib.ExitStack() as stack:
+        files = {column: stack.enter_context((folder / f"{column}s.npy").open("wb")) for column in dtypes}
+        arrays = {column: _Array(files[column], dtype, total) for column, dtype in dtypes.items()}
         for events in core.events:
-            _append(arrays, events, on_written)
+            columns = events.columns() | {"item": events.item.astype(np.int32)}
+            for column, array in arrays.items():
+                array.append(columns[column])
+            starts = np.flatnonzero(np.diff(events.user, prepend=~events.user[:1]))
+            on_written(Sequences(offsets=np.append(starts, len(events)), items=columns["item"], times=events.time))
             done += len(events)
-            progress(done)
-
-
-def _append(arrays: dict[str, _Array], events: Chunk, on_written: Callable[[Sequences], None]) -> None:
-    numbers = events.item.astype(np.int32)
-    arrays["items"].append(numbers)
-    arrays["times"].append(events.time)
-    if events.kind is not None:
-        arrays["kinds"].append(events.kind)
-    if events.value is not None:
-        arrays["values"].append(events.value)
-    starts = np.flatnonzero(np.diff(events.user, prepend=~events.user[:1]))
-    on_written(Sequences(offsets=np.append(starts, len(events)), items=numbers, times=events.time))
+            progress("sorting and writing", done, total)
 
 
 def write_table(path: Path, table: pl.DataFrame) -> None:

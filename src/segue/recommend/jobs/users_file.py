@@ -10,11 +10,10 @@ import numpy as np
 import polars as pl
 
 from segue.data.dataset import Data
-from segue.data.read.blocks import ROW, LogInput
+from segue.data.read.blocks import ROW, Block, LogInput
 from segue.data.read.columns import TIME_NAMES, USER_NAMES, Columns, by_rank, listed
 from segue.data.read.delimited import DelimitedFile
-from segue.data.read.gather import Log, decide_times
-from segue.data.read.log import LogBlock, open_file, read_blocks
+from segue.data.read.log import Log, count_forms, decide_times, open_file, read_blocks
 from segue.data.read.times import UNITS, TimeRule, read_times
 from segue.data.settings import PrepareSettings, Role
 from segue.errors import InputError
@@ -41,8 +40,8 @@ def read_users(path: Path, data: Data) -> Iterator[UserRows]:
     log = Log([opened], Columns(names=_columns(opened, data), found=()))
     rule = _time_rule(log, data)
     known = pl.Series(data.users.ids(np.arange(len(data.users))), dtype=pl.String)
-    for block in read_blocks(log.inputs, log.columns, roles=list(log.columns.names)):
-        frame = _checked(block, rule)
+    for _, block in read_blocks(log.inputs, log.columns):
+        frame = _checked(block, opened.label, rule)
         for rows in frame.iter_slices(CHUNK_ROWS):
             times = None if rule is None else rows["microseconds"].to_numpy()
             yield UserRows(ids=rows["user"], numbers=_numbers(known, rows["user"]), times=times)
@@ -80,7 +79,7 @@ def _time_rule(log: Log, data: Data) -> TimeRule | None:
     label, column, facts = log.inputs[0].label, log.columns.names["time"], data.manifest["log"]["time"]
     if facts["form"] == "row order":
         raise InputError(f"{label} asks about times ({column!r}), but {data.folder} has none; leave the column out.")
-    look = decide_times(log, PrepareSettings(time_zone=facts.get("zone")), lambda *_: None)
+    look = decide_times(log, PrepareSettings(time_zone=facts.get("zone")), lambda: count_forms(log))
     rule = look.rule
     if "format" in facts and look.counts and not any(look.counts.get(form) for form in ("iso", *UNITS)):
         return TimeRule(form="format", format=facts["format"], zone=facts.get("zone"))
@@ -90,11 +89,11 @@ def _time_rule(log: Log, data: Data) -> TimeRule | None:
     return rule
 
 
-def _checked(block: LogBlock, rule: TimeRule | None) -> pl.DataFrame:
+def _checked(block: Block, label: str, rule: TimeRule | None) -> pl.DataFrame:
     """The block with `microseconds` if there are times; the first row that cannot be used raises an InputError."""
     if block.malformed:
         first = block.malformed[0]
-        raise InputError(f"{block.input.label}, row {first.row}: {first.reason}; correct the row or take it out.")
+        raise InputError(f"{label}, row {first.row}: {first.reason}; correct the row or take it out.")
     frame = block.frame.with_columns(pl.lit(None, dtype=pl.String).alias("time_reason"))
     if rule is not None:
         frame = block.frame.hstack(read_times(block.frame["time"], rule))
@@ -102,7 +101,7 @@ def _checked(block: LogBlock, rule: TimeRule | None) -> pl.DataFrame:
     bad = frame.select(ROW, pl.coalesce(missing, pl.col("time_reason")).alias("reason")).drop_nulls("reason")
     if bad.height:
         row, reason = bad.row(0)
-        raise InputError(f"{block.input.label}, row {row}: {reason}; correct the row or take it out.")
+        raise InputError(f"{label}, row {row}: {reason}; correct the row or take it out.")
     return frame
 
 
