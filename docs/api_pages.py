@@ -26,10 +26,19 @@ def documented() -> dict[str, pdoc.doc.Module]:
         found[name] = pdoc.doc.Module(module)
         found[name].submodules = []
         for one in public_names(found[name]):
+            if isinstance(one, pdoc.doc.Class) and not issubclass(one.obj, Exception):
+                adopt_inherited(one)
             one.docstring = listed(one.docstring)
     first, *others = found.values()
     first.submodules = others
     return found
+
+
+def adopt_inherited(one: pdoc.doc.Class) -> None:
+    """Show what a class inherits from segue's other classes as its own: their modules have no page."""
+    bases = [base for base in one.inherited_members if base[0].startswith("segue.")]
+    one.own_members = [*(member for base in bases for member in one.inherited_members[base]), *one.own_members]
+    one.inherited_members = {base: own for base, own in one.inherited_members.items() if base not in bases}
 
 
 def public_names(module: pdoc.doc.Module) -> Iterator[pdoc.doc.Doc[Any]]:

@@ -9,7 +9,7 @@ It needs numpy, msgspec and onnxruntime. Ids, scores and rules are those of the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +19,9 @@ import numpy as np
 from segue.data.batch import Batch, take
 from segue.data.vocabulary import PADDING, Kinds
 from segue.errors import FolderError, SettingsError
-from segue.recommend.answer import Ranking, Recommendation, begin_ranking, recommendations
-from segue.recommend.history import Timestamp, pack_histories, query_times_of, read_histories, similar_lengths
-from segue.recommend.known_items import KnownItems
-from segue.recommend.rules import Rules, excluded_items, read_rules
+from segue.recommend.answer import BaseRecommender, Ranking, begin_ranking
+from segue.recommend.history import KnownItems, similar_lengths
+from segue.recommend.rules import Rules, excluded_items
 
 __all__ = ["ExportFacts", "SlimRecommender"]
 
@@ -65,7 +64,7 @@ class ExportFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Items with the same vector as an item of a lower number → that number: their scores are made exactly equal."""
 
 
-class SlimRecommender:
+class SlimRecommender(BaseRecommender):
     """Recommends the items that come next, from an exported file. It never changes."""
 
     def __init__(self, session: Any, facts: ExportFacts) -> None:
@@ -103,42 +102,10 @@ class SlimRecommender:
             raise FolderError(f"{path} is a model, but not of `segue export`: its metadata has no items; export a run.")
         return SlimRecommender(session, _read_facts(facts, path))
 
-    def recommend(
-        self,
-        history: Iterable[Any],
-        k: int = 10,
-        *,
-        now: Timestamp | None = None,
-        exclude: Iterable[Any] | None = None,
-        only: Iterable[Any] | None = None,
-        keep_seen: bool | None = None,
-    ) -> Recommendation:
-        """The k items that come next: `recommend_many` for one history."""
-        return self.recommend_many([history], k, now=now, exclude=exclude, only=only, keep_seen=keep_seen)[0]
-
-    def recommend_many(
-        self,
-        histories: Iterable[Iterable[Any]],
-        k: int = 10,
-        *,
-        now: Timestamp | None = None,
-        exclude: Iterable[Any] | None = None,
-        only: Iterable[Any] | None = None,
-        keep_seen: bool | None = None,
-    ) -> list[Recommendation]:
-        """The k items that come next in each history, best first: arguments and answers are those of
-        `segue.Recommender.recommend_many`."""
-        read = read_histories(histories)
-        rules = read_rules(self.known, k=k, exclude=exclude, only=only, keep_seen=keep_seen)
-        packed = pack_histories(read, self.known, query_times=query_times_of(now, len(read)))
-        ranking = self.rank(packed.batch, [rules] * len(read))
-        return recommendations(self.known, read, packed.unknown, ranking)
-
     def rank(self, histories: Batch, rules: Sequence[Rules]) -> Ranking:
-        """Answers in numbers to whole histories of known items; an empty history is answered by popularity."""
+        """See `BaseRecommender.rank`."""
         ranking = begin_ranking(self.known, histories.lengths, rules)
-        groups = similar_lengths(histories.lengths, self.facts.length, tokens=TOKENS, most_rows=self._most_rows)
-        for rows in groups:
+        for rows in similar_lengths(histories.lengths, self.facts.length, tokens=TOKENS, most_rows=self._most_rows):
             _, scores = self.run(take(histories, rows, self.facts.length, self.facts.window_step))
             own = [rules[row] for row in rows.tolist()]
             exclude = excluded_items(take(histories, rows), own, keep_seen=self.facts.seen == "kept")

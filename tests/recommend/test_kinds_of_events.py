@@ -22,9 +22,8 @@ from segue.data.dataset import Data
 from segue.data.vocabulary import Kinds
 from segue.models.build import build_model
 from segue.models.facts import DataFacts
-from segue.recommend.history import Entry, pack_histories, read_history
+from segue.recommend.history import Entry, KnownItems, pack_histories, read_history
 from segue.recommend.jobs.batch import recommend_users, user_history
-from segue.recommend.known_items import KnownItems
 from segue.recommend.recommender import Recommender
 from segue.serving.engine.answering import history_of_rows
 from segue.serving.http.app import create_app
@@ -74,11 +73,12 @@ def test_kinds_stay_with_their_events() -> None:
     """Though entries are sorted by time, and those of unknown items left out."""
     mixed = [HISTORY[2], {"item": "new", "time": NOON + 61, "kind": "look"}, HISTORY[0], HISTORY[1]]
     names, counts, known = run().vocabulary, np.ones(9, dtype=np.int64), np.arange(9) > 0
-    items = KnownItems(names, counts, known, kinds=Kinds(KINDS))
-    packed = pack_histories([read_history(mixed), read_history(["i1"])], items)
-    assert packed.batch.items.tolist() == [3, 1, 2, 1] and packed.unknown == [["new"], []]
-    assert packed.batch.kinds is not None and packed.batch.kinds.tolist() == [1, 0, 2, 3]
-    assert pack_histories([read_history(mixed)], KnownItems(names, counts, known)).batch.kinds is None
+    with_kinds = KnownItems(names, counts, known, kinds=Kinds(KINDS), timed=False)
+    batch, unknown = pack_histories([read_history(mixed), read_history(["i1"])], with_kinds)
+    assert batch.items.tolist() == [3, 1, 2, 1] and unknown == [["new"], []]
+    assert batch.kinds is not None and batch.kinds.tolist() == [1, 0, 2, 3]
+    without_kinds = KnownItems(names, counts, known, kinds=Kinds(()), timed=False)
+    assert pack_histories([read_history(mixed)], without_kinds)[0].kinds is None
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

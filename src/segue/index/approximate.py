@@ -14,18 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segue.index.exact import ExactIndex, Pairs, finite, read_file, reading, write_file
-from segue.index.search import RECALL_AT, MergedRows, Ragged, Recall, recall, recall_of_scores
+from segue.index.exact import ExactIndex, Pairs, finite, is_allowed, read_file, reading, write_file
+from segue.index.search import RECALL_AT, BestItems, Only, Ragged, Recall, merged_rows, recall, recall_of_scores
 from segue.index.settings import CHUNK, RECALL
 
 SAMPLE = 400  # item vectors that serve as queries if none are given
 SEED = 1
 LISTS = 4  # times the square root of the items: then choosing lists costs no more than scanning the chosen ones
 ROUNDS, MEMBERS = 6, 32  # rounds of k-means, and items of each list that it is fitted to: more did not raise recall
-SPARE, STEP = (
-    1.25,
-    64,
-)  # candidates per result, as 8-bit scores misplace the last ones; a multiple of STEP
+SPARE = 1.25  # candidates per result, as 8-bit scores misplace the last ones
+STEP = 64  # candidates are a multiple of this
 GROWTH = 1 / 3  # probes grow with this power of the candidates, which keeps recall as measured
 REGISTER = 16  # features in a vector register
 LEAST_ITEMS = 50  # items of the catalogue for each candidate; with fewer, all are scored
@@ -42,6 +40,7 @@ class ApproximateIndex:
 
     def __init__(self, exact: ExactIndex, lists: Lists, *, probes: int, recall: Recall) -> None:
         self.exact = exact
+        self.n_items = exact.n_items
         self.lists = lists
         self.probes = probes
         self.recall = recall
@@ -79,18 +78,12 @@ class ApproximateIndex:
         steps = np.unique(np.geomspace(1, len(self.lists.centres), 64).astype(np.int64)).tolist()
         return int(steps[min(bisect_left(steps, least_recall, key=share), len(steps) - 1)])
 
-    @property
-    def n_items(self) -> int:
-        return self.exact.n_items
-
-    def search(
-        self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: np.ndarray | Ragged | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: Only = None) -> BestItems:
         """See `ItemIndex.search`. Results do not depend on the other queries but for rounding; memory is bounded."""
         assert k >= 1
         if isinstance(only, Ragged):
             return self.exact.search(queries, k, exclude=exclude, only=only)
-        queries, allowed = finite(queries), None if only is None else self._allowed(only)
+        queries, allowed = finite(queries), None if only is None else is_allowed(self.exact.numbers, only)
         remaining = len(self.exact.numbers) if allowed is None else int(np.count_nonzero(allowed))
         depths = self._depths(k, exclude, len(queries), remaining)
         items = torch.zeros(len(queries), min(k, remaining), dtype=torch.int64)
@@ -106,14 +99,6 @@ class ApproximateIndex:
             banned = None if exclude is None else exclude.take(short)
             items[short], scores[short] = self.exact.search(queries[short], k, exclude=banned, only=only)
         return items, scores
-
-    def _allowed(self, only: np.ndarray) -> np.ndarray:
-        """Whether each row may be returned [n] bool."""
-        numbers = np.asarray(only, dtype=np.int64)
-        mask = np.zeros(self.n_items + 1, dtype=bool)
-        mask[numbers[(numbers >= 0) & (numbers <= self.n_items)]] = True
-        allowed: np.ndarray = mask[self.exact.numbers]
-        return allowed
 
     def _depths(self, k: int, exclude: Ragged | None, queries: int, remaining: int) -> np.ndarray:
         """Candidates of each query [B], so that k are left after filtering; 0: all items must be scored."""
@@ -156,8 +141,8 @@ class ApproximateIndex:
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> ApproximateIndex:
         """See `ItemIndex.with_items`. A new item joins the list with the best centre."""
         exact = self.exact.with_items(vectors, numbers, n_items=n_items)
-        merged = MergedRows.of(self.exact.numbers, numbers)
-        lists = self.lists.with_rows(vectors, merged.order, exact.vectors)
+        _, order = merged_rows(self.exact.numbers, numbers)
+        lists = self.lists.with_rows(vectors, order, exact.vectors)
         return ApproximateIndex(exact, lists, probes=self.probes, recall=self.recall)
 
     def save(self, path: Path) -> None:
@@ -204,7 +189,8 @@ class Lists:
         self.owners = owners  # [n] int64: each item's list
         self.ranges = ranges  # [2, D'] float32: minimum and range of the items' offsets from their centres
         shapes = (centres.shape[1:], owners.shape, ranges.shape)
-        if shapes != ((width,), (len(rows),), (2, width)) or not _within(owners, len(centres)):
+        inside = owners.dtype == np.int64 and bool(((owners >= 0) & (owners < len(centres))).all())
+        if shapes != ((width,), (len(rows),), (2, width)) or not inside:
             raise RuntimeError("its lists do not match its items")
         self._centres = faiss.IndexFlatIP(width)
         self._centres.add(centres)
@@ -263,10 +249,6 @@ def _parameters(probes: int) -> faiss.SearchParametersIVF:
     parameters = faiss.SearchParametersIVF()
     parameters.nprobe = probes
     return parameters
-
-
-def _within(owners: np.ndarray, lists: int) -> bool:
-    return owners.dtype == np.int64 and bool(((owners >= 0) & (owners < lists)).all())
 
 
 def _is_in(rows: np.ndarray, pairs: Pairs, items: int) -> np.ndarray:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from segue.index.exact import ExactIndex, read_header, reading
 from segue.index.mol import Cut, MolIndex
 from segue.index.search import RECALL_AT, ItemIndex, Recall, recall
 from segue.index.settings import (
-    CHUNK,
     ApproximateSettings,
     AutoSettings,
     ExactSettings,
@@ -46,11 +44,7 @@ SampleQueries = Callable[[], Tensor | None]
 
 
 def build_index(
-    model: SequenceModel,
-    candidates: np.ndarray,
-    settings: IndexSettings,
-    *,
-    queries: SampleQueries | None = None,
+    model: SequenceModel, candidates: np.ndarray, settings: IndexSettings, *, queries: SampleQueries | None = None
 ) -> ItemIndex:
     """An index of the `candidates` [V + 1] bool. An approximate index is fitted to and measured on `queries`."""
     mixture = model.similarity.mixture if isinstance(model.similarity, MixtureOfLogits) else None
@@ -62,22 +56,18 @@ def build_index(
             table, normal = model.items, model.similarity.normal
             return CodeIndex.build(table.centroids, table.codes, candidates=candidates, normal=normal)
         vectors = model.item_vectors()
-        index: ItemIndex
         if mixture is not None:
-            index = MolIndex.build(mixture, vectors, candidates=candidates, cut=Cut() if kind == "two-stage" else None)
-        elif kind == "exact":
-            index = ExactIndex.build(
-                vectors, candidates=candidates, chunk=settings.chunk if isinstance(settings, ExactSettings) else CHUNK
-            )
-        else:
-            from segue.index.approximate import ApproximateIndex
+            return MolIndex.build(mixture, vectors, candidates=candidates, cut=Cut() if kind == "two-stage" else None)
+        assert isinstance(settings, ExactSettings)
+        if kind == "exact":
+            return ExactIndex.build(vectors, candidates=candidates, chunk=settings.chunk)
+        from segue.index.approximate import ApproximateIndex
 
-            sample = None if queries is None else queries()
-            assert isinstance(settings, ApproximateSettings | AutoSettings)
-            index = ApproximateIndex.build(
-                vectors, candidates=candidates, chunk=settings.chunk, least_recall=settings.recall, queries=sample
-            )
-    return index
+        assert isinstance(settings, ApproximateSettings | AutoSettings)
+        sample = None if queries is None else queries()
+        return ApproximateIndex.build(
+            vectors, candidates=candidates, chunk=settings.chunk, least_recall=settings.recall, queries=sample
+        )
 
 
 def _kind(settings: IndexSettings, items: int, *, mixed: bool, coded: bool) -> str:
@@ -119,22 +109,19 @@ def sample_queries(model: SequenceModel, sequences: Sequences, cases: Cases) -> 
 
 def index_facts(index: ItemIndex, queries: SampleQueries) -> dict[str, Any]:
     """The entry of a run's manifest: the kind of its index and, if it is approximate, the recall."""
-    if isinstance(index, ExactIndex):
-        return {"kind": "exact"}
     if isinstance(index, CodeIndex):
         return {"kind": "codes"}
-    if isinstance(index, MolIndex) and index.cut is None:
+    if isinstance(index, MolIndex) and index.cut is not None:
+        return {"kind": "two-stage", "recall": _mol_recall(index, queries())}
+    if isinstance(index, ExactIndex | MolIndex):
         return {"kind": "exact"}
-    if isinstance(index, MolIndex):
-        return {"kind": "two-stage", "recall": _mol_recall(index, queries)}
     from segue.index.approximate import ApproximateIndex
 
     assert isinstance(index, ApproximateIndex)
     return {"kind": "approximate", "lists": len(index.lists.centres), "probes": index.probes, "recall": index.recall}
 
 
-def _mol_recall(index: MolIndex, queries: SampleQueries) -> Recall | None:
-    sample = queries()
+def _mol_recall(index: MolIndex, sample: Tensor | None) -> Recall | None:
     if sample is None:
         return None
     exact = MolIndex(index.mixture, index.items, index.numbers, n_items=index.n_items)
@@ -145,7 +132,7 @@ def _mol_recall(index: MolIndex, queries: SampleQueries) -> Recall | None:
 def load_index(path: Path) -> ItemIndex:
     """Read what an index of any kind wrote with `save`."""
     with reading(path):
-        kind = read_header(path, _Kind).kind
+        kind = read_header(path, dict[str, Any]).get("kind")
     if kind == "exact":
         return ExactIndex.load(path)
     if kind == "mol":
@@ -162,9 +149,3 @@ def load_index(path: Path) -> ItemIndex:
     from segue.index.approximate import ApproximateIndex
 
     return ApproximateIndex.load(path)
-
-
-class _Kind(msgspec.Struct):
-    """The part of the header that all kinds have."""
-
-    kind: str = "exact"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,17 +16,15 @@ from torch import Tensor
 from segue.data.batch import ragged_rows
 from segue.errors import SettingsError
 from segue.index.exact import (
-    Pairs,
-    allowed_rows,
     best_columns,
     candidate_numbers,
     finite,
-    finite_items,
     read_file,
     reading,
+    search_singly,
     write_file,
 )
-from segue.index.search import Ragged
+from segue.index.search import BestItems, Only, Ragged
 from segue.models.similarity.dot import LEAST_LENGTH
 
 CHUNK = 1 << 18  # items scanned at a time, so that their sums stay in the cache
@@ -55,7 +53,7 @@ class CodeIndex:
         self.pairs = pairs  # [pairs, n] uint16: first code · values + second code
         self.numbers = numbers  # [n] int64, ascending: the items of these columns
         self.lengths = _lengths(centroids, pairs) if normal else None  # [n] float32: divisors of scores
-        self._n_items = n_items
+        self.n_items = n_items
         self._lists = [_Lists(pair, centroids.shape[1] ** 2) for pair in pairs]
 
     @staticmethod
@@ -66,7 +64,7 @@ class CodeIndex:
 
         `normal`: items are scored as if their vectors had length 1.
         """
-        numbers, centroids = candidate_numbers(len(codes), candidates), finite_items(centroids)
+        numbers, centroids = candidate_numbers(len(codes), candidates), finite(centroids, "An item vector")
         pairs = _pair_codes(codes.cpu().numpy(), numbers, centroids.shape[1])
         return CodeIndex(centroids, pairs, numbers, n_items=len(codes) - 1, normal=normal)
 
@@ -78,28 +76,9 @@ class CodeIndex:
         normal.lengths = _lengths(self.centroids, self.pairs)
         return normal
 
-    @property
-    def n_items(self) -> int:
-        return self._n_items
-
-    def search(
-        self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: np.ndarray | Ragged | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: Only = None) -> BestItems:
         """See `ItemIndex.search`."""
-        assert k >= 1
-        queries = finite(queries)
-        pool = allowed_rows(self.numbers, only)
-        width = min(k, len(self.numbers) if pool is None else len(pool))
-        items = torch.zeros(len(queries), width, dtype=torch.int64)
-        scores = torch.full((len(queries), width), -torch.inf)
-        for row in range(len(queries) if width else 0):
-            one = slice(row, row + 1)
-            allowed = np.unique(Pairs.of(only.rows(one), self.numbers).columns) if isinstance(only, Ragged) else pool
-            banned = None if exclude is None else Pairs.of(exclude.rows(one), self.numbers).columns
-            columns, best = self._best(_Query(self.centroids, queries[row]), width, allowed, banned)
-            items[row, : len(columns)] = torch.from_numpy(self.numbers[columns])
-            scores[row, : len(columns)] = best
-        return items, scores
+        return search_singly(self._best, self.numbers, queries, k, exclude, only)
 
     @property
     def codes(self) -> np.ndarray:
@@ -114,16 +93,19 @@ class CodeIndex:
         return codes
 
     def _best(
-        self, query: _Query, k: int, allowed: np.ndarray | None, banned: np.ndarray | None
+        self, vector: Tensor, k: int, allowed: np.ndarray | None, banned: np.ndarray | None
     ) -> tuple[np.ndarray, Tensor]:
-        """The k best columns and their scores, among those `allowed` (ascending) or all."""
+        """See `OneSearch`."""
+        query = _Query(self.centroids, vector)
         threshold = self._first_threshold(query, k, banned) if allowed is None else -math.inf
         columns_in_lists = self._by_lists(query, threshold) if allowed is None else None
         if columns_in_lists is not None:
             columns = _without(columns_in_lists, banned)
             return _best_of(columns, self._scores(query, columns), k)
         columns, scores = np.zeros(0, dtype=np.int64), torch.zeros(0)
-        for some in _chunks(len(self.numbers) if allowed is None else len(allowed)):
+        count = len(self.numbers) if allowed is None else len(allowed)
+        for begin in range(0, count, CHUNK):
+            some = slice(begin, min(begin + CHUNK, count))
             chunk = some if allowed is None else allowed[some]
             sums = self._sums(query, chunk, query.order[:2])
             here = _without(self._narrowed(query, chunk, sums, threshold, query.order[2:]), banned)
@@ -144,7 +126,10 @@ class CodeIndex:
     def _by_lists(self, query: _Query, threshold: float) -> np.ndarray | None:
         """The columns [n] that may reach the threshold, ascending, from the lists that reach their pair's share of it;
         None if these are many, or if there is no threshold yet."""
-        shares = query.shares(self._least_sum(query, threshold))
+        least = threshold - query.rounding * abs(threshold)
+        if self.lengths is not None:
+            least *= float(self.lengths.min() if least > 0 else self.lengths.max())
+        shares = query.shares(least - query.highest_sum(()))  # of the least sum with which any item may reach it
         if shares is None:
             return None
         high = [np.flatnonzero(table >= share) for table, share in zip(query.tables, shares, strict=True)]
@@ -179,13 +164,6 @@ class CodeIndex:
             return np.float32(least - query.highest_sum(others))
         needed: np.ndarray = np.float32(least) * self.lengths[some] - np.float32(query.highest_sum(others))
         return needed
-
-    def _least_sum(self, query: _Query, threshold: float) -> float:
-        """The least sum of all pairs with which any item may reach the threshold."""
-        least = threshold - query.rounding * abs(threshold)
-        if self.lengths is not None:
-            least *= float(self.lengths.min() if least > 0 else self.lengths.max())
-        return least - query.highest_sum(())
 
     def _scores(self, query: _Query, columns: np.ndarray) -> Tensor:
         """Scores of columns, always summed in one order, so that equal codes have equal scores."""
@@ -317,10 +295,6 @@ def _lengths(centroids: Tensor, pairs: np.ndarray) -> np.ndarray:
     for table, pair in zip(_pair_tables(centroids.square().sum(2).numpy()), pairs, strict=True):
         squares += table[pair]
     return np.maximum(np.sqrt(squares), np.float32(LEAST_LENGTH))
-
-
-def _chunks(count: int) -> Iterator[slice]:
-    return (slice(begin, min(begin + CHUNK, count)) for begin in range(0, count, CHUNK))
 
 
 def _best_of(columns: np.ndarray, scores: Tensor, k: int) -> tuple[np.ndarray, Tensor]:

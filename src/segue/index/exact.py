@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from segue.errors import FolderError
-from segue.index.search import MergedRows, Ragged
+from segue.index.search import BestItems, Only, Ragged, merged_rows
 from segue.index.settings import CHUNK
 
-F = TypeVar("F", bound=msgspec.Struct)
+F = TypeVar("F")
 
 HEADER = "segue"
 MAX_SCORES = 4_000_000  # scores in memory at a time
@@ -38,7 +38,7 @@ class ExactIndex:
         self.vectors = self._groups[: len(vectors)]  # [n, D] float32
         self.numbers = numbers  # [n] int64, ascending: the items of these rows
         self.chunk = chunk
-        self._n_items = n_items
+        self.n_items = n_items
         self._chunk = -(-chunk // GROUP) * GROUP
 
     @staticmethod
@@ -50,17 +50,11 @@ class ExactIndex:
         rows, numbers = candidate_rows(vectors, candidates)
         return ExactIndex(rows, numbers, n_items=len(vectors) - 1, chunk=chunk)
 
-    @property
-    def n_items(self) -> int:
-        return self._n_items
-
-    def search(
-        self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: np.ndarray | Ragged | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: Only = None) -> BestItems:
         """See `ItemIndex.search`. Memory is bounded by `MAX_SCORES`."""
         assert k >= 1
         queries = finite(queries)
-        pool = allowed_rows(self.numbers, only)
+        pool = None if only is None else np.flatnonzero(is_allowed(self.numbers, only))
         numbers = self.numbers if pool is None else self.numbers[pool]
         width = min(k, len(numbers))
         if not width or not len(queries):
@@ -83,7 +77,11 @@ class ExactIndex:
     ) -> tuple[Tensor, Tensor]:
         """The best k columns of the pool for each query, and their scores, chunk by chunk."""
         columns, scores = torch.empty(0), torch.empty(0)
-        for first, size, vectors in self._chunks(pool):
+        count = len(self.numbers) if pool is None else len(pool)
+        for first in range(0, count, self._chunk):
+            chunk, size = slice(first, first + self._chunk), min(self._chunk, count - first)
+            some = None if pool is None else torch.from_numpy(pool[chunk])
+            vectors = self._groups[chunk] if some is None else _whole_groups(self.vectors[some])
             products = (queries @ vectors.T)[:, :size]  # [b, c]
             if allowed is not None:
                 row, column = allowed.chunk(first, size)
@@ -102,22 +100,11 @@ class ExactIndex:
             scores = merged[:, :k]
         return columns, scores
 
-    def _chunks(self, pool: np.ndarray | None) -> Iterator[tuple[int, int, Tensor]]:
-        """First column, number of columns and vectors in whole groups of each chunk of the pool."""
-        columns = len(self.numbers) if pool is None else len(pool)
-        for first in range(0, columns, self._chunk):
-            rows = slice(first, first + self._chunk)
-            size = min(self._chunk, columns - first)
-            if pool is None:
-                yield first, size, self._groups[rows]
-            else:
-                yield first, size, _whole_groups(self.vectors[torch.from_numpy(pool[rows])])
-
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> ExactIndex:
         """See `ItemIndex.with_items`."""
-        merged = MergedRows.of(self.numbers, numbers)
-        rows = torch.cat((self.vectors, finite_items(vectors)))[merged.order]
-        return ExactIndex(rows, merged.numbers, n_items=n_items, chunk=self.chunk)
+        merged, order = merged_rows(self.numbers, numbers)
+        rows = torch.cat((self.vectors, finite(vectors, "An item vector")))[order]
+        return ExactIndex(rows, merged, n_items=n_items, chunk=self.chunk)
 
     def save(self, path: Path) -> None:
         """Write vectors, numbers and the chunk size to one safetensors file."""
@@ -147,13 +134,12 @@ def _whole_groups(vectors: Tensor) -> Tensor:
     return functional.pad(vectors, (0, 0, 0, -len(vectors) % GROUP)) if len(vectors) % GROUP else vectors
 
 
-def finite(queries: Tensor) -> Tensor:
-    """Queries [B, D] as float32 on the CPU; refuse numbers that are not finite."""
-    assert queries.dim() == 2
-    queries = queries.detach().to(device="cpu", dtype=torch.float32)
-    if not math.isfinite(float(queries.sum())) and not bool(torch.isfinite(queries).all()):
-        raise FolderError("The model's query has numbers that are not finite: the model is damaged; train it again.")
-    return queries
+def finite(vectors: Tensor, name: str = "A query") -> Tensor:
+    """Vectors as float32 on the CPU; refuse numbers that are not finite. `name`: of a vector, for the error message."""
+    vectors = vectors.detach().to(device="cpu", dtype=torch.float32).contiguous()
+    if not math.isfinite(float(vectors.sum())) and not bool(torch.isfinite(vectors).all()):
+        raise FolderError(f"{name} has numbers that are not finite: the model is damaged; train it again.")
+    return vectors
 
 
 def write_file(path: Path, arrays: dict[str, Tensor], facts: msgspec.Struct) -> None:
@@ -219,19 +205,14 @@ def best_columns(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         tied = torch.nonzero(equal[:, k - 1]).squeeze(1)
         columns = columns[:, :k]
         if len(tied):
-            columns[tied] = _first_of_equals(scores[tied], values[tied, k - 1 : k], k)
+            rows, threshold = scores[tied], values[tied, k - 1 : k]
+            above, same = rows > threshold, rows == threshold
+            missing = k - above.sum(dim=1, keepdim=True)
+            selected = above | (same & (same.cumsum(dim=1) <= missing))
+            columns[tied] = torch.nonzero(selected)[:, 1].view(len(tied), k)
     columns = columns.sort(dim=1).values
     values, order = torch.sort(scores.gather(1, columns), dim=1, descending=True, stable=True)
     return columns.gather(1, order), values
-
-
-def _first_of_equals(scores: Tensor, threshold: Tensor, k: int) -> Tensor:
-    """All columns above the row's threshold [B, 1] and the first of those equal to it, k in all."""
-    above = scores > threshold
-    equal = scores == threshold
-    missing = k - above.sum(dim=1, keepdim=True)
-    selected = above | (equal & (equal.cumsum(dim=1) <= missing))
-    return torch.nonzero(selected)[:, 1].view(len(scores), k)
 
 
 def candidate_rows(vectors: Tensor, candidates: np.ndarray | None) -> tuple[Tensor, np.ndarray]:
@@ -239,7 +220,7 @@ def candidate_rows(vectors: Tensor, candidates: np.ndarray | None) -> tuple[Tens
     [n]."""
     assert vectors.dim() == 2
     numbers = candidate_numbers(len(vectors), candidates)
-    return finite_items(vectors[torch.from_numpy(numbers).to(vectors.device)]), numbers
+    return finite(vectors[torch.from_numpy(numbers).to(vectors.device)], "An item vector"), numbers
 
 
 def candidate_numbers(rows: int, candidates: np.ndarray | None) -> np.ndarray:
@@ -250,17 +231,35 @@ def candidate_numbers(rows: int, candidates: np.ndarray | None) -> np.ndarray:
     return np.flatnonzero(allowed).astype(np.int64)
 
 
-def finite_items(vectors: Tensor) -> Tensor:
-    """Item vectors as float32 on the CPU; refuse numbers that are not finite."""
-    vectors = vectors.detach().to(device="cpu", dtype=torch.float32).contiguous()
-    if not bool(torch.isfinite(vectors).all()):
-        raise FolderError("Some item vectors are not finite numbers: the model is damaged; train it again.")
-    return vectors
-
-
-def allowed_rows(numbers: np.ndarray, only: np.ndarray | Ragged | None) -> np.ndarray | None:
-    """Rows of an index of items `numbers` that some query allows, ascending; None: all."""
-    if only is None:
-        return None
+def is_allowed(numbers: np.ndarray, only: np.ndarray | Ragged) -> np.ndarray:
+    """Whether some query allows each of the items `numbers` [n], which are ascending [n] bool."""
     wanted = only.numbers if isinstance(only, Ragged) else np.asarray(only, dtype=np.int64)
-    return np.flatnonzero(np.isin(numbers, wanted))
+    mask = np.zeros(numbers[-1] + 1 if len(numbers) else 0, dtype=bool)
+    mask[wanted[(wanted >= 0) & (wanted < len(mask))]] = True
+    allowed: np.ndarray = mask[numbers]
+    return allowed
+
+
+OneSearch = Callable[[Tensor, int, np.ndarray | None, np.ndarray | None], tuple[np.ndarray, Tensor]]
+"""A query [D], the most results, the allowed columns, ascending (None: all), and the excluded ones (None: none) → the
+best columns and their scores."""
+
+
+def search_singly(
+    best: OneSearch, numbers: np.ndarray, queries: Tensor, k: int, exclude: Ragged | None, only: Only
+) -> BestItems:
+    """`ItemIndex.search` of an index of items `numbers`, one query at a time."""
+    assert k >= 1
+    queries = finite(queries)
+    pool = None if only is None else np.flatnonzero(is_allowed(numbers, only))
+    width = min(k, len(numbers) if pool is None else len(pool))
+    items = torch.zeros(len(queries), width, dtype=torch.int64)
+    scores = torch.full((len(queries), width), -torch.inf)
+    for row in range(len(queries) if width else 0):
+        one = slice(row, row + 1)
+        allowed = np.unique(Pairs.of(only.rows(one), numbers).columns) if isinstance(only, Ragged) else pool
+        banned = None if exclude is None else Pairs.of(exclude.rows(one), numbers).columns
+        columns, values = best(queries[row], width, allowed, banned)
+        items[row, : len(columns)] = torch.from_numpy(numbers[columns])
+        scores[row, : len(columns)] = values
+    return items.masked_fill_(scores == -torch.inf, 0), scores

@@ -11,18 +11,8 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import ragged_rows
-from segue.index.exact import (
-    Pairs,
-    allowed_rows,
-    best_columns,
-    candidate_rows,
-    finite,
-    finite_items,
-    read_file,
-    reading,
-    write_file,
-)
-from segue.index.search import MergedRows, Ragged
+from segue.index.exact import best_columns, candidate_rows, finite, read_file, reading, search_singly, write_file
+from segue.index.search import BestItems, Only, Ragged, merged_rows
 from segue.models.items.clusters import Clusters
 from segue.models.similarity.mol import Mixture, Side
 
@@ -64,7 +54,7 @@ class MolIndex:
         self.numbers = numbers  # [n] int64, ascending: the items of these rows
         self.cut = cut
         self.groups = Groups.of(items) if cut is not None and groups is None else groups
-        self._n_items = n_items
+        self.n_items = n_items
 
     @staticmethod
     def build(
@@ -75,45 +65,26 @@ class MolIndex:
         items = Side(*(part.contiguous() for part in mixture.side(rows)))
         return MolIndex(mixture.settled(), items, numbers, n_items=len(vectors) - 1, cut=cut)
 
-    @property
-    def n_items(self) -> int:
-        return self._n_items
+    def search(self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: Only = None) -> BestItems:
+        """See `ItemIndex.search`. One query at a time: more together gain little and need more memory."""
+        return search_singly(self._best, self.numbers, queries, k, exclude, only)
 
     @torch.no_grad()
-    def search(
-        self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: np.ndarray | Ragged | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """See `ItemIndex.search`. One query at a time: more together gain little and need more memory."""
-        assert k >= 1
-        sides = self.mixture.side(finite(queries))
-        pool = allowed_rows(self.numbers, only)
-        width = min(k, len(self.numbers) if pool is None else len(pool))
-        items = torch.zeros(len(queries), width, dtype=torch.int64)
-        scores = torch.full((len(queries), width), -math.inf)
-        for row in range(len(queries) if width else 0):
-            query = Side(*(part[row : row + 1] for part in sides))
-            allowed = self._allowed(slice(row, row + 1), pool, exclude, only)
-            rows = pool if self.cut is None else self._first_stage(self.cut, query, allowed, width)
-            products = self._scores(query, rows)
-            products.masked_fill_(torch.from_numpy(~allowed if rows is None else ~allowed[rows]), -math.inf)
-            columns, values = best_columns(products, width)
-            numbers = torch.from_numpy(self.numbers if rows is None else self.numbers[rows])[columns]
-            items[row, : columns.shape[1]] = numbers.masked_fill_(values == -math.inf, 0)
-            scores[row, : columns.shape[1]] = values
-        return items, scores
-
-    def _allowed(
-        self, query: slice, pool: np.ndarray | None, exclude: Ragged | None, only: np.ndarray | Ragged | None
-    ) -> np.ndarray:
-        """Whether each row may be returned for this query [n] bool."""
-        allowed = np.full(len(self.numbers), pool is None)
-        if isinstance(only, Ragged):
-            allowed[Pairs.of(only.rows(query), self.numbers).columns] = True
-        elif pool is not None:
-            allowed[pool] = True
-        if exclude is not None:
-            allowed[Pairs.of(exclude.rows(query), self.numbers).columns] = False
-        return allowed
+    def _best(
+        self, vector: Tensor, k: int, allowed: np.ndarray | None, banned: np.ndarray | None
+    ) -> tuple[np.ndarray, Tensor]:
+        """See `OneSearch`; excluded columns have the score -inf."""
+        query, mask = self.mixture.side(vector[None]), np.full(len(self.numbers), allowed is None)
+        if allowed is not None:
+            mask[allowed] = True
+        if banned is not None:
+            mask[banned] = False
+        rows = allowed if self.cut is None else self._first_stage(self.cut, query, mask, k)
+        scores = self._scores(query, rows)
+        scores.masked_fill_(torch.from_numpy(~mask if rows is None else ~mask[rows]), -math.inf)
+        columns, values = best_columns(scores, k)
+        best = columns[0].numpy()
+        return best if rows is None else rows[best], values[0]
 
     def _first_stage(self, cut: Cut, query: Side, allowed: np.ndarray, k: int) -> np.ndarray:
         """The allowed rows of the best groups, ascending: as many groups as hold enough allowed items."""
@@ -136,11 +107,11 @@ class MolIndex:
     @torch.no_grad()
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> MolIndex:
         """See `ItemIndex.with_items`. A new item joins the group with the nearest mean."""
-        merged = MergedRows.of(self.numbers, numbers)
-        new = self.mixture.side(finite_items(vectors))
-        items = Side(*(torch.cat(both)[merged.order] for both in zip(self.items, new, strict=True)))
-        groups = None if self.groups is None else self.groups.with_rows(new, merged.order, items)
-        return MolIndex(self.mixture, items, merged.numbers, n_items=n_items, cut=self.cut, groups=groups)
+        merged, order = merged_rows(self.numbers, numbers)
+        new = self.mixture.side(finite(vectors, "An item vector"))
+        items = Side(*(torch.cat(both)[order] for both in zip(self.items, new, strict=True)))
+        groups = None if self.groups is None else self.groups.with_rows(new, order, items)
+        return MolIndex(self.mixture, items, merged, n_items=n_items, cut=self.cut, groups=groups)
 
     def save(self, path: Path) -> None:
         """Write items, numbers, groups and the mixture to one safetensors file, which needs no model to be read."""

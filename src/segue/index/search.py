@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
+
+from segue.data.batch import ragged_rows
 
 if TYPE_CHECKING:
     from torch import Tensor  # importing `Ragged` alone must not import torch
@@ -45,8 +47,7 @@ class Ragged:
     def take(self, queries: np.ndarray) -> Ragged:
         """The lists of these queries, in this order."""
         lengths = np.diff(self.offsets)[queries]
-        indices = np.arange(lengths.sum()) + np.repeat(self.offsets[queries] - np.cumsum(lengths) + lengths, lengths)
-        return Ragged.of_lengths(lengths, self.numbers[indices])
+        return Ragged.of_lengths(lengths, self.numbers[ragged_rows(self.offsets[queries], lengths)])
 
     @staticmethod
     def of_lengths(lengths: np.ndarray, numbers: np.ndarray) -> Ragged:
@@ -61,23 +62,22 @@ class Ragged:
         return Ragged.of_lengths(lengths, np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MergedRows:
-    """The rows of an index and of added items, in the order of the items' numbers."""
+Only = np.ndarray | Ragged | None
+"""The items that may be returned: for all queries, or for each; None is every item."""
+BestItems: TypeAlias = "tuple[Tensor, Tensor]"
+"""Items [B, k'] int64 and their scores [B, k'] float32, best first."""
 
-    numbers: np.ndarray  # [n] int64, ascending
-    order: np.ndarray | slice  # [n] int64: indices into the old rows and then the new ones; a slice: all of them
 
-    @staticmethod
-    def of(old: np.ndarray, new: np.ndarray) -> MergedRows:
-        """From old and new numbers, each ascending; an item in both has its new row."""
-        if not len(old) or not len(new) or new[0] > old[-1]:
-            return MergedRows(np.concatenate((old, new)), slice(None))  # avoids a copy of large arrays
-        remaining = np.flatnonzero(~np.isin(old, new))
-        numbers = np.concatenate((old[remaining], new))
-        rows = np.concatenate((remaining, len(old) + np.arange(len(new))))
-        order = np.argsort(numbers, kind="stable")
-        return MergedRows(numbers[order], rows[order])
+def merged_rows(old: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray | slice]:
+    """All numbers of an index and of added items, ascending [n], and the indices of their rows in the old rows followed
+    by the new ones [n]; a slice: all of them. Both numbers are ascending; an item in both has its new row."""
+    if not len(old) or not len(new) or new[0] > old[-1]:
+        return np.concatenate((old, new)), slice(None)  # avoids a copy of large arrays
+    remaining = np.flatnonzero(~np.isin(old, new))
+    numbers = np.concatenate((old[remaining], new))
+    rows = np.concatenate((remaining, len(old) + np.arange(len(new))))
+    order = np.argsort(numbers, kind="stable")
+    return numbers[order], rows[order]
 
 
 class ItemIndex(Protocol):
@@ -88,15 +88,12 @@ class ItemIndex(Protocol):
         """Items of the catalogue, including those that are never recommended."""
         ...
 
-    def search(
-        self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: np.ndarray | Ragged | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The best items of each query [B, k'] int64 and their scores [B, k'] float32, best first.
+    def search(self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: Only = None) -> BestItems:
+        """The best items of each query and their scores.
 
-        `exclude`: each query's items that must not be returned. `only`: the items that may be, for all queries or for
-        each. Both may name items that the index does not have. Among equal scores, lower numbers come first. k' is less
-        than k if the index has, or `only` allows, fewer items; a query with fewer results ends with items 0 of score
-        -inf.
+        `exclude`: each query's items that must not be returned. It and `only` may name items that the index does not
+        have. Among equal scores, lower numbers come first. k' is less than k if the index has, or `only` allows, fewer
+        items; a query with fewer results ends with items 0 of score -inf.
         """
         ...
 

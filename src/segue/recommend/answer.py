@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from segue.recommend.history import History
-from segue.recommend.known_items import KnownItems
-from segue.recommend.rules import Rules
+from segue.data.batch import Batch
+from segue.recommend.history import History, KnownItems, Timestamp, pack_histories, query_times_of, read_histories
+from segue.recommend.rules import Rules, read_rules
 
 
 class ScoredItem(msgspec.Struct, frozen=True):
@@ -103,10 +104,9 @@ def begin_ranking(known: KnownItems, lengths: np.ndarray, rules: Sequence[Rules]
     )
     popular: dict[int, np.ndarray] = {}  # many histories may share one set of rules
     for row in np.flatnonzero(ranking.fallback).tolist():
-        rule = rules[row]
-        if id(rule) not in popular:
-            popular[id(rule)] = _popular_items(known, rule)
-        best = popular[id(rule)]
+        if id(rules[row]) not in popular:
+            popular[id(rules[row])] = _popular_items(known, rules[row])
+        best = popular[id(rules[row])]
         ranking.fill(np.array([row]), best[None], known.counts[best][None])
     return ranking
 
@@ -152,3 +152,52 @@ def scored_items(known: KnownItems, ranking: Ranking) -> list[list[ScoredItem]]:
 def untimed(known: KnownItems, history: History) -> Literal[True] | msgspec.UnsetType:
     """True if the model uses times and the history has none; otherwise the field is left out of the answer."""
     return True if known.timed and not history.has_times else msgspec.UNSET
+
+
+class BaseRecommender(ABC):
+    """Ids in, ids out, whichever way histories are encoded and items scored."""
+
+    known: KnownItems
+
+    @abstractmethod
+    def rank(self, histories: Batch, rules: Sequence[Rules]) -> Ranking:
+        """Answers in numbers to whole histories of known items; an empty history is answered by popularity."""
+
+    def recommend(
+        self,
+        history: Iterable[Any],
+        k: int = 10,
+        *,
+        now: Timestamp | None = None,
+        exclude: Iterable[Any] | None = None,
+        only: Iterable[Any] | None = None,
+        keep_seen: bool | None = None,
+    ) -> Recommendation:
+        """The k items that come next: `recommend_many` for one history."""
+        return self.recommend_many([history], k, now=now, exclude=exclude, only=only, keep_seen=keep_seen)[0]
+
+    def recommend_many(
+        self,
+        histories: Iterable[Iterable[Any]],
+        k: int = 10,
+        *,
+        now: Timestamp | None = None,
+        exclude: Iterable[Any] | None = None,
+        only: Iterable[Any] | None = None,
+        keep_seen: bool | None = None,
+    ) -> list[Recommendation]:
+        """The k items that come next in each history, best first; fewer only if fewer remain.
+
+        histories: each a list of entries, oldest first: an id, or {item, time?, kind?, value?}. If every entry has a
+            time, entries are sorted by it. An unknown id is skipped and named in the answer; a history without any
+            known id is answered by popularity, and the answer has `fallback` set. The model encodes the newest
+            entries, up to its length; seen items are those of the whole history.
+        now: the request time, for models that use it.
+        exclude: ids that must not be recommended.
+        only: ids that may be recommended. Ids unknown to the model are ignored; if none is known, the answer is empty.
+        keep_seen: whether items of the history may be recommended; None is the run's default.
+        """
+        read = read_histories(histories)
+        rules = read_rules(self.known, k=k, exclude=exclude, only=only, keep_seen=keep_seen)
+        batch, unknown = pack_histories(read, self.known, query_times=query_times_of(now, len(read)))
+        return recommendations(self.known, read, unknown, self.rank(batch, [rules] * len(read)))

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -13,9 +14,8 @@ import numpy as np
 
 from segue.data.batch import Batch, cut_by_budget
 from segue.data.timestamps import MICROSECONDS, read_iso, utc_microseconds
-from segue.data.vocabulary import PADDING
+from segue.data.vocabulary import PADDING, Kinds, Names
 from segue.errors import InputError
-from segue.recommend.known_items import KnownItems
 
 LATEST = 100_000_000_000  # seconds, the year 5138: a larger number is in milliseconds or smaller units
 
@@ -39,12 +39,20 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 FIELDS = Entry.__struct_fields__
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedHistories:
-    """The events with known items, and the unknown ids of each history, each once, in order."""
+@dataclass(frozen=True, eq=False)
+class KnownItems:
+    """What an answer needs to know of a run's items and events. Number 0 is padding."""
 
-    batch: Batch  # lengths may be 0
-    unknown: list[list[str]]
+    names: Names
+    counts: np.ndarray  # [V + 1] int64: events of each item in training
+    answerable: np.ndarray  # [V + 1] bool: items with a count, and items whose content the model knows
+    kinds: Kinds  # the event kinds that the model distinguishes
+    timed: bool  # whether the model uses the times of events
+
+    @cached_property
+    def by_count(self) -> np.ndarray:
+        """All item numbers, the most frequent in training first; equal counts, the lower number first."""
+        return np.argsort(-self.counts, kind="stable")
 
 
 def identifier(item: Any) -> str:
@@ -156,8 +164,9 @@ def query_times_of(now: Timestamp | None, n_histories: int) -> np.ndarray | None
 
 def pack_histories(
     histories: Sequence[History], known: KnownItems, *, query_times: np.ndarray | None = None
-) -> PackedHistories:
-    """Pack whole histories into one batch, without unknown items. `query_times` [B]: seconds."""
+) -> tuple[Batch, list[list[str]]]:
+    """Pack whole histories into one batch, without unknown items, whose lengths may be 0; and the unknown ids of each
+    history, each once, in order. `query_times` [B]: seconds."""
     ids = [item for history in histories for item in history.items]
     numbers = known.names.numbers(ids, unknown="zero")
     readable = known.answerable[numbers] & (numbers != PADDING)
@@ -167,25 +176,20 @@ def pack_histories(
     unknown: list[dict[str, None]] = [{} for _ in histories]
     for row in np.flatnonzero(~readable).tolist():
         unknown[owners[row]][ids[row]] = None
+    values: np.ndarray | None = None
+    if any(value is not None for history in histories for value in history.values):
+        every = np.array([value for history in histories for value in history.values], dtype=np.float64)  # None is NaN
+        with np.errstate(over="ignore"):  # too large for float32 is infinite
+            values = every[readable].astype(np.float32)
     batch = Batch(
         items=numbers[readable],
         times=times[readable],
         lengths=np.bincount(owners[readable], minlength=len(histories)),
         query_times=query_times,
         kinds=known.kinds.numbers(kinds)[readable] if known.kinds else None,
-        values=_values(histories, readable),
+        values=values,
     )
-    return PackedHistories(batch=batch, unknown=[list(ids) for ids in unknown])
-
-
-def _values(histories: Sequence[History], readable: np.ndarray) -> np.ndarray | None:
-    """The values of the readable entries, NaN for an entry without one; None if no entry has one."""
-    if not any(value is not None for history in histories for value in history.values):
-        return None
-    values = np.array([value for history in histories for value in history.values], dtype=np.float64)  # None is nan
-    with np.errstate(over="ignore"):  # too large for float32 is infinite
-        readable_values: np.ndarray = values[readable].astype(np.float32)
-    return readable_values
+    return batch, [list(ids) for ids in unknown]
 
 
 def similar_lengths(lengths: np.ndarray, longest: int, *, tokens: int, most_rows: int) -> Iterator[np.ndarray]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from segue.data.batch import Batch, take
 from segue.errors import FolderError, InputError
 from segue.index.exact import best_columns
 from segue.layers.packed import PackedBatch, tensors
-from segue.recommend.answer import BEAM, Plan, PlannedItem
+from segue.recommend.answer import BEAM, Plan, PlannedItem, begin_ranking
 from segue.recommend.history import History, pack_histories
 from segue.recommend.rules import Rules, excluded_items
 
@@ -86,24 +87,20 @@ def plan_histories(
             f"A beam of {search.beam:,} over {n_items:,} items needs more memory for its probabilities than allowed: "
             f"choose a beam of at most {max(BEAM, MOST_OF_ONE_HISTORY // n_items):,}."
         )
-    packed = pack_histories(histories, recommender.known, query_times=query_times)
-    rows = np.flatnonzero(packed.batch.lengths)
-    plans = [Plan(items=[], score=0.0)] * len(histories)
-    if len(rows) < len(histories):
-        plans = [_popular_plan(recommender, rules, search)] * len(histories)
+    batch, unknown = pack_histories(histories, recommender.known, query_times=query_times)
+    rows = np.flatnonzero(batch.lengths)
+    no_plan = Plan(items=[], score=0.0)
+    plans = [_popular_plan(recommender, rules, search) if len(rows) < len(histories) else no_plan] * len(histories)
     step = max(1, MOST_PROBABILITIES // (search.beam * len(recommender.answerable)))
     for begin in range(0, len(rows), step):
         chosen = rows[begin : begin + step]
-        windows = tensors(take(packed.batch, chosen, recommender.model.length, recommender.model.window_step))
-        allowed = _allowed(recommender, take(packed.batch, chosen), rules)
+        windows = tensors(take(batch, chosen, recommender.model.length, recommender.model.window_step))
+        allowed = _allowed(recommender, take(batch, chosen), rules)
         with torch.inference_mode():
             best = beam_search(model, windows, allowed, torch.from_numpy(recommender.answerable), search)
         for row, plan in zip(chosen.tolist(), _plans(recommender, *best), strict=True):
             plans[row] = plan
-    return [
-        Plan(items=plan.items, score=plan.score, unknown=unknown, fallback=plan.fallback)
-        for plan, unknown in zip(plans, packed.unknown, strict=True)
-    ]
+    return [msgspec.structs.replace(plan, unknown=ids) for plan, ids in zip(plans, unknown, strict=True)]
 
 
 def beam_search(
@@ -173,10 +170,7 @@ def _plans(recommender: Recommender, items: np.ndarray, logs: np.ndarray) -> lis
 
 def _popular_plan(recommender: Recommender, rules: Rules, search: BeamSearch) -> Plan:
     """The plan for a history without known items: the most frequent items in training, each with its share of it."""
-    ranking = recommender.rank(
-        Batch(items=np.zeros(0, np.int64), times=np.zeros(0, np.int64), lengths=np.zeros(1, np.int64)),
-        [Rules(k=search.n, exclude=rules.exclude, only=rules.only)],
-    )
+    ranking = begin_ranking(recommender.known, np.zeros(1), [replace(rules, k=search.n)])
     shares = np.log(np.maximum(ranking.scores, 1) / recommender.counts.sum())
     (plan,) = _plans(recommender, ranking.items, shares)
-    return Plan(items=plan.items, score=plan.score, fallback="popularity")
+    return msgspec.structs.replace(plan, fallback="popularity")

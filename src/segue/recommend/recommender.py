@@ -25,12 +25,22 @@ from segue.models.checkpoint import SETTINGS, WEIGHTS, load_model, read_model_se
 from segue.models.encoders import ModelSettings
 from segue.models.sequence import SequenceModel
 from segue.models.similarity.mol import MixtureOfLogits
-from segue.recommend.answer import BEAM, Plan, Ranking, Recommendation, begin_ranking, recommendations, scored_items
+from segue.recommend.answer import (
+    BEAM,
+    BaseRecommender,
+    Plan,
+    Ranking,
+    Recommendation,
+    begin_ranking,
+    recommendations,
+    scored_items,
+)
 from segue.recommend.explain.attention import attention_of
 from segue.recommend.explain.contributions import explain_history
 from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import (
     History,
+    KnownItems,
     Timestamp,
     identifier,
     pack_histories,
@@ -38,7 +48,6 @@ from segue.recommend.history import (
     read_histories,
     read_history,
 )
-from segue.recommend.known_items import KnownItems
 from segue.recommend.kv_caches import KVCaches
 from segue.recommend.new_items import extended, new_items
 from segue.recommend.plan import BeamSearch, plan_histories
@@ -54,7 +63,7 @@ OF_TRAINING = ("training.safetensors", "warm-start.safetensors", "warm-start-all
 Seen = Literal["excluded", "kept"]
 
 
-class Recommender:
+class Recommender(BaseRecommender):
     """Recommends the items that come next. Made by `segue.train` and `segue.load`; it never changes.
 
     An item without training events whose content the model does not know is unknown: in a history it is skipped and
@@ -164,44 +173,6 @@ class Recommender:
             longer._unit_index = self._unit_index.with_items(vectors, numbers, n_items=len(vocabulary))
         return longer
 
-    def recommend(
-        self,
-        history: Iterable[Any],
-        k: int = 10,
-        *,
-        now: Timestamp | None = None,
-        exclude: Iterable[Any] | None = None,
-        only: Iterable[Any] | None = None,
-        keep_seen: bool | None = None,
-    ) -> Recommendation:
-        """The k items that come next: `recommend_many` for one history."""
-        return self.recommend_many([history], k, now=now, exclude=exclude, only=only, keep_seen=keep_seen)[0]
-
-    def recommend_many(
-        self,
-        histories: Iterable[Iterable[Any]],
-        k: int = 10,
-        *,
-        now: Timestamp | None = None,
-        exclude: Iterable[Any] | None = None,
-        only: Iterable[Any] | None = None,
-        keep_seen: bool | None = None,
-    ) -> list[Recommendation]:
-        """The k items that come next in each history, best first; fewer only if fewer remain.
-
-        histories: each a list of entries, oldest first: an id, or {item, time?, kind?, value?}. If every entry has a
-            time, entries are sorted by it. An unknown id is skipped and named in the answer; a history without any
-            known id is answered by popularity, and the answer has `fallback` set. The model encodes the newest
-            entries, up to its length; seen items are those of the whole history.
-        now: the request time, for models that use it.
-        exclude: ids that must not be recommended.
-        only: ids that may be recommended. Ids unknown to the model are ignored; if none is known, the answer is empty.
-        keep_seen: whether items of the history may be recommended; None is the run's default.
-        """
-        read = read_histories(histories)
-        rules = self.rules(k=k, exclude=exclude, only=only, keep_seen=keep_seen)
-        return self.answer(read, [rules] * len(read), query_times=query_times_of(now, len(read)))
-
     def answer(
         self,
         histories: Sequence[History],
@@ -215,9 +186,8 @@ class Recommender:
 
         users, caches: as for `encode_queries`.
         """
-        packed = pack_histories(histories, self.known, query_times=query_times)
-        ranking = self.rank(packed.batch, rules, users=users, caches=caches)
-        return recommendations(self.known, histories, packed.unknown, ranking)
+        batch, unknown = pack_histories(histories, self.known, query_times=query_times)
+        return recommendations(self.known, histories, unknown, self.rank(batch, rules, users=users, caches=caches))
 
     def rank(
         self,
@@ -227,7 +197,7 @@ class Recommender:
         users: Sequence[str | None] | None = None,
         caches: KVCaches | None = None,
     ) -> Ranking:
-        """`answer` in numbers, for whole histories of known items; an empty history is answered by popularity."""
+        """See `BaseRecommender.rank`. `users`, `caches`: as for `encode_queries`."""
         ranking = begin_ranking(self.known, histories.lengths, rules)
         for rows, queries in encode_queries(self.model, histories, users=users, caches=caches):
             own = [rules[row] for row in rows.tolist()]
@@ -276,7 +246,7 @@ class Recommender:
         """
         search = BeamSearch(n=n, beam=beam, repeats=repeats)
         read = read_histories(histories)
-        rules = self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen)
+        rules = read_rules(self.known, k=1, exclude=exclude, only=only, keep_seen=keep_seen)
         return plan_histories(self, read, rules, search, query_times=query_times_of(now, len(read)))
 
     def embed(self, histories: Iterable[Iterable[Any]], *, now: Timestamp | None = None) -> np.ndarray:
@@ -288,7 +258,7 @@ class Recommender:
         histories, now: as for `recommend_many`.
         """
         read = read_histories(histories)
-        return self.embed_batch(pack_histories(read, self.known, query_times=query_times_of(now, len(read))).batch)
+        return self.embed_batch(pack_histories(read, self.known, query_times=query_times_of(now, len(read)))[0])
 
     @cached_property
     def embedding_width(self) -> int:
@@ -306,17 +276,6 @@ class Recommender:
         for rows, queries in encode_queries(self.model, histories):
             vectors[rows] = queries.numpy()
         return vectors
-
-    def rules(
-        self,
-        *,
-        k: int = 10,
-        exclude: Iterable[Any] | None = None,
-        only: Iterable[Any] | None = None,
-        keep_seen: bool | None = None,
-    ) -> Rules:
-        """Rules in ids → rules in numbers; unknown ids are ignored."""
-        return read_rules(self.known, k=k, exclude=exclude, only=only, keep_seen=keep_seen)
 
     def knows(self, item: str) -> bool:
         """Whether an id is an item that the model can read and recommend."""
@@ -374,7 +333,7 @@ class Recommender:
         return explain_history(
             self,
             read_history(history),
-            self.rules(k=1, exclude=exclude, only=only, keep_seen=keep_seen),
+            read_rules(self.known, k=1, exclude=exclude, only=only, keep_seen=keep_seen),
             item=None if item is None else self.known_number(item, "so it has no score to explain"),
             query_times=query_times_of(now, 1),
             attention=attention,
@@ -387,5 +346,5 @@ class Recommender:
         that appends a query token to the history has one row and column more. In a decoder, rows are the steps of a
         plan of five items, each the likeliest after those before it. Empty without attention or without known entry.
         """
-        layers, _ = attention_of(self, read_history(history), self.rules(k=1))
+        layers, _ = attention_of(self, read_history(history), Rules(k=1))
         return {layer.name: layer.weights[0].numpy() for layer in layers}

@@ -11,8 +11,7 @@ import numpy as np
 from segue.data.batch import Batch
 from segue.errors import InputError
 from segue.index.search import Ragged
-from segue.recommend.history import identifiers
-from segue.recommend.known_items import KnownItems
+from segue.recommend.history import KnownItems, identifiers
 
 
 def _nothing() -> np.ndarray:
@@ -47,7 +46,7 @@ class Rules:
 def read_rules(
     known: KnownItems,
     *,
-    k: int,
+    k: int = 10,
     exclude: Iterable[Any] | None = None,
     only: Iterable[Any] | None = None,
     keep_seen: bool | None = None,

@@ -23,35 +23,23 @@ def search_items(
 
     Item 0 and score -inf stand after the last item of a row. Queries that share their `only` are searched together.
     """
-    if all(rule.only is None for rule in rules):
-        return _search(index, queries, histories, rules, None, keep_seen=keep_seen)
     groups: dict[int, list[int]] = {}
     for row, rule in enumerate(rules):
         groups.setdefault(id(rule.only), []).append(row)
-    width = min(max(rule.k for rule in rules), index.n_items)
-    items = np.zeros((len(rules), width), dtype=np.int64)
-    scores = np.full((len(rules), width), -np.inf, dtype=np.float32)
-    for group in groups.values():
-        rows, own = np.array(group), [rules[row] for row in group]
-        best, values = _search(index, queries[rows], take(histories, rows), own, own[0].only, keep_seen=keep_seen)
-        items[rows, : best.shape[1]], scores[rows, : best.shape[1]] = best, values
-    return items, scores
-
-
-def _search(
-    index: ItemIndex,
-    queries: Tensor,
-    histories: Batch,
-    rules: Sequence[Rules],
-    only: np.ndarray | None,
-    *,
-    keep_seen: bool,
-) -> tuple[np.ndarray, np.ndarray]:
+    if len(groups) > 1:
+        width = min(max(rule.k for rule in rules), index.n_items)
+        items = np.zeros((len(rules), width), dtype=np.int64)
+        scores = np.full((len(rules), width), -np.inf, dtype=np.float32)
+        for group in groups.values():
+            rows, own = np.array(group), [rules[row] for row in group]
+            best, values = search_items(index, queries[rows], take(histories, rows), own, keep_seen=keep_seen)
+            items[rows, : best.shape[1]], scores[rows, : best.shape[1]] = best, values
+        return items, scores
     limits = np.array([rule.k for rule in rules])
     exclude = excluded_items(histories, rules, keep_seen=keep_seen)
     with torch.inference_mode():
-        best, values = index.search(queries, int(limits.max()), exclude=exclude, only=only)
-    items, scores = best.numpy(), values.numpy()
+        best_items = index.search(queries, int(limits.max()), exclude=exclude, only=rules[0].only)
+    items, scores = (part.numpy() for part in best_items)
     beyond = np.arange(items.shape[1]) >= limits[:, None]
     if beyond.any():
         items, scores = np.where(beyond, 0, items), np.where(beyond, np.float32(-np.inf), scores)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from segue.data.batch import Batch, newest
 from segue.layers.packed import tensors
@@ -27,35 +26,28 @@ MOST_ENTRIES = 64  # rows and columns of an `Attention`: its size grows with the
 def attention_of(
     recommender: Recommender, history: History, rules: Rules, *, query_times: np.ndarray | None = None
 ) -> tuple[list[AttentionMap], list[PlannedItem]]:
-    """The attention weights of one history, and the items that the steps of a decoder choose.
+    """The attention weights [1, heads, M, N] of each layer for one history, and the items that the steps of a decoder
+    choose. Both are empty for a history without known items; a model without attention has no weights.
 
     The history is cut to the model's length. A decoder whose attention can be shown chooses each item as the likeliest
     after those before it, under `rules`; other models choose none. `query_times` [1]: seconds.
     """
     model = recommender.model
-    packed = pack_histories([history], recommender.known, query_times=query_times)
-    window = newest(packed.batch, model.length, model.window_step)
-    steps: list[PlannedItem] = []
+    batch, _ = pack_histories([history], recommender.known, query_times=query_times)
+    if not len(batch.items):
+        return [], []
+    window, steps = newest(batch, model.length, model.window_step), []
     if isinstance(model, Planner) and isinstance(model, HasAttentionMaps):
         (plan,) = plan_histories(recommender, [history], rules, BeamSearch(beam=1), query_times=query_times)
-        steps = [] if plan.fallback else plan.items
-    chosen = recommender.vocabulary.numbers([step.id for step in steps[:-1]], unknown="error")
-    return attention_weights(model, _continued(window, chosen)), steps
-
-
-def attention_weights(model: nn.Module, history: Batch) -> list[AttentionMap]:
-    """The weights [1, heads, M, N] of each layer for one history, no longer than the model's length, and for the
-    decoder steps that continue it. Empty for an empty history, and for a model without attention."""
-    if not len(history.items):
-        return []
+        steps = plan.items
+    if len(steps) > 1:
+        window = _continued(window, recommender.vocabulary.numbers([step.id for step in steps[:-1]], unknown="error"))
     with torch.inference_mode():
-        return attention_maps(model, tensors(history))
+        return attention_maps(model, tensors(window)), steps
 
 
 def _continued(history: Batch, items: np.ndarray) -> Batch:
     """One history followed by the items [n] that a decoder is fed, which have no time, kind or value."""
-    if not len(items):
-        return history
 
     def padded(events: np.ndarray) -> np.ndarray:
         return np.concatenate((events, np.zeros(len(items), events.dtype)))

@@ -67,7 +67,7 @@ def answering(layer: Attention) -> int:
 
 def attention_lines(explanation: Explanation, view: View) -> Iterator[str]:
     """Yield the part that `view` chooses; an InputError lists the choices if it does not exist."""
-    heads = _chosen_heads(_chosen_layers(explanation, view), view)
+    heads = _chosen_heads(explanation, view)
     if explanation.plan and any(of_steps(layer) for layer, _ in heads):
         yield ""
         yield f"The steps choose {', '.join(f'{at} {item.id}' for at, item in enumerate(explanation.plan, start=1))}."
@@ -81,27 +81,20 @@ def attention_lines(explanation: Explanation, view: View) -> Iterator[str]:
             yield from _in_full(explanation, row)
 
 
-def _chosen_layers(explanation: Explanation, view: View) -> list[Attention]:
-    layers = explanation.attention
+def _chosen_heads(explanation: Explanation, view: View) -> list[tuple[Attention, int]]:
+    layers = {str(number): layer for number, layer in enumerate(explanation.attention, start=1)}
     if not layers and view != View():
         why = "no entry of the history is known" if explanation.fallback else "this model has none"
         raise InputError(f"There is no attention to show, because {why}; leave out --layer, --head and --query.")
-    if view.layer is None:
-        return layers
-    for number, layer in enumerate(layers, start=1):
-        if view.layer in (str(number), layer.name):
-            return [layer]
-    known = ", ".join(f"{number} ({layer.name})" for number, layer in enumerate(layers, start=1))
-    raise InputError(f"There is no layer {view.layer!r}; there is {known}.")
-
-
-def _chosen_heads(layers: list[Attention], view: View) -> list[tuple[Attention, int]]:
-    heads = [(layer, head) for layer in layers for head in range(len(layer.weights))]
-    chosen = [(layer, head) for layer, head in heads if view.head in (None, head + 1)]
-    if heads and not chosen:
-        most = 1 + max(head for _, head in heads)
+    chosen = [layer for number, layer in layers.items() if view.layer in (None, number, layer.name)]
+    if layers and not chosen:
+        known = ", ".join(f"{number} ({layer.name})" for number, layer in layers.items())
+        raise InputError(f"There is no layer {view.layer!r}; there is {known}.")
+    heads = [(layer, head) for layer in chosen for head in range(len(layer.weights)) if view.head in (None, head + 1)]
+    if layers and not heads:
+        most = max(len(layer.weights) for layer in chosen)
         raise InputError(f"There is no head {view.head}; the heads are numbered from 1 to {most}.")
-    return chosen
+    return heads
 
 
 def _rows(heads: list[tuple[Attention, int]], query: str | None) -> list[TokenWeights]:
@@ -123,7 +116,7 @@ def _summary(explanation: Explanation, rows: list[TokenWeights], *, newest: bool
 
     def query(row: TokenWeights) -> str:
         is_entry = row.layer.rows[row.index] is not None
-        return "the newest known entry" if newest and is_entry else _query_name(explanation, row)
+        return "the newest known entry" if newest and is_entry else _name(explanation, row.layer.rows, row.index)
 
     for name, own in groupby(rows, key=query):
         yield ""
@@ -139,7 +132,9 @@ def _heat_map(explanation: Explanation, layer: Attention, head: int) -> Iterator
     width, margin = 2 if len(layer.columns) <= WIDE else 1, max(map(len, names))
     yield ""
     yield f"{layer.name}, head {head + 1}: rows attend to columns{cut_note(explanation)}."
-    yield _legend(most, below=any(weight < 0 for row in weights for weight in row))
+    shades = ", ".join(f"{above} to {end * most:.2g}" for end, above, _ in SHADES)
+    minus = f"; - to {-most / 4:.2g}, = to {-most:.2g}" if any(weight < 0 for row in weights for weight in row) else ""
+    yield f"  {ZERO} 0, {shades}{minus}"
     columns = labels(layer.columns)
     height = max(map(len, columns))
     for digits in zip(*(column.rjust(height) for column in columns), strict=True):  # written from top to bottom
@@ -160,23 +155,17 @@ def _shade(weight: float, most: float, *, blank: bool) -> str:
     return next(above if weight > 0 else below for end, above, below in SHADES if share <= end)
 
 
-def _legend(most: float, *, below: bool) -> str:
-    shades = ", ".join(f"{above} to {end * most:.2g}" for end, above, _ in SHADES)
-    minus = f"; - to {-most / 4:.2g}, = to {-most:.2g}" if below else ""
-    return f"  {ZERO} 0, {shades}{minus}"
-
-
 def _in_full(explanation: Explanation, row: TokenWeights) -> Iterator[str]:
     """One line for each key: its number, its name, its weight and a bar."""
     most = max(map(abs, row.weights))
     names = labels(row.layer.columns)
     keys = [
-        _token_name(row.layer.columns, index) if entry is None else explanation.contributions[entry].item
+        _name(explanation, row.layer.columns, index) if entry is None else explanation.contributions[entry].item
         for index, entry in enumerate(row.layer.columns)
     ]
     margin, width = max(map(len, names)), max(map(len, keys))
     yield ""
-    yield f"Attention of {_query_name(explanation, row)} in {row.title}{cut_note(explanation)}:"
+    yield f"Attention of {_name(explanation, row.layer.rows, row.index)} in {row.title}{cut_note(explanation)}:"
     for name, key, weight in zip(names, keys, row.weights, strict=True):
         bar = ("█" if weight > 0 else "=") * round(BAR * abs(weight) / most) if most else ""
         yield f"  {name:>{margin}}  {key:{width}}  {weight:8.4f}  {bar}".rstrip()
@@ -185,28 +174,19 @@ def _in_full(explanation: Explanation, row: TokenWeights) -> Iterator[str]:
 def _strongest(explanation: Explanation, row: TokenWeights, most: int) -> str:
     """The keys with the largest weights, the largest first and of equal ones the newest."""
     order = sorted(((abs(weight), column) for column, weight in enumerate(row.weights) if weight), reverse=True)[:most]
-    named = [f"{row.weights[column]:.2g} at {_key_name(explanation, row, column)}" for _, column in order]
-    return ", ".join(named) or "nothing"
+    query, strongest = _name(explanation, row.layer.rows, row.index), []
+    for _, column in order:
+        name = _name(explanation, row.layer.columns, column)
+        itself = row.layer.columns[column] is None and name == query
+        strongest.append(f"{row.weights[column]:.2g} at {'itself' if itself else name}")
+    return ", ".join(strongest) or "nothing"
 
 
-def _key_name(explanation: Explanation, row: TokenWeights, column: int) -> str:
-    entry = row.layer.columns[column]
+def _name(explanation: Explanation, entries: list[int | None], index: int) -> str:
+    """The name of a row or column: an entry with its number, or a token that is not an entry; these are the last."""
+    entry, queries = entries[index], entries.count(None)
     if entry is not None:
         return f"{entry + 1} {explanation.contributions[entry].item}"
-    name, queries = _token_name(row.layer.columns, column), row.layer.rows
-    return "itself" if queries[row.index] is None and _token_name(queries, row.index) == name else name
-
-
-def _query_name(explanation: Explanation, row: TokenWeights) -> str:
-    entry = row.layer.rows[row.index]
-    if entry is not None:
-        return f"{entry + 1} {explanation.contributions[entry].item}"
-    return _token_name(row.layer.rows, row.index)
-
-
-def _token_name(entries: list[int | None], index: int) -> str:
-    """The name of a token that is not an entry; such tokens are the last ones."""
-    queries = entries.count(None)
     return "the query" if queries == 1 else f"step {queries - len(entries) + index + 1}"
 
 

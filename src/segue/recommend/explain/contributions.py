@@ -18,12 +18,12 @@ from segue.recommend.answer import ScoredItem, untimed
 from segue.recommend.explain.attention import attention_of, shown_attention
 from segue.recommend.explain.explanation import Contribution, Explanation
 from segue.recommend.history import History, pack_histories
+from segue.recommend.query import TOKENS
 from segue.recommend.rules import Rules
 
 if TYPE_CHECKING:
     from segue.recommend.recommender import Recommender
 
-TOKENS = 16384  # events encoded at a time
 FIRST_SEARCH = 100  # best items among which the item's rank is searched first, and then among ten times as many
 
 
@@ -41,22 +41,26 @@ def explain_history(
     query_times [1]: seconds. See `Recommender.explain`.
     """
     vocabulary = recommender.vocabulary
-    packed = pack_histories([history], recommender.known, query_times=query_times)
-    number = _best_item(recommender, packed.batch, rules) if item is None else item
+    batch, unknown = pack_histories([history], recommender.known, query_times=query_times)
+    number = int(recommender.rank(batch, [replace(rules, k=1)]).items[0, 0]) if item is None else item
+    if not number:
+        raise InputError(
+            "Under these rules no item is left to answer, so there is none to explain; name an item, or allow more."
+        )
     chosen = np.array([number])
-    ranking = recommender.rank(packed.batch, [Rules(k=1, keep_seen=True, only=chosen)])
+    ranking = recommender.rank(batch, [Rules(k=1, keep_seen=True, only=chosen)])
     fallback = bool(ranking.fallback[0])
     # By popularity, an item without training events is not ranked: its score is its count, 0.
     score = float(recommender.counts[number] if fallback else ranking.scores[0, 0])
     numbers = vocabulary.numbers(history.items, unknown="zero")
     known = recommender.answerable[numbers]
     differences = np.full(len(numbers), np.nan)
-    differences[known] = contributions(recommender.model, recommender.index, packed.batch, number, score)
+    differences[known] = contributions(recommender.model, recommender.index, batch, number, score)
     layers, steps = attention_of(recommender, history, rules, query_times=query_times) if attention else ([], [])
-    entries = np.flatnonzero(known)[_window_begin(recommender.model, len(packed.batch.items)) :].tolist()
+    entries = np.flatnonzero(known)[_window_begin(recommender.model, len(batch.items)) :].tolist()
     return Explanation(
         item=ScoredItem(id=vocabulary.ids(chosen)[0], title=vocabulary.titles(chosen)[0], score=score),
-        rank=_rank(recommender, packed.batch, rules, number),
+        rank=_rank(recommender, batch, rules, number),
         contributions=[
             Contribution(item=name, title=title, known=is_known, contribution=None if np.isnan(value) else value)
             for name, title, is_known, value in zip(
@@ -65,7 +69,7 @@ def explain_history(
         ],
         attention=[shown_attention(layer, entries) for layer in layers],
         plan=steps,
-        unknown=packed.unknown[0],
+        unknown=unknown[0],
         fallback="popularity" if fallback else None,
         untimed=msgspec.UNSET if fallback else untimed(recommender.known, history),
     )
@@ -74,15 +78,6 @@ def explain_history(
 def _window_begin(model: SequenceModel, events: int) -> int:
     """The index of the first event that the model encodes of a history of so many events."""
     return int(window_begins(np.array([events]), model.length, model.window_step)[0])
-
-
-def _best_item(recommender: Recommender, history: Batch, rules: Rules) -> int:
-    number = int(recommender.rank(history, [replace(rules, k=1)]).items[0, 0])
-    if not number:
-        raise InputError(
-            "Under these rules no item is left to answer, so there is none to explain; name an item, or allow more."
-        )
-    return number
 
 
 def _rank(recommender: Recommender, history: Batch, rules: Rules, item: int) -> int | None:
@@ -112,21 +107,12 @@ def contributions(model: SequenceModel, index: ItemIndex, history: Batch, item: 
     inside = np.arange(begin - first, events - first)  # indices in `recent` that the model encodes
     step = max(1, TOKENS // (len(recent.items) - 1))
     for start in range(0, len(inside), step):
-        removed = inside[start : start + step]
-        differences[removed + first] = score - _scores(model, index, _without_each(recent, removed), item)
+        removed = inside[start : start + step]  # copies of the history, each without one of these
+        rest = np.arange(len(recent.items) - 1)
+        rows = rest + (rest >= removed[:, None])  # [m, n - 1]
+        query_times = None if recent.query_times is None else np.repeat(recent.query_times, len(removed))
+        copies = recent.tokens(rows.ravel(), np.full(len(removed), len(rest)), query_times=query_times)
+        with torch.inference_mode():
+            _, scores = index.search(model.query(tensors(copies)), 1, only=np.array([item]))
+        differences[removed + first] = score - scores[:, 0].numpy().astype(np.float64)
     return differences
-
-
-def _without_each(history: Batch, removed: np.ndarray) -> Batch:
-    """Copies of one history, each without one of the events `removed` [m]."""
-    rest = np.arange(len(history.items) - 1)
-    rows = rest + (rest >= removed[:, None])  # [m, n - 1]
-    query_times = None if history.query_times is None else np.repeat(history.query_times, len(removed))
-    return history.tokens(rows.ravel(), np.full(len(removed), len(rest)), query_times=query_times)
-
-
-def _scores(model: SequenceModel, index: ItemIndex, histories: Batch, item: int) -> np.ndarray:
-    """The item's score after each history [B], from the index that recommends."""
-    with torch.inference_mode():
-        _, scores = index.search(model.query(tensors(histories)), 1, only=np.array([item]))
-    return scores[:, 0].numpy().astype(np.float64)

@@ -63,11 +63,7 @@ def _bars(entries: list[Contribution]) -> Iterator[str]:
         if entry.contribution is None:
             facts = f"{'':9}  {reason(entries, entry):{2 * HALF + 1}}"
         else:
-            facts = f"{entry.contribution:+9.4f}  {_bar(entry.contribution, longest)}"
+            bar = "█" * round(HALF * abs(entry.contribution) / longest) if longest else ""
+            left, right = ("", bar) if entry.contribution > 0 else (bar, "")  # it lowered or raised the score
+            facts = f"{entry.contribution:+9.4f}  {left:>{HALF}}│{right:<{HALF}}"
         yield f"  {number:{digits}}  {entry.item:{width}}  {facts}  {entry.title or ''}".rstrip()
-
-
-def _bar(value: float, longest: float) -> str:
-    """A bar to the right if the entry raised the score, to the left if it lowered it."""
-    bar = "█" * round(HALF * abs(value) / longest) if longest else ""
-    return f"{bar if value < 0 else '':>{HALF}}│{bar if value > 0 else '':<{HALF}}"

@@ -21,7 +21,7 @@ from segue.recommend.history import Entry
 from segue.recommend.jobs.runner import Arrays, JobContext, JobRunner, LocalRunner
 from segue.recommend.jobs.users_file import UserRows, read_users
 from segue.recommend.recommender import Recommender
-from segue.recommend.rules import RuleOptions, Rules
+from segue.recommend.rules import RuleOptions, Rules, read_rules
 
 PART_ROWS = 1_000_000  # of one Parquet file, about
 
@@ -58,7 +58,7 @@ def recommend_users(
     runner: computes the recommendations, with the same run and data; None is this process.
     options: the rules of the answers, as for `Recommender.recommend`.
     """
-    rules = recommender.rules(**options)
+    rules = read_rules(recommender.known, **options)
     data.verify()  # everything is read anyway
     runner = LocalRunner(recommender, data) if runner is None else runner
     rows, unknown, fallback = 0, 0, 0

@@ -9,7 +9,7 @@ import numpy as np
 
 from segue.errors import SegueError
 from segue.recommend.history import History
-from segue.recommend.rules import Rules
+from segue.recommend.rules import Rules, read_rules
 from segue.serving.engine.models import Models
 from segue.serving.engine.served_model import ServedModel
 from segue.serving.http.bodies import Answer
@@ -60,7 +60,8 @@ def _rules(model: ServedModel, query: RecommendationQuery) -> Rules | Exception:
     if query.exclude is None and query.only is None and query.where is None:
         return Rules(k=query.k, keep_seen=query.keep_seen)
     try:
-        rules = model.recommender.rules(k=query.k, exclude=query.exclude, only=query.only, keep_seen=query.keep_seen)
+        known = model.recommender.known
+        rules = read_rules(known, k=query.k, exclude=query.exclude, only=query.only, keep_seen=query.keep_seen)
         if not query.where:
             return rules
         allowed = model.catalogue.allowed(query.where)
