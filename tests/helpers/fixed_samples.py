@@ -12,28 +12,44 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.objective.samplers.samplers import Negatives
+from segue.models.similarity.dot import Similarity
+from segue.objective.losses.sampled import SampledQueries
+from segue.objective.samplers.collisions import Groups
+from segue.objective.samplers.samplers import Sampler
 
 
-class Fixed:
+class Fixed(Sampler):
     """A sampler that returns the given items, so many times over. `log_q` [V + 1] is by item number."""
 
     def __init__(self, items: Sequence[int], log_q: Sequence[float], *, times: int = 1) -> None:
         self._items = torch.tensor(items).repeat(times)
         self._log_q = torch.tensor(log_q, dtype=torch.float32)
 
-    @property
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.cat((inputs, targets))
-
-    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:  # noqa: ARG002
-        return Negatives(self._items, self._log_q[self._items])
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Tensor:  # noqa: ARG002
+        return self._items
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002
         return self._log_q[items]
+
+
+def scores_of(
+    similarity: Similarity,
+    hidden: Tensor,
+    answers: Tensor,
+    vectors: Tensor,
+    targets: Tensor,
+    items: Tensor,
+    groups: Tensor | None = None,
+    **more: Any,
+) -> tuple[Tensor, Tensor]:
+    """The scores of sampled items, [K] or [M, K]."""
+    grouped = of_targets(groups, targets)
+    return SampledQueries(similarity, hidden, answers, vectors, targets, items, groups=grouped, **more).scores()
+
+
+def of_targets(groups: Tensor | None, targets: Tensor) -> Groups | None:
+    """Groups whose positives are their rows' targets."""
+    return None if groups is None else Groups(groups, groups, targets)
 
 
 def model_of(vectors: Sequence[Sequence[float]], similarity: Literal["dot", "cosine"] = "dot") -> SequenceModel:

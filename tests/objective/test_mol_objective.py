@@ -19,7 +19,7 @@ from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
 from segue.models.similarity.mol import MixtureOfLogits
 from segue.objective.objective import Objective
-from segue.objective.samplers.samplers import Negatives, SamplerSettings
+from segue.objective.samplers.samplers import Sampler, SamplerSettings
 from segue.objective.settings import SAMPLED as SAMPLED_TEXT
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.examples import Examples
@@ -35,22 +35,15 @@ every_sampled_loss = pytest.mark.parametrize("loss", SAMPLED)
 shared_or_own = pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
 
 
-class Fixed:
+class Fixed(Sampler):
     """A sampler that draws what it is told to, so many times over."""
 
     def __init__(self, items: Sequence[int], log_q: Sequence[float], *, times: int) -> None:
         self._items = torch.tensor(items).repeat(times)
         self._log_q = torch.tensor(log_q)
 
-    @property
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.cat((inputs, targets))
-
-    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:  # noqa: ARG002
-        return Negatives(self._items, self._log_q[self._items])
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Tensor:  # noqa: ARG002
+        return self._items
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002
         return self._log_q[items]

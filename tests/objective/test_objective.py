@@ -27,7 +27,7 @@ from segue.models.sequence import SequenceModel
 from segue.objective.losses import AnyLossSettings
 from segue.objective.objective import Objective
 from segue.objective.samplers import AnySamplerSettings
-from segue.objective.samplers.samplers import InBatchSampler, Negatives, PopularitySampler, SamplerSettings
+from segue.objective.samplers.samplers import InBatchSampler, PopularitySampler, SamplerSettings
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks import AnyTaskSettings
 from segue.objective.tasks.examples import Examples
@@ -109,7 +109,7 @@ def test_sampled_softmax_corrects_positives_and_negatives_by_popularity(tied: bo
     """In the draws of this seed are two collisions with a target."""
     weight = COUNTS[1:] ** 0.75
     log_q = np.concatenate(([0.0], np.log(weight / weight.sum())))
-    negatives = PopularitySampler(COUNTS, 0.75).sample(6, torch.Generator().manual_seed(3), PRESENT).items.tolist()
+    negatives = PopularitySampler(COUNTS, 0.75).sample(6, torch.Generator().manual_seed(3), PRESENT).tolist()
     assert set(negatives) & {9, 3, 4, 7}
     found = loss_of(sampled("popularity", 6, sampler__power=0.75), tied=tied, seed=3).item()
     assert found == pytest.approx(by_hand(log_q, negatives, tied=tied), abs=1e-5)
@@ -118,7 +118,7 @@ def test_sampled_softmax_corrects_positives_and_negatives_by_popularity(tied: bo
 def test_uniform_negatives_need_no_correction() -> None:
     objective = Objective(sampled("uniform", 5), COUNTS)
     assert objective.sampler is not None
-    negatives = objective.sampler.sample(5, torch.Generator().manual_seed(2), PRESENT).items.tolist()
+    negatives = objective.sampler.sample(5, torch.Generator().manual_seed(2), PRESENT).tolist()
     found = loss_of(sampled("uniform", 5), seed=2).item()
     assert found == pytest.approx(by_hand(np.zeros(N_ITEMS + 1), negatives, tied=True), abs=1e-5)
 
@@ -535,8 +535,9 @@ def test_where_all_items_are_drawn_alike_log_q_corrects_nothing(sampler: str, sh
     present = torch.from_numpy(np.concatenate((examples.inputs.items, examples.targets)))
     count = NEGATIVES if shared else NEGATIVES * len(examples.targets)
     drawn = objective.sampler.sample(count, torch.Generator().manual_seed(2), present)
-    assert len(set(drawn.log_q.tolist())) == 1 and drawn.log_q[0] < 0
-    objective.sampler = Fixed(drawn.items.tolist(), NO_LOG_Q)
+    log_q = set(objective.sampler.log_q(drawn, present).tolist())
+    assert len(log_q) == 1 and log_q.pop() < 0
+    objective.sampler = Fixed(drawn.tolist(), NO_LOG_Q)
     plain = objective.loss(model, model.encode(tensors(examples.inputs)), examples, torch.Generator())
     assert corrected[1].item() == pytest.approx(plain.item(), abs=1e-9)
 
@@ -563,10 +564,10 @@ def test_negatives_from_the_batch_are_its_inputs_and_its_answers_but_no_mask() -
     settings, shown = combined("masked-item", "bpr", "in-batch", True), []
 
     class Watched(InBatchSampler):
-        def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+        def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Tensor:
             drawn = super().sample(500, generator, present)
-            shown.append((set(present.tolist()), set(drawn.items.tolist())))
-            return Negatives(drawn.items[:count], drawn.log_q[:count])
+            shown.append((set(present.tolist()), set(drawn.tolist())))
+            return drawn[:count]
 
     objective, model = Objective(settings, MANY_COUNTS), model_for(kind_of(settings.task))
     assert type(objective.sampler) is InBatchSampler

@@ -34,7 +34,7 @@ from segue import api
 from segue.data.batch import Batch, cut_evenly, take
 from segue.errors import FolderError, SettingsError
 from segue.objective.batch_shard import BatchShard
-from segue.objective.tasks.examples import Examples, Task
+from segue.objective.tasks.examples import Examples, Task, TaskFacts
 from segue.objective.tasks.masked_item import MaskedItem
 from segue.objective.tasks.next_item import NextItem
 from segue.objective.tasks.recency import Recency
@@ -182,7 +182,7 @@ def test_users_are_shared_out_each_once_and_evenly(lengths: np.ndarray, parts: i
 
 TASKS: dict[str, Task] = {
     "next-item": NextItem(),
-    "masked-item": MaskedItem(mask=99, share=0.3, most=5, last=0.5),
+    "masked-item": MaskedItem(share=0.3, most=5, last=0.5),
     "recency": Recency(share=0.4, cuts=3),
 }
 
@@ -199,7 +199,7 @@ def test_every_question_is_one_processs_and_asked_of_the_same_state(
 ) -> None:
     count = int(lengths.sum())
     batch = Batch(items=np.arange(1, count + 1), times=np.arange(count), lengths=lengths)
-    examples = TASKS[task](batch, np.random.default_rng(seed))
+    examples = TASKS[task](batch, np.random.default_rng(seed), TaskFacts(mask=99))
     parts = [BatchShard.of(examples, TorchProcessGroup(rank, size)) for rank in range(size)]
     taken = np.concatenate([part.own_rows for part in parts])
     assert sorted(taken) == list(range(len(examples.targets)))

@@ -21,7 +21,7 @@ from segue.models.similarity.mol import MoLSettings
 from segue.objective.losses.catalogue import LambdaRankSettings, SCESettings, SoftmaxSettings
 from segue.objective.settings import SAMPLED, ObjectiveSettings
 from segue.objective.tasks.continuation import Continuation
-from segue.objective.tasks.masked_item import MaskedItemSettings
+from segue.objective.tasks.masked_item import MaskedItem
 from segue.training.settings import TrainSettings
 
 
@@ -79,7 +79,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def _check_task(self) -> None:
         """Refuse an encoder that cannot learn the task."""
         builder, task = kind_of(self.model), kind_of(self.objective.task)
-        masked = isinstance(self.objective.task, MaskedItemSettings)
+        masked = isinstance(self.objective.task, MaskedItem)
         continued = isinstance(self.objective.task, Continuation)
         if self.model.bidirectional and not masked:
             raise SettingsError(

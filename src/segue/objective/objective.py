@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,12 +15,12 @@ from segue.models.sampled_attention import SamplingModel
 from segue.models.sequence import SequenceModel
 from segue.objective.batch_shard import BatchShard
 from segue.objective.losses.loss import LossInputs, LossParts, tensor_of
-from segue.objective.losses.mean import user_weights
 from segue.objective.losses.reinforce import leaf_weights, with_reinforce
 from segue.objective.samplers.samplers import SamplerSettings
 from segue.objective.settings import ObjectiveSettings
-from segue.objective.tasks.actions import AllAction, DenseAllAction, NextAction
-from segue.objective.tasks.examples import Examples
+from segue.objective.tasks.actions import ActionTask
+from segue.objective.tasks.examples import Examples, TaskFacts
+from segue.objective.tasks.positive import PositiveEvents
 from segue.objective.tasks.users import Positives, Shares
 
 
@@ -39,23 +40,20 @@ class Objective:
         `length`: the model's, for tasks whose windows hold more than the model reads. `only_trained`: items unseen in
         training are no negatives, for models that share parameters between items."""
         self.settings = settings
+        self.extra = settings.task.extra
         n_items = len(counts) - 1
         sampler = settings.sampler if isinstance(settings.sampler, SamplerSettings) else None
         candidates = None
         if only_trained and (counts[1:] == 0).any():
             candidates = torch.from_numpy(np.flatnonzero(counts[1:]) + 1)
-        self._task = settings.task.task(n_items, kinds, length)
-        self.extra = self._task.extra
-        """Events of a training window beyond the model's length; the task determines it."""
+        self._facts = TaskFacts(n_items + 1, PositiveEvents(settings.positive, kinds), length)
         self.sampler = None if sampler is None else sampler.sampler(counts, candidates)
-        self._loss = settings.loss.loss(
-            LossParts(
-                n_items=n_items,
-                candidates=candidates,
-                negatives=settings.negatives,
-                shared=sampler is None or sampler.shared,
-                temperature=settings.temperature,
-            )
+        self._parts = LossParts(
+            n_items=n_items,
+            candidates=candidates,
+            negatives=settings.negatives,
+            shared=sampler is None or sampler.shared,
+            temperature=settings.temperature,
         )
         self._shares: Shares | None = None
         self._positives: Positives | None = None
@@ -64,9 +62,9 @@ class Objective:
         """Read all windows and whole training histories once, before training, for facts that no batch contains (see
         `users.py`). If it is not called, each batch is treated as all data."""
         if self.settings.equal_users:
-            self._shares = Shares.of(windows, self._task, n_users)
-        if isinstance(self._task, NextAction | DenseAllAction | AllAction) and self.sampler is not None:
-            self._positives = Positives.of(histories, self._task.positive, n_users)
+            self._shares = Shares.of(windows, partial(self.settings.task, facts=self._facts), n_users)
+        if isinstance(self.settings.task, ActionTask) and self.sampler is not None:
+            self._positives = Positives.of(histories, self._facts.positive, n_users)
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -75,7 +73,7 @@ class Objective:
 
     def examples(self, batch: Batch, rng: np.random.Generator) -> Examples:
         """What to encode of a batch, which states are queries, and their targets."""
-        examples = self._task(batch, rng)
+        examples = self.settings.task(batch, rng, self._facts)
         return examples if self._positives is None else replace(examples, own=self._positives.own(examples))
 
     def weight(self, examples: Examples) -> float:
@@ -115,7 +113,9 @@ class Objective:
         if samples is not None:
             weights = leaf_weights(states, weights)
         share = 1.0 if shard.group.size == 1 else self.weight(shard.own) / self.weight(shard.whole)
-        loss = self._loss(LossInputs(model, states, weights, shard, share, generator, self.sampler))
+        loss = self.settings.loss(
+            LossInputs(self._parts, model, states, weights, shard, share, generator, self.sampler)
+        )
         if samples is None:
             return loss
         assert weights is not None
@@ -128,7 +128,8 @@ class Objective:
         if not self.settings.equal_users or not len(states):
             return weights
         weights = states.new_ones(len(states)) if weights is None else weights
-        weights = user_weights(weights, tensor_of(examples.users, states))
+        users = tensor_of(examples.users, states)
+        weights = weights / weights.new_zeros(int(users.max()) + 1).index_add(0, users, weights)[users]
         if self._shares is None:
             return weights
         return weights * tensor_of(self._shares.rows(examples)[examples.users], states).to(weights)

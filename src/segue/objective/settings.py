@@ -12,9 +12,9 @@ from segue.objective.losses.sampled import SampledLossSettings, SampledSoftmaxSe
 from segue.objective.samplers import AnySamplerSettings
 from segue.objective.samplers.samplers import InBatchSettings, NoSamplerSettings, SamplerSettings, UniformSettings
 from segue.objective.tasks import AnyTaskSettings
-from segue.objective.tasks.actions import ActionTaskSettings
+from segue.objective.tasks.actions import ActionTask
 from segue.objective.tasks.continuation import Continuation
-from segue.objective.tasks.masked_item import MaskedItemSettings
+from segue.objective.tasks.masked_item import MaskedItem
 from segue.objective.tasks.next_item import NextItem
 from segue.objective.tasks.positive import Positive
 from segue.objective.tasks.recency import Recency
@@ -43,7 +43,7 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     @property
     def positive(self) -> tuple[Positive, ...]:
         """The events that are targets; without any, all events."""
-        return self.task.positive if isinstance(self.task, ActionTaskSettings) else ()
+        return self.task.positive if isinstance(self.task, ActionTask) else ()
 
     @property
     def negatives(self) -> int:
@@ -62,7 +62,7 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
                 f"objective.loss = {loss!r} samples no negatives, got objective.sampler = {kind_of(self.sampler)!r}: "
                 f"set objective.sampler to 'none', or choose one of the losses {SAMPLED}."
             )
-        if isinstance(self.loss, SCESettings) and isinstance(self.task, ActionTaskSettings):
+        if isinstance(self.loss, SCESettings) and isinstance(self.task, ActionTask):
             raise SettingsError(
                 f"objective.loss = 'sce' would use the user's other positives, which score high, as its hardest "
                 f"negatives: with objective.task = {task!r} choose 'softmax' or one of {SAMPLED}."
@@ -73,7 +73,7 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
                 f"objective.task = 'recency' and its few states: choose that, or another loss for {task!r}."
             )
         if self.equal_users and (
-            isinstance(self.task, MaskedItemSettings | Continuation) or isinstance(self.loss, LambdaRankSettings)
+            isinstance(self.task, MaskedItem | Continuation) or isinstance(self.loss, LambdaRankSettings)
         ):
             raise SettingsError(
                 "objective.equal_users needs a task that uses each user once and a loss that weights targets, got "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.continuation import Continuation
-from segue.objective.tasks.examples import Task
+from segue.objective.tasks.examples import Examples, TaskFacts
 from segue.objective.tasks.masked_item import MaskedItem
 from segue.objective.tasks.next_item import NextItem
 from segue.testing.cases import Case, batch_of, packed_of, random_users
@@ -23,12 +24,13 @@ from segue.training.settings import TrainSettings
 QUICK = TrainSettings(learning_rate=1e-2)
 
 
-def task_of(model: SequenceModel) -> Task:
+def task_of(model: SequenceModel) -> Callable[[Batch, np.random.Generator], Examples]:
     """A task that the model can learn."""
     if model.has_decoder:
         return Continuation(items=3, cuts=8)  # of ten events: fewer cuts would leave the result to chance
-    mask = model.items.mask_number
-    return NextItem() if model.items.mask is None else MaskedItem(mask=mask, share=0.3, most=20, last=1.0)
+    if model.items.mask is None:
+        return NextItem()
+    return partial(MaskedItem(share=0.3, most=20, last=1.0), facts=TaskFacts(model.items.mask_number))
 
 
 class Learner:

@@ -38,6 +38,7 @@ from settings_tables import BIDIRECTIONAL, BUILDERS
 from segue.errors import SegueError
 from segue.layers.packed import tensors
 from segue.models.attention_map import attention_maps
+from segue.objective.tasks.examples import TaskFacts
 from segue.objective.tasks.masked_item import MaskedItem
 from segue.objective.tasks.next_item import NextItem
 from segue.testing import laws
@@ -303,12 +304,12 @@ def test_targets_never_reach_the_encoder(builder: str) -> None:
 def test_hidden_items_never_reach_the_encoder(builder: str) -> None:
     """Other items at the places that are hidden: every state stays as it was."""
     model, batch = model_of(builder), batch_of(*random_users([6, 2, 9]))
-    task = MaskedItem(mask=MASK, share=0.4, most=9, last=0.0)
-    true = task(batch, np.random.default_rng(5))
+    task, facts = MaskedItem(share=0.4, most=9, last=0.0), TaskFacts(MASK)
+    true = task(batch, np.random.default_rng(5), facts)
     items = batch.items.copy()
     assert true.positions is not None and len(true.positions) == 2 + 1 + 4
     items[true.positions] = items[true.positions] % N_ITEMS + 1
-    other = task(replace(batch, items=items), np.random.default_rng(5))
+    other = task(replace(batch, items=items), np.random.default_rng(5), facts)
     assert (true.targets != other.targets).all()
     assert torch.equal(model.encode(tensors(true.inputs)), model.encode(tensors(other.inputs)))
 

@@ -22,6 +22,7 @@ from segue.models.encoders.bert4rec import MaskedHead
 from segue.models.sequence import SequenceModel
 from segue.objective.losses.softmax import full_softmax
 from segue.objective.objective import Objective
+from segue.objective.tasks.examples import TaskFacts
 from segue.objective.tasks.masked_item import MaskedItem
 
 N_ITEMS = 5
@@ -100,7 +101,8 @@ def test_biases_are_added_to_scores_and_learned_with_either_loss(tied: bool) -> 
     some = torch.tensor([3, 5, 3])
     assert_close(model.item_vectors(some), model.item_vectors()[some])
     assert torch.equal(model.item_features(), model.items.output()), "biases do not make items alike"
-    examples = MaskedItem(mask=MASK, share=0.3, most=9, last=1.0)(batch_of([1, 2, 3], [4, 5]), np.random.default_rng(0))
+    task, facts = MaskedItem(share=0.3, most=9, last=1.0), TaskFacts(MASK)
+    examples = task(batch_of([1, 2, 3], [4, 5]), np.random.default_rng(0), facts)
     sampled = objective_settings(loss="sampled-softmax", sampler="uniform", sampler__negatives=40)
     for loss in (objective_settings(), sampled):
         model.zero_grad()
@@ -138,7 +140,8 @@ def test_with_only_the_last_hidden_and_looking_back_it_is_next_item_prediction_f
     """The masked last event of training asks what the service asks. Looking back only, the history does not know that
     it is asked: its states are those without a mask, and the mask is one more token that reads them."""
     model, users = model_of(positions="oldest"), [[1, 4, 2, 5], [3, 2]]
-    examples = MaskedItem(mask=MASK, share=0.1, most=1, last=1.0)(batch_of(*users), np.random.default_rng(0))
+    task, facts = MaskedItem(share=0.1, most=1, last=1.0), TaskFacts(MASK)
+    examples = task(batch_of(*users), np.random.default_rng(0), facts)
     assert examples.inputs.items[6:].tolist() == [1, 4, 2, MASK, 3, MASK] and examples.targets[2:].tolist() == [5, 2]
     histories, inputs = [user[:-1] for user in users], tensors(examples.inputs)
     for causal in (False, True):

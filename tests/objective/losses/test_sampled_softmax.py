@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from fixed_samples import of_targets, scores_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch.nn import functional
 
 from segue.models.similarity.dot import Dot
 from segue.objective.losses import softmax
-from segue.objective.losses.scores import shared_scores
 from segue.objective.losses.softmax import full_softmax, sampled_softmax, shared_softmax
 from segue.objective.samplers.collisions import shared_collisions
 
@@ -30,7 +30,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_scores_and_loss_of_g6() -> None:
-    positive, negatives = shared_scores(
+    positive, negatives = scores_of(
         DOT, QUERY, ANSWER, DRAWN, torch.tensor([3]), torch.tensor([7, 3, 9, 5]), temperature=TAU
     )
     assert positive.tolist() == pytest.approx([16])
@@ -41,11 +41,11 @@ def test_scores_and_loss_of_g6() -> None:
 def test_a_collision_has_no_probability() -> None:
     """The effect and not the formula: the masked negative takes nothing, the loss is as if it had not been drawn."""
     targets, kept = torch.tensor([3]), [0, 2, 3]
-    positive, negatives = shared_scores(DOT, QUERY, ANSWER, DRAWN, targets, torch.tensor([7, 3, 9, 5]), temperature=TAU)
+    positive, negatives = scores_of(DOT, QUERY, ANSWER, DRAWN, targets, torch.tensor([7, 3, 9, 5]), temperature=TAU)
     assert torch.cat((positive[:, None], negatives), 1).softmax(1)[0, 2] == 0
-    without = shared_scores(DOT, QUERY, ANSWER, DRAWN[kept], targets, torch.tensor([7, 9, 5]), temperature=TAU)
+    without = scores_of(DOT, QUERY, ANSWER, DRAWN[kept], targets, torch.tensor([7, 9, 5]), temperature=TAU)
     assert sampled_softmax(positive, negatives).item() == pytest.approx(sampled_softmax(*without).item(), abs=1e-15)
-    unmasked = shared_scores(DOT, QUERY, ANSWER, DRAWN, targets, torch.tensor([7, 4, 9, 5]), temperature=TAU)
+    unmasked = scores_of(DOT, QUERY, ANSWER, DRAWN, targets, torch.tensor([7, 4, 9, 5]), temperature=TAU)
     assert sampled_softmax(*unmasked).item() == pytest.approx(0.702278, abs=1e-6), "what forgetting the mask would give"
 
 
@@ -63,7 +63,7 @@ def test_gradients_of_g6() -> None:
 def test_a_collision_draws_no_gradient_into_its_vector() -> None:
     """As a negative; as the answer it has its own."""
     drawn = DRAWN.clone().requires_grad_()
-    scores = shared_scores(DOT, QUERY, ANSWER, drawn, torch.tensor([3]), torch.tensor([7, 3, 9, 5]), temperature=TAU)
+    scores = scores_of(DOT, QUERY, ANSWER, drawn, torch.tensor([3]), torch.tensor([7, 3, 9, 5]), temperature=TAU)
     torch.autograd.backward(sampled_softmax(*scores))
     assert drawn.grad is not None
     assert (drawn.grad[1] == 0).all() and (drawn.grad[0] != 0).all()
@@ -74,10 +74,10 @@ def test_corrected_loss_of_g7() -> None:
     hidden = torch.ones(1, 1, dtype=torch.float64)
     answers, drawn = torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[1.0], [0.5]], dtype=torch.float64)
     items = (torch.tensor([1]), torch.tensor([2, 3]))
-    raw = shared_scores(DOT, hidden, answers, drawn, *items)
+    raw = scores_of(DOT, hidden, answers, drawn, *items)
     assert sampled_softmax(*raw).item() == pytest.approx(0.464369, abs=1e-6)
     q = torch.tensor([0.5, 0.1, 0.4], dtype=torch.float64)
-    positive, negatives = shared_scores(DOT, hidden, answers, drawn, *items, log_q=(q[:1].log(), q[1:].log()))
+    positive, negatives = scores_of(DOT, hidden, answers, drawn, *items, log_q=(q[:1].log(), q[1:].log()))
     assert positive.tolist() == pytest.approx([2.693147], abs=1e-6)
     assert negatives[0].tolist() == pytest.approx([3.302585, 1.416291], abs=1e-6)
     assert sampled_softmax(positive, negatives).item() == pytest.approx(1.137291, abs=1e-6)
@@ -86,9 +86,9 @@ def test_corrected_loss_of_g7() -> None:
 def test_uniform_correction_has_no_effect() -> None:
     hidden, answers, drawn = normal(5, 3), normal(5, 3, seed=1), normal(8, 3, seed=2)
     targets, items = torch.tensor([1, 2, 3, 4, 5]), torch.arange(4, 12)
-    raw = shared_scores(DOT, hidden, answers, drawn, targets, items)
+    raw = scores_of(DOT, hidden, answers, drawn, targets, items)
     log_q = torch.full((13,), -math.log(50), dtype=torch.float64)
-    corrected = shared_scores(DOT, hidden, answers, drawn, targets, items, log_q=(log_q[:5], log_q[5:]))
+    corrected = scores_of(DOT, hidden, answers, drawn, targets, items, log_q=(log_q[:5], log_q[5:]))
     assert sampled_softmax(*corrected).item() == pytest.approx(sampled_softmax(*raw).item(), abs=1e-12)
 
 
@@ -98,7 +98,7 @@ def test_every_item_once_is_the_full_softmax() -> None:
     ours = [hidden.clone().requires_grad_(), matrix.clone().requires_grad_()]
     theirs = [hidden.clone().requires_grad_(), matrix.clone().requires_grad_()]
     order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
-    scores = shared_scores(DOT, ours[0], ours[1][targets], ours[1][order], targets, order)
+    scores = scores_of(DOT, ours[0], ours[1][targets], ours[1][order], targets, order)
     found, expected = sampled_softmax(*scores), full_softmax(theirs[0], theirs[1], targets)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     torch.autograd.backward(found)
@@ -110,7 +110,7 @@ def test_every_item_once_is_the_full_softmax() -> None:
 def test_shared_negatives_are_each_rows_own() -> None:
     """One set for all rows gives what the same set written out for every row gives, by torch's cross-entropy."""
     hidden, answers, drawn = normal(5, 3), normal(5, 3, seed=1), normal(4, 3, seed=2)
-    scores = shared_scores(DOT, hidden, answers, drawn, torch.arange(5), torch.arange(10, 14))
+    scores = scores_of(DOT, hidden, answers, drawn, torch.arange(5), torch.arange(10, 14))
     rows = [torch.stack([h @ v for v in (a, *drawn)]) for h, a in zip(hidden, answers, strict=True)]
     expected = functional.cross_entropy(torch.stack(rows), torch.zeros(5, dtype=torch.int64))
     assert sampled_softmax(*scores).item() == pytest.approx(expected.item(), abs=1e-12)
@@ -120,9 +120,9 @@ def test_shared_negatives_are_each_rows_own() -> None:
 def test_the_order_of_negatives_is_only_an_order(order: list[int]) -> None:
     hidden, answers, drawn, log_q = normal(5, 3), normal(5, 3, seed=1), normal(8, 3, seed=2), normal(13, seed=3)
     targets, items = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([3, 9, 3, 7, 1, 8, 8, 6])
-    there = shared_scores(DOT, hidden, answers, drawn, targets, items, log_q=(log_q[:5], log_q[5:]))
+    there = scores_of(DOT, hidden, answers, drawn, targets, items, log_q=(log_q[:5], log_q[5:]))
     shuffled_q = (log_q[:5], log_q[5:][order])
-    back = shared_scores(DOT, hidden, answers, drawn[order], targets, items[order], log_q=shuffled_q)
+    back = scores_of(DOT, hidden, answers, drawn[order], targets, items[order], log_q=shuffled_q)
     assert sampled_softmax(*back).item() == pytest.approx(sampled_softmax(*there).item(), abs=1e-12)
 
 
@@ -130,7 +130,7 @@ def test_the_order_of_negatives_is_only_an_order(order: list[int]) -> None:
 def test_where_every_negative_collides_the_loss_is_nothing(dtype: torch.dtype) -> None:
     hidden, answers = normal(1, 3).to(dtype).requires_grad_(), normal(1, 3, seed=1).to(dtype).requires_grad_()
     drawn = answers.detach().expand(4, 3).clone().requires_grad_()
-    scores = shared_scores(DOT, hidden, answers, drawn, torch.tensor([5]), torch.tensor([5, 5, 5, 5]))
+    scores = scores_of(DOT, hidden, answers, drawn, torch.tensor([5]), torch.tensor([5, 5, 5, 5]))
     loss = sampled_softmax(*scores)
     assert loss.item() == 0
     torch.autograd.backward(loss)
@@ -181,11 +181,11 @@ def test_shared_softmax_is_the_sampled_one_of_all_scores(
         value = loss(*leaves)
         return [value.detach(), *torch.autograd.grad(value, leaves)]
 
-    collisions = shared_collisions(targets, items, groups)
+    collisions = shared_collisions(targets, items, of_targets(groups, targets))
     assert len(collisions.pairs(slice(0, 50))[0]) > 20
     found = of(lambda q, a, d, w: shared_softmax(q, a, d, collisions, w, log_q=log_q))
     expected = of(
-        lambda q, a, d, w: sampled_softmax(*shared_scores(DOT, q, a, d, targets, items, log_q=log_q, groups=groups), w)
+        lambda q, a, d, w: sampled_softmax(*scores_of(DOT, q, a, d, targets, items, log_q=log_q, groups=groups), w)
     )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

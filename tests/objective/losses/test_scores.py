@@ -6,13 +6,12 @@ import math
 
 import pytest
 import torch
-from fixed_samples import LargestMade
+from fixed_samples import LargestMade, scores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from segue.models.similarity.dot import Dot
-from segue.objective.losses.scores import own_scores, shared_scores
 
 DOT = Dot()
 
@@ -52,14 +51,14 @@ def test_a_negative_that_is_any_answer_of_its_state_is_none(
     answers, wanted = torch.tensor(targets), torch.tensor(items)
     plain = torch.einsum("md,mkd->mk", hidden, matrix[wanted])
 
-    positive, negatives = own_scores(DOT, hidden, matrix[answers], matrix[wanted], answers, wanted, groups=grouped)
+    positive, negatives = scores_of(DOT, hidden, matrix[answers], matrix[wanted], answers, wanted, groups=grouped)
     expected = plain.masked_fill(torch.tensor(collisions(targets, items, groups)), -math.inf)
     torch.testing.assert_close(negatives, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(positive, (hidden * matrix[answers]).sum(1), rtol=0, atol=1e-12)
 
     first = items[0]
     shared, one = torch.tensor(first), [first] * len(targets)
-    positive, negatives = shared_scores(DOT, hidden, matrix[answers], matrix[shared], answers, shared, groups=grouped)
+    positive, negatives = scores_of(DOT, hidden, matrix[answers], matrix[shared], answers, shared, groups=grouped)
     expected = (hidden @ matrix[shared].T).masked_fill(torch.tensor(collisions(targets, one, groups)), -math.inf)
     torch.testing.assert_close(negatives, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(positive, (hidden * matrix[answers]).sum(1), rtol=0, atol=1e-12)
@@ -75,7 +74,7 @@ def test_shared_negatives_are_each_rows_own(grouped: bool) -> None:
     for own in (False, True):
         hidden, matrix = normal(5, 4).requires_grad_(), normal(10, 4, seed=1).requires_grad_()
         drawn = items.expand(5, 6) if own else items
-        positive, negatives = (own_scores if own else shared_scores)(
+        positive, negatives = scores_of(
             DOT,
             hidden,
             matrix[targets],
@@ -98,9 +97,7 @@ def test_scores_are_divided_by_the_temperature_and_then_corrected(own: bool) -> 
     log_q = torch.tensor([0.25]), torch.tensor([-1.0, 0.5])
     if own:
         drawn, items, log_q = drawn[None], items[None], (log_q[0], log_q[1][None])
-    positive, negatives = (own_scores if own else shared_scores)(
-        DOT, hidden, answers, drawn, torch.tensor([5]), items, temperature=0.5, log_q=log_q
-    )
+    positive, negatives = scores_of(DOT, hidden, answers, drawn, torch.tensor([5]), items, temperature=0.5, log_q=log_q)
     assert positive.tolist() == pytest.approx([6 / 0.5 - 0.25])
     assert negatives.tolist() == [pytest.approx([3 / 0.5 + 1, -6 / 0.5 - 0.5])]
 
@@ -113,8 +110,7 @@ def test_gradient_check(own: bool) -> None:
     collides = items == targets[:, None]
 
     def finite(hidden: Tensor, answers: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
-        score = own_scores if own else shared_scores
-        positive, negatives = score(DOT, hidden, answers, drawn, targets, items, temperature=0.7)
+        positive, negatives = scores_of(DOT, hidden, answers, drawn, targets, items, temperature=0.7)
         return positive, negatives[~collides]
 
     inputs = [normal(3, 2), normal(3, 2, seed=1), normal(*items.shape, 2, seed=2)]
@@ -125,7 +121,7 @@ def test_the_callers_tensors_are_left_as_they_were() -> None:
     hidden, answers, drawn = normal(2, 3), normal(2, 3, seed=1), normal(4, 3, seed=2)
     log_q = normal(2), normal(4)
     before = [part.clone() for part in (hidden, answers, drawn, *log_q)]
-    shared_scores(DOT, hidden, answers, drawn, torch.tensor([1, 2]), torch.arange(1, 5), temperature=2.0, log_q=log_q)
+    scores_of(DOT, hidden, answers, drawn, torch.tensor([1, 2]), torch.arange(1, 5), temperature=2.0, log_q=log_q)
     assert all(torch.equal(*both) for both in zip((hidden, answers, drawn, *log_q), before, strict=True))
 
 
@@ -133,7 +129,7 @@ def test_collisions_of_shared_negatives_need_no_mask_of_all_scores() -> None:
     """200 states of two answers each, 1000 negatives: 400 × 1000 scores, 800 pairs of row and answer."""
     targets, items = torch.arange(1, 401), torch.arange(301, 1301)
     with LargestMade() as made:
-        _, negatives = shared_scores(
+        _, negatives = scores_of(
             DOT, normal(400, 2), normal(400, 2), normal(1000, 2), targets, items, groups=torch.arange(400) // 2
         )
     assert made.numbers < 4000

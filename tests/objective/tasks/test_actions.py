@@ -19,11 +19,10 @@ from segue.errors import SettingsError
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.objective.losses import softmax
-from segue.objective.losses.mean import user_weights, weighted_mean
-from segue.objective.losses.scores import own_scores, shared_scores
+from segue.objective.losses.sampled import SampledQueries
 from segue.objective.losses.softmax import sampled_softmax, shared_softmax
 from segue.objective.objective import Objective
-from segue.objective.samplers.collisions import shared_collisions
+from segue.objective.samplers.collisions import Groups, shared_collisions
 from segue.objective.samplers.samplers import SamplerSettings, TargetSampler
 from segue.objective.settings import ObjectiveSettings
 from segue.objective.tasks.examples import Examples
@@ -94,13 +93,13 @@ def test_the_whole_softmax_looks_at_every_item() -> None:
     assert found.item() == pytest.approx(expected.item(), abs=1e-12)
 
 
-def by_user(rows: int, users: int, positives: int, seed: int = 3) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Targets, users, and what each user has; targets are among it."""
+def by_user(rows: int, users: int, positives: int, seed: int = 3) -> tuple[Tensor, Groups]:
+    """Targets, and users with what each of them has; targets are among it."""
     chance = torch.Generator().manual_seed(seed)
     groups = torch.randint(users, (rows,), generator=chance).sort().values
     items = torch.randint(1, 40, (users, positives), generator=chance)
     targets = items[groups, torch.randint(positives, (rows,), generator=chance)]
-    return targets, groups, (torch.arange(users).repeat_interleave(positives), items.flatten())
+    return targets, Groups(groups, torch.arange(users).repeat_interleave(positives), items.flatten())
 
 
 @pytest.mark.parametrize("tile", [1, 1 << 20], ids=["least tiles", "one tile"])
@@ -108,7 +107,7 @@ def test_shared_softmax_is_the_sampled_one_of_all_scores_by_user(monkeypatch: py
     """In value and gradients; and the same negatives written out for each row."""
     monkeypatch.setattr(softmax, "TILE_SCORES", tile)
     monkeypatch.setattr(softmax, "LEAST_TILE", 7)
-    (targets, groups, own), items = by_user(50, 6, 8), torch.arange(1, 31)
+    (targets, groups), items = by_user(50, 6, 8), torch.arange(1, 31)
     parts = [normal(count, 5, seed=count) for count in (50, 51, 30)]
     found = []
     for form in range(3):
@@ -116,23 +115,21 @@ def test_shared_softmax_is_the_sampled_one_of_all_scores_by_user(monkeypatch: py
             part[: 50 if part.shape[0] > 30 else 30].clone().requires_grad_() for part in parts
         )
         if form == 0:
-            collisions = shared_collisions(targets, items, groups, own)
+            collisions = shared_collisions(targets, items, groups)
             loss = shared_softmax(questions, answers, drawn, collisions)
         else:
-            of = shared_scores if form == 1 else own_scores
             wanted, vectors = (items, drawn) if form == 1 else (items.expand(50, 30), drawn.expand(50, 30, 5))
             similarity = model_of(VECTORS).similarity
-            loss = sampled_softmax(
-                *of(similarity, questions, answers, vectors, targets, wanted, groups=groups, own=own)
-            )
+            sampled = SampledQueries(similarity, questions, answers, vectors, targets, wanted, groups=groups)
+            loss = sampled_softmax(*sampled.scores())
         found.append([loss.detach(), *torch.autograd.grad(loss, (questions, answers, drawn))])
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
     torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-12)
 
 
 def test_gradient_check_with_a_users_own_positives() -> None:
-    (targets, groups, own), items = by_user(6, 2, 4), torch.arange(1, 41, 3)
-    collisions = shared_collisions(targets, items, groups, own)
+    (targets, groups), items = by_user(6, 2, 4), torch.arange(1, 41, 3)
+    collisions = shared_collisions(targets, items, groups)
     assert len(collisions.pairs(slice(0, 6))[0]) > 0
     inputs = [normal(6, 3), normal(6, 3, seed=1), normal(len(items), 3, seed=2)]
     assert torch.autograd.gradcheck(
@@ -143,22 +140,15 @@ def test_gradient_check_with_a_users_own_positives() -> None:
 def test_what_users_share_is_not_written_out_for_all_their_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     """2,000 questions of two users, who have 30 of 39 drawn items each: the pairs exist a tile at a time."""
     monkeypatch.setattr(softmax, "TILE_SCORES", 1)
-    (targets, groups, own), items = by_user(2000, 2, 60), torch.arange(1, 40)
+    (targets, groups), items = by_user(2000, 2, 60), torch.arange(1, 40)
     with LargestMade() as made:
-        collisions = shared_collisions(targets, items, groups, own)
+        collisions = shared_collisions(targets, items, groups)
         shared_softmax(normal(2000, 2), normal(2000, 2, seed=1), normal(39, 2, seed=2), collisions)
     assert made.numbers < 64 * 39
     assert len(collisions.columns) < 2 * 39
 
 
 # --- users of equal weight ----------------------------------------------------------------------------------------
-
-
-def test_means_of_g33() -> None:
-    """25.8: losses 1, 2, 3 of one user and 10 of another: 4 by question, 6 by user."""
-    losses, users = torch.tensor([1.0, 2, 3, 10], dtype=torch.float64), torch.tensor([0, 0, 0, 1])
-    assert weighted_mean(losses, None).item() == 4.0
-    assert weighted_mean(losses, user_weights(torch.ones_like(losses), users)).item() == 6.0
 
 
 @pytest.mark.parametrize("task", ["next-item", "dense-all-action", "all-action", "next-action"])
@@ -211,7 +201,7 @@ def test_mixed_negatives_by_hand() -> None:
     examples = Examples(inputs, np.array([3]), np.array([0]), None, (np.array([0, 0]), np.array([3, 4])))
     found = objective.loss(model, STATES[:1], examples, torch.Generator().manual_seed(4)).item()
     assert objective.sampler is not None
-    drawn = objective.sampler.sample(40, torch.Generator().manual_seed(4), torch.tensor([3])).items.tolist()
+    drawn = objective.sampler.sample(40, torch.Generator().manual_seed(4), torch.tensor([3])).tolist()
     assert {3, 4} < set(drawn)
     scores = (STATES[:1] @ torch.tensor(VECTORS, dtype=torch.float64).T)[0].tolist()
     answer = scores[2] - math.log(0.5 + 0.5 / 8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -10,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from task_users import batch_of, chi_square, most_chi_square, owners, some_users, users_of
 
-from segue.data.batch import newest
+from segue.data.batch import Batch, newest
 from segue.layers.packed import tensors
+from segue.objective.tasks.examples import Examples, TaskFacts
 from segue.objective.tasks.masked_item import MaskedItem
 
 MASK = 51
+MakesExamples = Callable[[Batch, np.random.Generator], Examples]
 
 
-def masked(*, share: float = 0.2, most: int = 9, last: float = 0.0, mask: int = MASK) -> MaskedItem:
-    return MaskedItem(mask=mask, share=share, most=most, last=last)
+def masked(*, share: float = 0.2, most: int = 9, last: float = 0.0, mask: int = MASK) -> MakesExamples:
+    return partial(MaskedItem(share=share, most=most, last=last), facts=TaskFacts(mask))
 
 
 def rng_of(seed: int = 0) -> np.random.Generator:

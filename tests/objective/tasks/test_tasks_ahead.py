@@ -16,13 +16,12 @@ from segue.data.batch import Batch, gather
 from segue.data.sequences import Sequences
 from segue.errors import SettingsError
 from segue.objective.tasks.actions import AllAction, DenseAllAction, NextAction, positives_ahead
-from segue.objective.tasks.examples import Examples, Task
+from segue.objective.tasks.examples import Examples, Task, TaskFacts
 from segue.objective.tasks.next_item import NextItem
-from segue.objective.tasks.positive import Positive, PositiveEvents
+from segue.objective.tasks.positive import ALL_EVENTS, Positive, PositiveEvents
 from segue.training.windows import training_windows
 
 DAY = 86400
-EVERY = PositiveEvents((), ())
 KINDS = ("look", "save@home", "save@search", "saved", "buy")
 
 
@@ -38,18 +37,23 @@ def batch_at(*days: Sequence[float], kinds: list[int] | None = None, values: lis
     )
 
 
-def dense(
-    *, days: float = 28.0, length: int = 99, labels: int = 32, positive: PositiveEvents = EVERY
-) -> DenseAllAction:
-    return DenseAllAction(positive=positive, seconds=round(days * DAY), length=length, labels=labels)
+Posed = tuple[Task, TaskFacts]
 
 
-def all_action(*, days: float = 28.0, length: int = 99, labels: int = 32) -> AllAction:
-    return AllAction(positive=EVERY, seconds=round(days * DAY), length=length, labels=labels)
+def dense(*, length: int = 99, positive: PositiveEvents = ALL_EVENTS, **more: Any) -> Posed:
+    return DenseAllAction(**more), TaskFacts(positive=positive, length=length)
 
 
-def drawn(task: Task, batch: Batch, seed: int = 0) -> Examples:
-    return task(batch, np.random.default_rng(seed))
+def all_action(*, length: int = 99, **more: Any) -> Posed:
+    return AllAction(**more), TaskFacts(length=length)
+
+
+NEXT: Posed = NextAction(), TaskFacts()
+
+
+def drawn(posed: Posed, batch: Batch, seed: int = 0) -> Examples:
+    task, facts = posed
+    return task(batch, np.random.default_rng(seed), facts)
 
 
 # --- by hand ------------------------------------------------------------------------------------------------------
@@ -92,7 +96,7 @@ def test_who_cannot_be_asked_is_no_input() -> None:
 
 
 def test_nobody_can_be_asked() -> None:
-    for task in (dense(), all_action(), NextAction(positive=EVERY)):
+    for task in (dense(), all_action(), NEXT):
         examples = drawn(task, batch_at([3, 3], [4, 4, 4]))
         assert len(examples.targets) == len(examples.inputs.items) == len(examples.inputs.lengths) == 0
 
@@ -100,7 +104,7 @@ def test_nobody_can_be_asked() -> None:
 def test_events_beyond_the_models_length_are_only_asked_for() -> None:
     examples = drawn(dense(length=3, labels=2), batch_at([0, 1, 2, 3, 4]))
     assert examples.inputs.items.tolist() == [1, 2, 3] and len(examples.targets) == 3
-    assert dense(labels=2).extra == 2 == all_action(labels=2).extra
+    assert DenseAllAction(labels=2).extra == 2 == AllAction(labels=2).extra
 
 
 def test_every_candidate_is_drawn_with_equal_chance_and_anew() -> None:
@@ -157,7 +161,7 @@ def same(one: Examples, other: Examples) -> bool:
 def test_looking_as_far_as_the_next_event_is_the_ordinary_next_item(gaps: list[list[int]]) -> None:
     """29.8: events one to three days apart, of which the window of a question holds exactly one."""
     batch = batch_at(*[np.cumsum(user).tolist() for user in gaps])
-    assert same(drawn(NextAction(positive=EVERY), batch), NextItem()(batch, np.random.default_rng(0)))
+    assert same(drawn(NEXT, batch), NextItem()(batch, np.random.default_rng(0)))
     even = batch_at(*[[float(place) for place in range(len(user))] for user in gaps])
     one_day = dense(days=1.0, labels=1, length=int(even.lengths.max()) - 1)
     assert same(drawn(one_day, even), NextItem()(even, np.random.default_rng(0)))
@@ -238,19 +242,19 @@ def laws(draw: st.DrawFn) -> Law:
     )
 
 
-def shown(law: Law, task: Any) -> tuple[Batch, Examples]:
+def shown(law: Law, task: Posed) -> tuple[Batch, Examples]:
     """All windows in one batch."""
-    windows = training_windows(law.log, law.ends, length=law.length + task.extra, stride=law.stride)
+    windows = training_windows(law.log, law.ends, length=law.length + task[0].extra, stride=law.stride)
     batch = gather(law.log, windows.starts, windows.ends)
     return batch, drawn(task, batch)
 
 
-def task_of(law: Law, name: str) -> Any:
-    positive = PositiveEvents(law.entries, KINDS)
+def task_of(law: Law, name: str) -> Posed:
+    facts = TaskFacts(positive=PositiveEvents(law.entries, KINDS), length=law.length)
     if name == "next-action":
-        return NextAction(positive=positive)
+        return NextAction(), facts
     chosen = DenseAllAction if name == "dense-all-action" else AllAction
-    return chosen(positive=positive, seconds=law.seconds, length=law.length, labels=law.labels)
+    return chosen(days=law.seconds / DAY, labels=law.labels), facts
 
 
 @pytest.mark.parametrize("name", ["dense-all-action", "all-action", "next-action"])

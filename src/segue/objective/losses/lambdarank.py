@@ -7,24 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from segue.objective.losses.softmax import GradientFunction
+
 DEPTH = 4000  # items of a state that get a gradient, best first
 TOP = 50  # one item of each pair is among these: a swap below them changes no list that is shown
 LEAST_GAP = 0.01  # added to the score difference before dividing by it, as LightGBM does
 TILE_PAIRS = 1 << 20  # pairs at a time: 4 MB of float32
 
 
-class _GradientOnly(torch.autograd.Function):
+class _GradientOnly(GradientFunction):
     """A value with a given gradient, which is not its derivative."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, gradient: Tensor, value: Tensor) -> Tensor:  # noqa: ARG004
-        ctx.save_for_backward(gradient)
+        ctx.save_for_backward(gradient, None, None)
         return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * gradients[0], None, None
 
 
 def lambdarank(

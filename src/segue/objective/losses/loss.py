@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,9 +18,25 @@ from segue.objective.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LossParts:
+    """What a loss needs besides a batch."""
+
+    n_items: int
+    candidates: Tensor | None  # [C] int64 item numbers, ascending; None: all items
+    negatives: int
+    shared: bool
+    temperature: float
+
+    @property
+    def n_candidates(self) -> int:
+        return self.n_items if self.candidates is None else len(self.candidates)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LossInputs:
     """The states of the queries, with their targets and weights."""
 
+    parts: LossParts
     model: SequenceModel
     states: Tensor  # [m, D]
     weights: Tensor | None  # [m]; None: equal
@@ -55,34 +71,14 @@ class LossInputs:
         return loss if extra is None else loss + extra / shard.group.size
 
 
-class Loss(Protocol):
-    """Computes the shard's share of a batch's mean loss."""
-
-    def __call__(self, inputs: LossInputs) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LossParts:
-    """Arguments of `LossSettings.loss`."""
-
-    n_items: int
-    candidates: Tensor | None  # [C] int64 item numbers, ascending; None: all items
-    negatives: int
-    shared: bool
-    temperature: float
-
-    @property
-    def n_candidates(self) -> int:
-        return self.n_items if self.candidates is None else len(self.candidates)
-
-
 class LossSettings(Kind, frozen=True):
-    """Base of the losses' settings."""
+    """A loss with its settings."""
 
     whole_batch: ClassVar[bool] = False
     """Whether the loss of a query depends on the states of all other queries."""
 
-    def loss(self, parts: LossParts) -> Loss:
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        """The shard's share of a batch's mean loss."""
         raise NotImplementedError
 
     def weight(self, examples: Examples) -> float:

@@ -12,10 +12,5 @@ def shares(weights: Tensor | None, like: Tensor) -> Tensor:
     return weights / weights.sum()
 
 
-def user_weights(weights: Tensor, users: Tensor) -> Tensor:
-    """The weights [M] scaled so that those of each user's rows (`users` [M]) sum to one."""
-    return weights / weights.new_zeros(int(users.max()) + 1).index_add(0, users, weights)[users]
-
-
 def weighted_mean(losses: Tensor, weights: Tensor | None) -> Tensor:
     return (losses * shares(weights, losses)).sum()

@@ -2,34 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from segue.kinds import NonNegative, Share
-from segue.models.similarity.dot import Dot
+from segue.models.similarity.dot import Dot, Similarity
 from segue.objective.losses.binary import bce, gbce, gbce_beta
-from segue.objective.losses.loss import Loss, LossInputs, LossParts, LossSettings, tensor_of, zero_loss
+from segue.objective.losses.loss import LossInputs, LossSettings, tensor_of, zero_loss
 from segue.objective.losses.pairwise import bpr, bpr_max, top1, top1_max
-from segue.objective.losses.scores import own_scores, shared_scores
 from segue.objective.losses.softmax import sampled_softmax, shared_softmax
-from segue.objective.samplers.collisions import Own, shared_collisions
+from segue.objective.samplers.collisions import Groups, own_collisions, shared_collisions
 from segue.objective.tasks.examples import Examples
 
-Compare = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""Scores of the targets [M] and negatives [M, K], collisions at -inf, and weights [M] → the weighted mean loss."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledQueries:
+    """Queries, their targets, and sampled items: [K], which all queries share, or [M, K], those of each query."""
+
+    similarity: Similarity
+    queries: Tensor  # [M, Q]
+    target_vectors: Tensor  # [M, I]
+    vectors: Tensor  # of the sampled items [K, I] or [M, K, I]
+    targets: Tensor  # [M]
+    items: Tensor  # [K] or [M, K]
+    temperature: float = 1.0
+    log_q: tuple[Tensor, Tensor] | None = None  # of the targets [M] and of the sampled items
+    groups: Groups | None = None
+
+    def scores(self) -> tuple[Tensor, Tensor]:
+        """Scores of the targets [M] and of the sampled items [M, K], divided by the temperature, minus log q. Sampled
+        items that are no negatives (see `collisions.py`) have -inf."""
+        similarity, targets, items = self.similarity, self.targets, self.items
+        score = similarity.score if items.dim() == 1 else similarity.own
+        if isinstance(similarity, Dot):
+            queries = self.queries / self.temperature  # fewer numbers than the scores
+            positive, negatives = (queries * self.target_vectors).sum(1), score(queries, self.vectors)
+        else:
+            positive = similarity.own(self.queries, self.target_vectors[:, None])[:, 0] / self.temperature
+            negatives = score(self.queries, self.vectors) / self.temperature
+        if self.log_q is not None:
+            positive, negatives = positive - self.log_q[0], negatives - self.log_q[1]
+        if items.dim() == 1:
+            negatives[shared_collisions(targets, items, self.groups).pairs(slice(0, len(targets)))] = -math.inf
+            return positive, negatives
+        return positive, negatives.masked_fill(own_collisions(targets, items, self.groups), -math.inf)
 
 
 class SampledLossSettings(LossSettings, frozen=True):
-    """Losses that compare a target with sampled negatives."""
+    """Losses that compare a target with sampled negatives.
 
-    def loss(self, parts: LossParts) -> Loss:
-        return SampledLoss(parts, self.compare(parts))
+    Negatives are sampled for the whole batch, the same in all processes; each shard uses those of its queries.
+    """
 
-    def compare(self, parts: LossParts) -> Compare:
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        parts, shard, sampler, model = inputs.parts, inputs.shard, inputs.sampler, inputs.model
+        assert sampler is not None, "settings refuse a sampled loss without a sampler"
+        queries, targets, whole = inputs.queries(), inputs.targets, shard.whole
+        present = sampler.observe(torch.from_numpy(whole.inputs.items), torch.from_numpy(whole.targets))
+        count = parts.negatives if parts.shared else parts.negatives * len(whole.targets)
+        items = sampler.sample(count, inputs.generator, present)
+        if not parts.shared:
+            items = items.view(-1, parts.negatives)
+            items = items if shard.group.size == 1 else items[torch.from_numpy(shard.own_rows)]
+        vectors = model.item_vectors(items.flatten().to(queries.device))
+        target_vectors = model.item_vectors(targets)
+        loss = zero_loss(queries)
+        if len(targets):
+            log_q = None
+            if isinstance(self, SampledSoftmaxSettings) and self.log_q:
+                own, others = (sampler.log_q(some, present) for some in (torch.from_numpy(shard.own.targets), items))
+                log_q = own.to(queries.device), others.to(queries.device)
+            sampled = SampledQueries(
+                similarity=model.similarity,
+                queries=queries,
+                target_vectors=target_vectors,
+                vectors=vectors.view(*items.shape, -1),
+                targets=targets,
+                items=items.to(queries.device),
+                temperature=parts.temperature,
+                log_q=log_q,
+                groups=_groups(shard.own, targets),
+            )
+            loss = inputs.shared(self.mean(sampled, inputs))
+        return inputs.with_extra(loss, queries, target_vectors)
+
+    def mean(self, sampled: SampledQueries, inputs: LossInputs) -> Tensor:
+        """The mean loss of the shard's queries."""
         raise NotImplementedError
+
+
+def _groups(examples: Examples, targets: Tensor) -> Groups | None:
+    """`groups` of `collisions.py`."""
+    if examples.own is not None:
+        owners, items = (tensor_of(array, targets) for array in examples.own)
+        return Groups(tensor_of(examples.users, targets), owners, items)
+    if examples.grouped and examples.positions is not None:
+        rows = tensor_of(examples.positions, targets)
+        return Groups(rows, rows, targets)
+    return None
 
 
 class SampledSoftmaxSettings(SampledLossSettings, frozen=True, tag="sampled-softmax"):
@@ -38,8 +111,12 @@ class SampledSoftmaxSettings(SampledLossSettings, frozen=True, tag="sampled-soft
     log_q: bool = True
     """Whether scores are corrected by the log-probability with which an item is sampled."""
 
-    def loss(self, parts: LossParts) -> Loss:
-        return SampledLoss(parts, sampled_softmax, log_q=self.log_q, fused=True)
+    def mean(self, sampled: SampledQueries, inputs: LossInputs) -> Tensor:
+        if not inputs.parts.shared or not isinstance(sampled.similarity, Dot):
+            return sampled_softmax(*sampled.scores(), inputs.weights)
+        collisions = shared_collisions(sampled.targets, sampled.items, sampled.groups)
+        queries, vectors = sampled.queries / sampled.temperature, (sampled.target_vectors, sampled.vectors)
+        return shared_softmax(queries, *vectors, collisions, inputs.weights, log_q=sampled.log_q)
 
 
 class BCESettings(SampledLossSettings, frozen=True, tag="bce"):
@@ -49,8 +126,9 @@ class BCESettings(SampledLossSettings, frozen=True, tag="bce"):
     """Added to every score; log(1 / negatives) if there are many negatives. Almost every score must then be far below
     0, and without the offset a model first learns to reject every item and hardly recovers."""
 
-    def compare(self, parts: LossParts) -> Compare:  # noqa: ARG002
-        return lambda positive, negatives, weights: bce(positive + self.offset, negatives + self.offset, weights)
+    def mean(self, sampled: SampledQueries, inputs: LossInputs) -> Tensor:
+        positive, negatives = sampled.scores()
+        return bce(positive + self.offset, negatives + self.offset, inputs.weights)
 
 
 class GBCESettings(BCESettings, frozen=True, tag="gbce"):
@@ -59,16 +137,17 @@ class GBCESettings(BCESettings, frozen=True, tag="gbce"):
     calibration: Share = 0.75
     """How much of the overconfidence is corrected: 0 is `bce`, 1 all of it."""
 
-    def compare(self, parts: LossParts) -> Compare:
-        beta = gbce_beta(parts.n_candidates, parts.negatives, self.calibration)
-        return lambda positive, negatives, weights: gbce(positive + self.offset, negatives + self.offset, beta, weights)
+    def mean(self, sampled: SampledQueries, inputs: LossInputs) -> Tensor:
+        beta = gbce_beta(inputs.parts.n_candidates, inputs.parts.negatives, self.calibration)
+        positive, negatives = sampled.scores()
+        return gbce(positive + self.offset, negatives + self.offset, beta, inputs.weights)
 
 
 class BPRSettings(SampledLossSettings, frozen=True, tag="bpr"):
     """Bayesian personalised ranking."""
 
-    def compare(self, parts: LossParts) -> Compare:  # noqa: ARG002
-        return bpr
+    def mean(self, sampled: SampledQueries, inputs: LossInputs) -> Tensor:
+        return bpr(*sampled.scores(), inputs.weights)
 
 
 class BPRMaxSettings(SampledLossSettings, frozen=True, tag="bpr-max"):
@@ -77,96 +156,19 @@ class BPRMaxSettings(SampledLossSettings, frozen=True, tag="bpr-max"):
     regularisation: NonNegative = 0.0
     """Weight of the negatives' squared scores."""
 
-    def compare(self, parts: LossParts) -> Compare:  # noqa: ARG002
-        return lambda positive, negatives, weights: bpr_max(positive, negatives, self.regularisation, weights)
+    def mean(self, sampled: SampledQueries, inputs: LossInputs) -> Tensor:
+        return bpr_max(*sampled.scores(), self.regularisation, inputs.weights)
 
 
 class TOP1Settings(SampledLossSettings, frozen=True, tag="top1"):
     """TOP1 (GRU4Rec's first paper)."""
 
-    def compare(self, parts: LossParts) -> Compare:  # noqa: ARG002
-        return top1
+    def mean(self, sampled: SampledQueries, inputs: LossInputs) -> Tensor:
+        return top1(*sampled.scores(), inputs.weights)
 
 
 class TOP1MaxSettings(SampledLossSettings, frozen=True, tag="top1-max"):
     """TOP1 against the hardest negatives."""
 
-    def compare(self, parts: LossParts) -> Compare:  # noqa: ARG002
-        return top1_max
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampledLoss:
-    """Samples negatives for the whole batch, the same in all processes; each shard uses those of its queries."""
-
-    parts: LossParts
-    compare: Compare
-    log_q: bool = False
-    fused: bool = False
-    """Whether `shared_softmax` is used if negatives are shared and scores are inner products."""
-
-    def __call__(self, inputs: LossInputs) -> Tensor:
-        parts, shard, sampler = self.parts, inputs.shard, inputs.sampler
-        assert sampler is not None, "settings refuse a sampled loss without a sampler"
-        queries, targets, model = inputs.queries(), inputs.targets, inputs.model
-        whole = shard.whole
-        present = sampler.observe(torch.from_numpy(whole.inputs.items), torch.from_numpy(whole.targets))
-        count = parts.negatives if parts.shared else parts.negatives * len(whole.targets)
-        sample = sampler.sample(count, inputs.generator, present)
-        if not parts.shared and shard.group.size > 1:
-            sample = sample.rows(torch.from_numpy(shard.own_rows), parts.negatives)
-        vectors, target_vectors = model.item_vectors(sample.items.to(queries.device)), model.item_vectors(targets)
-        loss = zero_loss(queries)
-        if len(targets):
-            log_q = None
-            if self.log_q:
-                target_log_q = sampler.log_q(torch.from_numpy(shard.own.targets), present)
-                log_q = target_log_q.to(queries.device), sample.log_q.to(queries.device)
-            items = sample.items.to(queries.device)
-            loss = inputs.shared(self._mean(inputs, queries, targets, target_vectors, items, vectors, log_q))
-        return inputs.with_extra(loss, queries, target_vectors)
-
-    def _mean(
-        self,
-        inputs: LossInputs,
-        queries: Tensor,
-        targets: Tensor,
-        target_vectors: Tensor,
-        items: Tensor,
-        vectors: Tensor,
-        log_q: tuple[Tensor, Tensor] | None,
-    ) -> Tensor:
-        """The mean loss of the shard's queries; `items` and `vectors` are those of the negatives."""
-        parts, similarity = self.parts, inputs.model.similarity
-        groups, own = _groups(inputs.shard.own, targets)
-        if self.fused and parts.shared and isinstance(similarity, Dot):
-            collisions, queries = shared_collisions(targets, items, groups, own), queries / parts.temperature
-            return shared_softmax(queries, target_vectors, vectors, collisions, inputs.weights, log_q=log_q)
-        scores = shared_scores
-        if not parts.shared:
-            rows = len(targets), parts.negatives
-            items, vectors, scores = items.view(rows), vectors.view(*rows, -1), own_scores
-            log_q = None if log_q is None else (log_q[0], log_q[1].view(rows))
-        positive, negatives = scores(
-            similarity,
-            queries,
-            target_vectors,
-            vectors,
-            targets,
-            items,
-            temperature=parts.temperature,
-            log_q=log_q,
-            groups=groups,
-            own=own,
-        )
-        return self.compare(positive, negatives, inputs.weights)
-
-
-def _groups(examples: Examples, like: Tensor) -> tuple[Tensor | None, Own | None]:
-    """`groups` and `own` of `collisions.py`."""
-    if examples.own is not None:
-        users, items = examples.own
-        return tensor_of(examples.users, like), (tensor_of(users, like), tensor_of(items, like))
-    if examples.grouped and examples.positions is not None:
-        return tensor_of(examples.positions, like), None
-    return None, None
+    def mean(self, sampled: SampledQueries, inputs: LossInputs) -> Tensor:
+        return top1_max(*sampled.scores(), inputs.weights)

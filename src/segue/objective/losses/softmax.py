@@ -18,18 +18,23 @@ ALIGNED = 16  # scores of a cache line: products with some columns of a tile are
 LEAST_COLUMNS = 4  # queries of a tile of sums over codes
 
 
-class _FullSoftmax(torch.autograd.Function):
+class GradientFunction(torch.autograd.Function):
+    """A function whose forward pass also computes its gradients and saves one for each argument, or None."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return tuple(None if saved is None else saved * gradients[0] for saved in ctx.saved_tensors)
+
+
+class _FullSoftmax(GradientFunction):
     """Each tile's share of both gradients is computed while its probabilities are in the cache."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         rows = max(LEAST_TILE, TILE_SCORES // len(matrix))
-        with_gradient = any(ctx.needs_input_grad)
-        d_hidden = torch.empty_like(hidden) if with_gradient else None
-        d_matrix = torch.zeros_like(matrix) if with_gradient else None
+        d_hidden, d_matrix = torch.empty_like(hidden), torch.zeros_like(matrix)
         scores = hidden.new_empty(min(rows, len(hidden)), len(matrix))
-        total = hidden.new_zeros(())
-        losses = torch.empty_like(weights)
+        total, losses = hidden.new_zeros(()), torch.empty_like(weights)
         for begin in range(0, len(hidden), rows):
             states, columns = hidden[begin : begin + rows], targets[begin : begin + rows, None]
             weight = weights[begin : begin + rows, None]
@@ -38,19 +43,13 @@ class _FullSoftmax(torch.autograd.Function):
             tile_losses = losses[begin : begin + rows]
             tile_losses.copy_(_softmax_losses(tile, columns, states, matrix))  # leaves probabilities in the tile
             total += (tile_losses * weight[:, 0]).sum()
-            if d_hidden is not None and d_matrix is not None:
-                tile.scatter_add_(1, columns, -torch.ones_like(weight))
-                # The weights scale the smaller sides of the products: a pass over the tile is expensive.
-                torch.mm(tile, matrix, out=d_hidden[begin : begin + rows])
-                d_hidden[begin : begin + rows] *= weight
-                d_matrix.addmm_(tile.T, states * weight)
-        ctx.save_for_backward(d_hidden, d_matrix, losses)
+            tile.scatter_add_(1, columns, -torch.ones_like(weight))
+            # The weights scale the smaller sides of the products: a pass over the tile is expensive.
+            torch.mm(tile, matrix, out=d_hidden[begin : begin + rows])
+            d_hidden[begin : begin + rows] *= weight
+            d_matrix.addmm_(tile.T, states * weight)
+        ctx.save_for_backward(d_hidden, d_matrix, None, losses)
         return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
-        d_hidden, d_matrix, losses = ctx.saved_tensors
-        return d_hidden * gradients[0], d_matrix * gradients[0], None, losses * gradients[0]
 
 
 def _softmax_losses(tile: Tensor, columns: Tensor, states: Tensor, matrix: Tensor) -> Tensor:
@@ -78,7 +77,7 @@ def full_softmax(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tenso
     return loss
 
 
-class _CodedSoftmax(torch.autograd.Function):
+class _CodedSoftmax(GradientFunction):
     """As `_FullSoftmax`, but scores are sums over tables, and a query is a column of a tile."""
 
     @staticmethod
@@ -104,14 +103,8 @@ class _CodedSoftmax(torch.autograd.Function):
                 tile /= lengths[:, None]
                 d_lengths -= (tile * scores).sum(1)
             d_tables[:, some] = functional.embedding_bag(items, tile, begins, mode="sum")
-        ctx.save_for_backward(d_tables, d_lengths, losses)
+        ctx.save_for_backward(d_tables, d_lengths, None, None, losses)
         return (losses * weights).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, Tensor]:
-        d_tables, d_lengths, losses = ctx.saved_tensors
-        d_lengths = None if d_lengths is None else d_lengths * gradients[0]
-        return d_tables * gradients[0], d_lengths, None, None, losses * gradients[0]
 
 
 def _items_by_row(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -139,7 +132,7 @@ def coded_softmax(
     return loss
 
 
-class _SharedSoftmax(torch.autograd.Function):
+class _SharedSoftmax(GradientFunction):
     """As `_FullSoftmax`; a row's target is the column after the negatives."""
 
     @staticmethod
@@ -172,13 +165,8 @@ class _SharedSoftmax(torch.autograd.Function):
             d_queries[some].addcmul_(d_scores, targets[some])
             torch.mul(d_scores, queries[some], out=d_targets[some])
             d_negatives.addmm_(p_negatives.T, queries[some] * weight)
-        ctx.save_for_backward(d_queries, d_targets, d_negatives, losses)
+        ctx.save_for_backward(d_queries, d_targets, d_negatives, losses, None, None)
         return (losses * weights).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None, None]:
-        d_queries, d_targets, d_negatives, losses = (saved * gradients[0] for saved in ctx.saved_tensors)
-        return d_queries, d_targets, d_negatives, losses, None, None
 
 
 class _TileScores:
@@ -234,19 +222,18 @@ def shared_softmax(
     Inputs: queries [M, D], the vectors of their targets [M, D] and of the negatives [K, D], the collisions among [M, K]
     (see `collisions.py`), weights [M], log q of the targets [M] and of the negatives [K].
     When to choose it: if its needs are met; it is several times as fast as `sampled_softmax`.
-    Relations: `sampled_softmax` of `shared_scores`.
+    Relations: `sampled_softmax` of `SampledQueries.scores`.
     """
     weights = shares(weights, queries)
-    loss: Tensor = _SharedSoftmax.apply(  # type: ignore[no-untyped-call]
-        queries, targets, negatives, weights, collisions, log_q
-    )
+    scores = queries, targets, negatives, weights, collisions, log_q
+    loss: Tensor = _SharedSoftmax.apply(*scores)  # type: ignore[no-untyped-call]
     return loss
 
 
 def sampled_softmax(positive: Tensor, negatives: Tensor, weights: Tensor | None = None) -> Tensor:
     """Cross-entropy of the target among itself and sampled negatives, weighted mean over the rows.
 
-    Needs: a sampler; scores already corrected by log q, collisions already at -inf (see `scores.py`).
+    Needs: a sampler; scores already corrected by log q, collisions already at -inf (see `SampledQueries`).
     Inputs: scores of the targets [M] and of the negatives [M, K], weights [M].
     When to choose it: large catalogues, with hundreds to thousands of negatives that the batch shares.
     Relations: every item as a negative once, with collisions masked, is `full_softmax`; one negative is `bpr`.

@@ -1,9 +1,7 @@
 """Collisions: sampled items that are no negatives of a query, because they are its target or another of its group.
 
-The only file that decides which sampled items are no negatives. Rows (queries) with the same number in `groups` [M]
-form a group, such as the queries of one state or user, and no positive of a group is a negative of its rows. The
-positives of a group are the targets of its rows, or, with `own`, the items own[1] [P] of the groups own[0] [P], which
-include the targets. Without groups the only positive of a row is its target.
+The only file that decides which sampled items are no negatives. Without groups the only positive of a row is its
+target.
 """
 
 from __future__ import annotations
@@ -13,7 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Own = tuple[Tensor, Tensor]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """Rows (queries) of one group, such as those of one state or user: no positive of the group is a negative of them.
+    The positives include the rows' targets."""
+
+    rows: Tensor  # [M], the group of each row
+    owners: Tensor  # [P], the group of each positive
+    positives: Tensor  # [P], items
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,28 +40,25 @@ class Collisions:
         return rows, self.columns[indices]
 
 
-def shared_collisions(targets: Tensor, items: Tensor, groups: Tensor | None, own: Own | None = None) -> Collisions:
+def shared_collisions(targets: Tensor, items: Tensor, groups: Groups | None) -> Collisions:
     """The collisions of `items` [K], which all rows share, without a mask [M, K]."""
-    if groups is None:
-        order = items.argsort()
-        first, last = _bounds(items[order], targets)
-        return Collisions(first, last, order)
-    owners, positives = _distinct((groups, targets) if own is None else own)
     order = items.argsort()
-    begins, ends = _bounds(items[order], positives)
-    pairs, columns = Collisions(begins, ends, order).pairs(slice(0, len(positives)))
-    first, last = _bounds(owners[pairs], groups)
-    return Collisions(first, last, columns)
+    if groups is None:
+        return Collisions(*_bounds(items[order], targets), order)
+    stride = groups.positives.max() + 1
+    distinct = torch.unique(groups.owners * stride + groups.positives)  # pairs of group and item, ascending by group
+    begins, ends = _bounds(items[order], distinct % stride)
+    pairs, columns = Collisions(begins, ends, order).pairs(slice(0, len(distinct)))
+    return Collisions(*_bounds((distinct // stride)[pairs], groups.rows), columns)
 
 
-def own_collisions(targets: Tensor, items: Tensor, groups: Tensor | None, own: Own | None = None) -> Tensor:
+def own_collisions(targets: Tensor, items: Tensor, groups: Groups | None) -> Tensor:
     """A mask [M, K] of the collisions of `items` [M, K], the negatives of each row."""
     if groups is None:
         return targets[:, None] == items
-    owners, positives = (groups, targets) if own is None else own
-    stride = torch.maximum(positives.max(), items.max()) + 1
-    pairs = (owners * stride + positives).sort().values
-    keys = groups[:, None] * stride + items
+    stride = torch.maximum(groups.positives.max(), items.max()) + 1
+    pairs = (groups.owners * stride + groups.positives).sort().values
+    keys = groups.rows[:, None] * stride + items
     collides: Tensor = pairs[torch.searchsorted(pairs, keys).clamp_(max=len(pairs) - 1)] == keys
     return collides
 
@@ -63,10 +66,3 @@ def own_collisions(targets: Tensor, items: Tensor, groups: Tensor | None, own: O
 def _bounds(ordered: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """The first index of each key among ascending numbers, and the index after its last."""
     return torch.searchsorted(ordered, keys), torch.searchsorted(ordered, keys, right=True)
-
-
-def _distinct(own: Own) -> Own:
-    """The distinct pairs of group and item, ascending by group."""
-    stride = own[1].max() + 1
-    pairs = torch.unique(own[0] * stride + own[1])
-    return pairs // stride, pairs % stride

@@ -1,4 +1,4 @@
-"""Samplers: negatives for the losses that do not score every item, each with the log of its probability.
+"""Samplers: negatives for the losses that do not score every item, and the log of their probabilities.
 
 All sample independently and with replacement, so that each row of samples [M, K] is a sample of its own. `present` [P]
 are the items of the batch that may be sampled, as `observe` returns them.
@@ -7,8 +7,7 @@ are the items of the batch that may be sampled, as `observe` returns them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,47 +16,28 @@ from torch import Tensor
 from segue.kinds import Count, Kind, ProperShare
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Negatives:
-    """Sampled items, and log q, the log-probability of each."""
-
-    items: Tensor  # [K] int64
-    log_q: Tensor  # [K] float32
-
-    def rows(self, queries: Tensor, each: int) -> Negatives:
-        """The negatives of some queries, if every query has `each` of its own."""
-        return Negatives(self.items.view(-1, each)[queries].flatten(), self.log_q.view(-1, each)[queries].flatten())
-
-
-class Sampler(Protocol):
+class Sampler:
     """Samples items, and computes the log-probability of any item."""
 
     @property
     def state(self) -> dict[str, Tensor]:
         """Counts made in training, by name, to be saved with the training state."""
-        ...
-
-    def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """`present`, from a batch's inputs and targets with repeats and special tokens. Called first, once a batch."""
-        ...
-
-    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives: ...
-
-    def log_q(self, items: Tensor, present: Tensor) -> Tensor: ...
-
-
-class _Stateless:
-    """A sampler without counts; `present` are all items of the batch."""
-
-    @property
-    def state(self) -> dict[str, Tensor]:
         return {}
 
     def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """`present`, from a batch's inputs and targets with repeats and special tokens. Called first, once a batch."""
         return torch.cat((inputs, targets))
 
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Tensor:
+        """Item numbers [count] int64."""
+        raise NotImplementedError
 
-class UniformSampler(_Stateless):
+    def log_q(self, items: Tensor, present: Tensor) -> Tensor:
+        """The log-probability of each item, float32, in the shape of `items`."""
+        raise NotImplementedError
+
+
+class UniformSampler(Sampler):
     """Every item with the same probability; with `candidates`, item numbers, only these."""
 
     def __init__(self, n_items: int, candidates: Tensor | None = None) -> None:
@@ -68,16 +48,15 @@ class UniformSampler(_Stateless):
         if candidates is not None:
             self._possible.zero_()[candidates] = True
 
-    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Tensor:  # noqa: ARG002
         rows = torch.randint(self._count, (count,), generator=generator)
-        items = rows + 1 if self._candidates is None else self._candidates[rows]
-        return Negatives(items, self.log_q(items, present))
+        return rows + 1 if self._candidates is None else self._candidates[rows]
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # the batch changes nothing
         return torch.where(self._possible[items], -math.log(self._count), -torch.inf)
 
 
-class PopularitySampler(_Stateless):
+class PopularitySampler(Sampler):
     """By training count to a power. Items unseen in training are never sampled."""
 
     def __init__(self, counts: np.ndarray, power: float) -> None:
@@ -90,16 +69,15 @@ class PopularitySampler(_Stateless):
         with np.errstate(divide="ignore"):
             self._log_q = torch.from_numpy(np.log(weight / weight.sum()).astype(np.float32))
 
-    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Tensor:  # noqa: ARG002
         at = torch.rand(count, dtype=torch.float64, generator=generator) * self._cumulative[-1]
-        items = torch.searchsorted(self._cumulative, at, right=True).clamp_(max=len(self._cumulative) - 1)
-        return Negatives(items, self.log_q(items, present))
+        return torch.searchsorted(self._cumulative, at, right=True).clamp_(max=len(self._cumulative) - 1)
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # the batch changes nothing
         return self._log_q[items]
 
 
-class InBatchSampler(_Stateless):
+class InBatchSampler(Sampler):
     """The distinct items of the batch, all with the same probability.
 
     Over many batches negatives follow popularity, weakly: a popular item is in more batches.
@@ -108,10 +86,9 @@ class InBatchSampler(_Stateless):
     def __init__(self, n_items: int) -> None:
         self.n_items = n_items
 
-    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Tensor:
         pool = self._pool(present)
-        items = pool[torch.randint(len(pool), (count,), generator=generator)]
-        return Negatives(items, torch.full((count,), -math.log(len(pool)), dtype=torch.float32))
+        return pool[torch.randint(len(pool), (count,), generator=generator)]
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:
         pool = self._pool(present)
@@ -123,7 +100,7 @@ class InBatchSampler(_Stateless):
         return pool
 
 
-class TargetSampler:
+class TargetSampler(Sampler):
     """The targets of the batch, each as often as it occurs, so that negatives follow popularity.
 
     q is an item's share of all targets so far in training, this batch included, and not of this batch alone.
@@ -142,16 +119,15 @@ class TargetSampler:
         self.counts.index_add_(0, items, torch.ones_like(items))
         return targets
 
-    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Tensor:
         pool = _items(present, self.n_items)
-        items = pool[torch.randint(len(pool), (count,), generator=generator)]
-        return Negatives(items, self.log_q(items, present))
+        return pool[torch.randint(len(pool), (count,), generator=generator)]
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # all batches so far count
         return (self.counts[items].double() / self.counts.sum()).log().float()
 
 
-class MixedSampler:
+class MixedSampler(Sampler):
     """From the batch with probability `share`, else from the whole catalogue.
 
     q is that of the mixture, share · q of the batch + (1 - share) / V, whichever part an item was sampled from.
@@ -168,11 +144,10 @@ class MixedSampler:
     def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self._batch.observe(inputs, targets)
 
-    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Negatives:
-        from_batch = self._batch.sample(count, generator, present).items
-        from_catalogue = self._catalogue.sample(count, generator, present).items
-        items = torch.where(torch.rand(count, generator=generator) < self.share, from_batch, from_catalogue)
-        return Negatives(items, self.log_q(items, present))
+    def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Tensor:
+        from_batch = self._batch.sample(count, generator, present)
+        from_catalogue = self._catalogue.sample(count, generator, present)
+        return torch.where(torch.rand(count, generator=generator) < self.share, from_batch, from_catalogue)
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:
         q_batch, q_catalogue = (part.log_q(items, present).exp() for part in (self._batch, self._catalogue))
@@ -228,12 +203,14 @@ class InBatchSettings(SamplerSettings, frozen=True, tag="in-batch"):
 class MixedSettings(SamplerSettings, frozen=True, tag="mixed"):
     """Partly the distinct items of the batch, partly every item."""
 
+    batch_sampler: ClassVar[type[InBatchSampler | TargetSampler]] = InBatchSampler
+
     in_batch: ProperShare = 0.5
     """Probability of an item of the batch."""
 
     def sampler(self, counts: np.ndarray, candidates: Tensor | None) -> Sampler:
         n_items = len(counts) - 1
-        return MixedSampler(self.in_batch, InBatchSampler(n_items), UniformSampler(n_items, candidates))
+        return MixedSampler(self.in_batch, self.batch_sampler(n_items), UniformSampler(n_items, candidates))
 
 
 class TargetsSettings(SamplerSettings, frozen=True, tag="targets"):
@@ -243,12 +220,7 @@ class TargetsSettings(SamplerSettings, frozen=True, tag="targets"):
         return TargetSampler(len(counts) - 1)
 
 
-class TargetsUniformSettings(SamplerSettings, frozen=True, tag="targets+uniform"):
+class TargetsUniformSettings(MixedSettings, frozen=True, tag="targets+uniform"):
     """Partly the targets of the batch, as often as they occur, partly every item."""
 
-    in_batch: ProperShare = 0.5
-    """Probability of a target of the batch."""
-
-    def sampler(self, counts: np.ndarray, candidates: Tensor | None) -> Sampler:
-        n_items = len(counts) - 1
-        return MixedSampler(self.in_batch, TargetSampler(n_items), UniformSampler(n_items, candidates))
+    batch_sampler: ClassVar[type[InBatchSampler | TargetSampler]] = TargetSampler

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from segue.objective.tasks.actions import AllActionSettings, DenseAllActionSettings, NextActionSettings
+from segue.objective.tasks.actions import AllAction, DenseAllAction, NextAction
 from segue.objective.tasks.continuation import Continuation
-from segue.objective.tasks.masked_item import MaskedItemSettings
+from segue.objective.tasks.masked_item import MaskedItem
 from segue.objective.tasks.next_item import NextItem
 from segue.objective.tasks.recency import Recency
 
-AnyTaskSettings = (
-    NextItem
-    | MaskedItemSettings
-    | Recency
-    | Continuation
-    | DenseAllActionSettings
-    | AllActionSettings
-    | NextActionSettings
-)
+AnyTaskSettings = NextItem | MaskedItem | Recency | Continuation | DenseAllAction | AllAction | NextAction

@@ -9,16 +9,15 @@ target is left out of the inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from segue.data.batch import Batch
+from segue.data.batch import Batch, ragged_rows
 from segue.errors import SettingsError
 from segue.kinds import Count, PositiveNumber
-from segue.objective.tasks.examples import EXTRA, Examples, Task, TaskSettings
-from segue.objective.tasks.positive import Positive, PositiveEvents
+from segue.objective.tasks.examples import NO_FACTS, Examples, Task, TaskFacts
+from segue.objective.tasks.positive import Positive
 
 SECONDS_A_DAY = 86400
 
@@ -51,75 +50,80 @@ def positives_ahead(batch: Batch, positive: np.ndarray, seconds: int | None) -> 
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextAction:
-    """The target of every state is the first later positive event. If every event is positive and no two have the same
-    timestamp, that is `next_item`."""
+class ActionTask(Task, frozen=True):
+    """Tasks whose targets are positive events with a later timestamp than the input's."""
 
-    positive: PositiveEvents
+    positive: tuple[Positive, ...] = ()
+    """The events that are targets, such as [{kind = "buy"}, {kind = "rate", min_value = 4.0}]; without any, all events.
+    No positive event of a user's training history is a negative of that user. Evaluation by window, and validation with
+    evaluate.days, use them too; validation and reports of the next event use every kind."""
 
-    @property
-    def extra(self) -> int:
-        return EXTRA
 
-    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:  # noqa: ARG002 (nothing is sampled)
-        ahead = positives_ahead(batch, self.positive(batch), None)
+class NextAction(ActionTask, frozen=True, tag="next-action"):
+    """Every state predicts the first later positive event. If every event is positive and no two have the same
+    timestamp, that is `next-item`."""
+
+    def __call__(self, batch: Batch, rng: np.random.Generator, facts: TaskFacts = NO_FACTS) -> Examples:  # noqa: ARG002
+        ahead = positives_ahead(batch, facts.positive(batch), None)
         queries = np.flatnonzero(ahead.any)
         return _examples(batch, ahead, queries, ahead.positives[ahead.first[queries]])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DaysAhead:
+class _DaysAhead(ActionTask, frozen=True):
     """Base of the tasks whose targets are the events of some days."""
 
-    positive: PositiveEvents
-    seconds: int  # after a state, in which its targets lie
-    length: int  # most inputs of a window
-    labels: int  # most events of a window after its inputs
+    days: PositiveNumber = 28.0
+    """How far ahead targets may lie, in days; at least a second, 1 / 86400."""
+    labels: Count = 32
+    """Events after the inputs that a training window keeps as targets. In a history longer than a window, its
+    newest `labels` events are never inputs."""
+
+    def __post_init__(self) -> None:
+        if self.days < 1 / SECONDS_A_DAY:
+            raise SettingsError(f"objective.task.days must be at least a second, 1 / 86400, got {self.days}.")
 
     @property
     def extra(self) -> int:
         return self.labels
 
+    def ahead(self, batch: Batch, facts: TaskFacts) -> tuple[Ahead, np.ndarray]:
+        """The possible targets of each token, and the tokens that may be queries [T] bool: inputs that have any."""
+        ahead = positives_ahead(batch, facts.positive(batch), round(self.days * SECONDS_A_DAY))
+        return ahead, ahead.any & (facts.length is None or _positions(batch.lengths) < facts.length)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseAllAction(_DaysAhead):
-    """The target of every state is one of the positive events in the days after it, sampled uniformly at each call
+
+class DenseAllAction(_DaysAhead, frozen=True, tag="dense-all-action"):
+    """Every state predicts one of the positive events in the days after it, sampled uniformly at each call
     (PinnerFormer: Pancha and others, "PinnerFormer: Sequence Modeling for User Representation at Pinterest", KDD
     2022)."""
 
-    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
-        ahead = positives_ahead(batch, self.positive(batch), self.seconds)
-        queries = np.flatnonzero(ahead.any & (_positions(batch.lengths) < self.length))
+    def __call__(self, batch: Batch, rng: np.random.Generator, facts: TaskFacts = NO_FACTS) -> Examples:
+        ahead, possible = self.ahead(batch, facts)
+        queries = np.flatnonzero(possible)
         samples = rng.integers(ahead.first[queries], ahead.last[queries])
         return _examples(batch, ahead, queries, ahead.positives[samples])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllAction(_DaysAhead):
-    """The targets of the newest state are all positive events in the days after it, at most the first `labels`.
+class AllAction(_DaysAhead, frozen=True, tag="all-action"):
+    """The newest state predicts all positive events in the days after it, at most the first `labels`.
 
     The last input is sampled at each call among the events that have a target and at most `labels` events after them.
     If there is none, it is the last event that has a target. So the inputs of a long history's newest window always end
     at the same event, those of a short history at any.
     """
 
-    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
-        ahead = positives_ahead(batch, self.positive(batch), self.seconds)
-        newest = self._newest(ahead, batch.lengths, rng)
-        counts = np.minimum(ahead.last - ahead.first, self.labels)[newest]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        targets = ahead.positives[np.repeat(ahead.first[newest], counts) + within]
-        return _examples(batch, ahead, np.repeat(newest, counts), targets)
-
-    def _newest(self, ahead: Ahead, lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The last input of each user that has a target."""
-        positions, owner = _positions(lengths), np.repeat(np.arange(len(lengths)), lengths)
+    def __call__(self, batch: Batch, rng: np.random.Generator, facts: TaskFacts = NO_FACTS) -> Examples:
+        ahead, possible = self.ahead(batch, facts)
+        lengths, positions = batch.lengths, _positions(batch.lengths)
+        owner = np.repeat(np.arange(len(lengths)), lengths)
         preferred = lengths[owner] - 1 - positions <= self.labels
         rank = np.where(preferred, lengths[owner] + rng.random(len(owner)), positions)
-        rank[~ahead.any | (positions >= self.length)] = -1
+        rank[~possible] = -1
         best = np.lexsort((rank, owner))[np.cumsum(lengths) - 1]  # each user's token of the highest rank
-        return np.asarray(best[rank[best] >= 0])
+        newest = best[rank[best] >= 0]  # the last input of each user that has a target
+        counts = np.minimum(ahead.last - ahead.first, self.labels)[newest]
+        targets = ahead.positives[ragged_rows(ahead.first[newest], counts)]
+        return _examples(batch, ahead, np.repeat(newest, counts), targets)
 
 
 def _positions(lengths: np.ndarray) -> np.ndarray:
@@ -140,49 +144,3 @@ def _examples(batch: Batch, ahead: Ahead, queries: np.ndarray, targets: np.ndarr
         positions=(np.cumsum(inputs) - 1)[queries],
         own=((np.cumsum(rows) - 1)[owner[own]], batch.items[own]),
     )
-
-
-class ActionTaskSettings(TaskSettings, frozen=True):
-    """Tasks whose targets are positive events with a later timestamp than the input's."""
-
-    positive: tuple[Positive, ...] = ()
-    """The events that are targets, such as [{kind = "buy"}, {kind = "rate", min_value = 4.0}]; without any, all events.
-    No positive event of a user's training history is a negative of that user. Evaluation by window, and validation with
-    evaluate.days, use them too; validation and reports of the next event use every kind."""
-
-
-class NextActionSettings(ActionTaskSettings, frozen=True, tag="next-action"):
-    """Every state predicts the first later positive event."""
-
-    def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
-        return NextAction(positive=PositiveEvents(self.positive, kinds))
-
-
-class _DaysAheadSettings(ActionTaskSettings, frozen=True):
-    days: PositiveNumber = 28.0
-    """How far ahead targets may lie, in days; at least a second, 1 / 86400."""
-    labels: Count = 32
-    """Events after the inputs that a training window keeps as targets. In a history longer than a window, its
-    newest `labels` events are never inputs."""
-
-    def __post_init__(self) -> None:
-        if self.days < 1 / SECONDS_A_DAY:
-            raise SettingsError(f"objective.task.days must be at least a second, 1 / 86400, got {self.days}.")
-
-    def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
-        assert length is not None, "the number of inputs of a window depends on the model's length"
-        build = AllAction if isinstance(self, AllActionSettings) else DenseAllAction
-        return build(
-            positive=PositiveEvents(self.positive, kinds),
-            seconds=round(self.days * SECONDS_A_DAY),
-            length=length,
-            labels=self.labels,
-        )
-
-
-class DenseAllActionSettings(_DaysAheadSettings, frozen=True, tag="dense-all-action"):
-    """Every state predicts one of the positive events in the days after it, sampled anew each epoch (PinnerFormer)."""
-
-
-class AllActionSettings(_DaysAheadSettings, frozen=True, tag="all-action"):
-    """The newest state predicts all positive events in the days after it, at most the first `labels`."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from segue.data.batch import Batch, ragged_rows
 from segue.kinds import Count
-from segue.objective.tasks.examples import Examples, Task, TaskSettings, sample_without_replacement
+from segue.objective.tasks.examples import NO_FACTS, Examples, Task, TaskFacts, sample_without_replacement
 
 
-class Continuation(TaskSettings, frozen=True, tag="continuation"):
+class Continuation(Task, frozen=True, tag="continuation"):
     """Histories are cut, and a decoder predicts the items after a cut one by one, given the items before.
 
     For encoders with a decoder. A cut may come after any event but the last; each is an example of its own. The history
@@ -25,10 +24,7 @@ class Continuation(TaskSettings, frozen=True, tag="continuation"):
     cuts: Count = 1
     """Cuts of a window, each with equal probability and at most once."""
 
-    def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
-        return self
-
-    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
+    def __call__(self, batch: Batch, rng: np.random.Generator, facts: TaskFacts = NO_FACTS) -> Examples:  # noqa: ARG002
         begins = np.cumsum(batch.lengths) - batch.lengths
         possible = batch.lengths - 1  # cuts after 1 … n - 1 events
         sampled = sample_without_replacement(possible, np.minimum(self.cuts, possible), rng)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 import numpy as np
 
 from segue.data.batch import Batch
 from segue.kinds import Kind
+from segue.objective.tasks.positive import ALL_EVENTS, PositiveEvents
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,29 +29,29 @@ class Examples:
         return owner if self.positions is None else owner[self.positions]
 
 
-EXTRA = 1
-"""Events of a training window beyond the length of the model. Next-item, recency and continuation take at least one
-event out of the inputs; a bidirectional model does not count the mask of the query."""
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskFacts:
+    """What tasks need to know about the log and the model."""
+
+    mask: int = 0  # number of the mask token
+    positive: PositiveEvents = ALL_EVENTS
+    length: int | None = None  # events that the model reads; None: all
 
 
-class Task(Protocol):
-    """Turns a batch, in which every user has at least two events, into examples. It samples anew at each call."""
+NO_FACTS = TaskFacts()
+
+
+class Task(Kind, frozen=True):
+    """A task is its settings. It turns a batch, in which every user has at least two events, into examples, and samples
+    anew at each call."""
 
     @property
     def extra(self) -> int:
-        """Events of a training window beyond the length of the model."""
-        ...
+        """Events of a training window beyond the length of the model. Next-item, recency and continuation take at least
+        one event out of the inputs; a bidirectional model does not count the mask of the query."""
+        return 1
 
-    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples: ...
-
-
-class TaskSettings(Kind, frozen=True):
-    """Base of the tasks' settings."""
-
-    extra: ClassVar[int] = EXTRA
-
-    def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:
-        """The task for a log with `n_items` items and these event kinds, and a model that reads `length` events."""
+    def __call__(self, batch: Batch, rng: np.random.Generator, facts: TaskFacts = NO_FACTS) -> Examples:
         raise NotImplementedError
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from segue.data.batch import Batch
-from segue.objective.tasks.examples import Examples, Task, TaskSettings
+from segue.objective.tasks.examples import NO_FACTS, Examples, Task, TaskFacts
 
 
-class NextItem(TaskSettings, frozen=True, tag="next-item"):
+class NextItem(Task, frozen=True, tag="next-item"):
     """Every event but a user's last is an input, and the event after it is its target."""
 
-    def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
-        return self
-
-    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:  # noqa: ARG002 (nothing is sampled)
+    def __call__(self, batch: Batch, rng: np.random.Generator, facts: TaskFacts = NO_FACTS) -> Examples:  # noqa: ARG002
         ends = np.cumsum(batch.lengths)
         inputs, targets = np.ones(len(batch.items), dtype=bool), np.ones(len(batch.items), dtype=bool)
         inputs[ends - 1] = False

@@ -61,6 +61,9 @@ class PositiveEvents:
         return positive
 
 
+ALL_EVENTS = PositiveEvents((), ())
+
+
 def _kind_mask(kind: str | None, kinds: Sequence[str]) -> np.ndarray | None:
     """A mask of the matching kinds [kinds]; None: any kind."""
     if kind is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -11,7 +10,7 @@ from msgspec import Meta
 
 from segue.data.batch import Batch
 from segue.kinds import Count, Kind, ProperShare
-from segue.objective.tasks.examples import Examples, Task, TaskSettings, sample_without_replacement
+from segue.objective.tasks.examples import NO_FACTS, Examples, Task, TaskFacts, sample_without_replacement
 
 
 class Exponential(Kind, frozen=True, tag="exponential"):
@@ -42,7 +41,7 @@ def _event(position: np.ndarray, before: np.ndarray) -> np.ndarray:
     return np.asarray(np.floor(position).clip(0, before - 1), dtype=np.int64)
 
 
-class Recency(TaskSettings, frozen=True, tag="recency"):
+class Recency(Task, frozen=True, tag="recency"):
     """Some events of each user, rather recent ones, are taken out, and the last state predicts them: recency sampling
     (Petrov and Macdonald, "Effective and Efficient Training for Sequential Recommendation using Recency Sampling",
     RecSys 2022).
@@ -62,10 +61,7 @@ class Recency(TaskSettings, frozen=True, tag="recency"):
     cuts: Count = 1
     """Cuts of a user: the end, and others at random, each with equal probability and at most once."""
 
-    def task(self, n_items: int, kinds: Sequence[str], length: int | None) -> Task:  # noqa: ARG002
-        return self
-
-    def __call__(self, batch: Batch, rng: np.random.Generator) -> Examples:
+    def __call__(self, batch: Batch, rng: np.random.Generator, facts: TaskFacts = NO_FACTS) -> Examples:  # noqa: ARG002
         tokens, ends = len(batch.items), np.cumsum(batch.lengths)
         begins = ends - batch.lengths
         user, before = self._cuts(batch.lengths, rng)  # of each cut

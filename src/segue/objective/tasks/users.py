@@ -6,13 +6,13 @@ determines neither a user's weight nor all items that are no negatives of the us
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from segue.data.batch import Batch, ragged_rows
-from segue.objective.tasks.examples import Examples, Task
+from segue.objective.tasks.examples import Examples
 from segue.objective.tasks.positive import PositiveEvents
 
 
@@ -24,7 +24,9 @@ class Shares:
     users_a_batch: float  # on average
 
     @classmethod
-    def of(cls, windows: Iterable[Batch], task: Task, n_users: int) -> Shares:
+    def of(
+        cls, windows: Iterable[Batch], task: Callable[[Batch, np.random.Generator], Examples], n_users: int
+    ) -> Shares:
         """From all windows, each once. Whether a window has a target does not depend on what a task samples."""
         counts, batches, rng = np.zeros(n_users, dtype=np.int64), 0, np.random.default_rng(0)
         for batch in windows:
