@@ -27,43 +27,32 @@ def fill_store(store: HistoryStore, data: Data, progress: Callable[[int], None] 
 
     Each chunk of users is added in one transaction together with the new fill state. So this may be interrupted and
     called again, also by several processes at once and while new events arrive. A store with other events, or those
-    of other data, is not changed, and the message says so. In a log without dates, times are positions in the log.
+    of other data, is not changed; the message reports it. In a log without dates, times are positions in the log.
     """
     start = FillState(digest=data.digest, next_user=0, finished=False)
     state = store.fill_state() or (start if store.fill([], start, expected=None) else store.fill_state())
-    users = events = 0
     if state is None:
-        message = f"The store holds events that did not come from {data.folder}; it is left as it is."
-    elif state.digest != data.digest:
-        message = f"The store was filled from other data than {data.folder} holds now; it is left as it is."
-    elif state.finished:
-        message = f"The store has the histories of {data.folder} already."
-    else:
-        data.verify()  # all of it is read anyway
-        users, events = _fill(store, data, state, progress)
-        message = f"The store was filled from {data.folder}: {events} events of {users} users."
-    return FillReport(users, events, message)
-
-
-def _fill(store: HistoryStore, data: Data, state: FillState, progress: Callable[[int], None] | None) -> tuple[int, int]:
-    offsets, users, events = data.sequences.offsets, 0, 0
+        return FillReport(0, 0, f"The store holds events that did not come from {data.folder}; it is left as it is.")
+    if state.digest != data.digest:
+        return FillReport(
+            0, 0, f"The store was filled from other data than {data.folder} holds now; it is left as it is."
+        )
+    if state.finished:
+        return FillReport(0, 0, f"The store has the histories of {data.folder} already.")
+    data.verify()  # all of it is read anyway
+    offsets, n_users, users, events = data.sequences.offsets, data.sequences.n_users, 0, 0
     while not state.finished:
         begin = state.next_user
-        end = _chunk_end(offsets, begin)
-        new = FillState(digest=state.digest, next_user=end, finished=end == data.sequences.n_users)
+        chunk_end = int(np.searchsorted(offsets, offsets[begin] + CHUNK_EVENTS, side="right")) - 1
+        end = min(max(begin + 1, chunk_end), n_users)
+        new = FillState(digest=state.digest, next_user=end, finished=end == n_users)
         if store.fill(_histories(data, begin, end), new, expected=state):
             state, users, events = new, users + end - begin, events + int(offsets[end] - offsets[begin])
         else:  # another process has filled meanwhile: continue after it
             state = store.fill_state() or state
         if progress is not None:
             progress(int(offsets[state.next_user]))
-    return users, events
-
-
-def _chunk_end(offsets: np.ndarray, begin: int) -> int:
-    """The first user after the chunk that begins with user `begin`."""
-    end = int(np.searchsorted(offsets, offsets[begin] + CHUNK_EVENTS, side="right")) - 1
-    return min(max(begin + 1, end), len(offsets) - 1)
+    return FillReport(users, events, f"The store was filled from {data.folder}: {events} events of {users} users.")
 
 
 def _histories(data: Data, begin: int, end: int) -> list[tuple[str, list[Row]]]:

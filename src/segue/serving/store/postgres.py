@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-import msgspec
 import psycopg
 from psycopg import Connection, IsolationLevel
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from segue.errors import StoreError
-from segue.serving.store.store import FORMAT, AddedItem, Event, FillState, Row, RunSelection, digest, to_row, utf8_texts
+from segue.serving.store.store import FORMAT, Event, HistoryStore, Row, T, UserRows, digest, to_row, utf8_texts
 
 WAIT_SECONDS = 1.5  # for a connection; shorter than a request waits, so that the request gets the reason
 MAX_CONNECTIONS = 4  # of a process
@@ -81,11 +80,19 @@ COPY = "COPY segue_events (number, time, arrival, position, item, kind, value) F
 COPY_TYPES = ["int8", "int8", "int8", "int8", "bytea", "bytea", "float8"]
 
 Link = Connection[tuple[Any, ...]]
-T = TypeVar("T")
 
 
-class PostgresStore:
+class PostgresStore(HistoryStore):
     """A store in a database. It reconnects after a lost connection; if that takes more than a few seconds it raises."""
+
+    ANY_EVENT = "SELECT 1 FROM segue_events LIMIT 1"
+    READ_PROPERTY = "SELECT value FROM segue_about WHERE name = %s"
+    WRITE_PROPERTY = "INSERT INTO segue_about VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+    DELETED_USERS = "SELECT digest FROM segue_deleted_users"
+    # Query plans for an empty table would be slow.
+    FINISH_FILL = ("DELETE FROM segue_deleted_users", "ANALYZE segue_users, segue_events")
+    ITEMS_VERSION = "SELECT coalesce(max(version), 0) FROM segue_items"
+    ITEMS_AFTER = "SELECT id, row, version FROM segue_items WHERE version > %s ORDER BY number"
 
     def __init__(self, url: str) -> None:
         settings = _settings(url)
@@ -147,82 +154,17 @@ class PostgresStore:
             keys = [digest(user) for user in users]
 
         def remove(link: Link) -> list[int]:
-            _lock(link)  # a fill in progress may add the user again: wait for it
-            state = _read_property(link, "fill", FillState)
-            counts = dict.fromkeys(keys, 0)
+            is_filling, counts = self._is_filling(link), dict.fromkeys(keys, 0)
             for key in sorted(counts):  # in one order, so that two deletions cannot deadlock
-                if state is not None and not state.finished:
+                if is_filling:
                     link.execute("INSERT INTO segue_deleted_users VALUES (%s) ON CONFLICT DO NOTHING", (key,))
-                counts[key] = _delete_user(link, key)
+                number = link.execute("SELECT number FROM segue_users WHERE digest = %s FOR UPDATE", (key,)).fetchone()
+                if number is not None:
+                    counts[key] = link.execute("DELETE FROM segue_events WHERE number = %s", number).rowcount
+                    link.execute("DELETE FROM segue_users WHERE number = %s", number)
             return [counts.pop(key, 0) for key in keys]  # a user named twice has no events the second time
 
-        return self._transaction(remove)
-
-    def is_empty(self) -> bool:
-        return self._run(_is_empty)
-
-    def active(self) -> RunSelection | None:
-        return self._run(lambda link: _read_property(link, "active", RunSelection))
-
-    def activate(self, active: RunSelection, *, expected: int | None) -> bool:
-        def select(link: Link) -> bool:
-            _lock(link)
-            stored = _read_property(link, "active", RunSelection)
-            if (None if stored is None else stored.version) != expected:
-                return False
-            _write_property(link, "active", active)
-            return True
-
-        return self._transaction(select)
-
-    def fill_state(self) -> FillState | None:
-        return self._run(lambda link: _read_property(link, "fill", FillState))
-
-    def fill(
-        self, histories: Sequence[tuple[str, Sequence[Row]]], state: FillState, *, expected: FillState | None
-    ) -> bool:
-        with utf8_texts():
-            users = {user: digest(user) for user, _ in histories}
-            encoded = [(user, [_encoded(one) for one in rows]) for user, rows in histories]
-
-        def add(link: Link) -> bool:
-            _lock(link)
-            if _read_property(link, "fill", FillState) != expected or (expected is None and not _is_empty(link)):
-                return False
-            deleted = {key for (key,) in link.execute("SELECT digest FROM segue_deleted_users", binary=True)}
-            numbers = _user_numbers(link, {user: key for user, key in users.items() if key not in deleted})
-            _copy(link, [(numbers[user], rows) for user, rows in encoded if user in numbers])
-            if state.finished:
-                link.execute("DELETE FROM segue_deleted_users")
-                link.execute("ANALYZE segue_users, segue_events")  # query plans for an empty table would be slow
-            _write_property(link, "fill", state)
-            return True
-
-        return self._transaction(add)
-
-    def add_items(self, items: Sequence[AddedItem]) -> int:
-        with utf8_texts():
-            rows = {item.id: (digest(item.id), item.id.encode(), msgspec.json.encode(item.row)) for item in items}
-        columns = [list(column) for column in zip(*rows.values(), strict=True)]
-
-        def add(link: Link) -> int:
-            _lock(link)  # so that versions are committed in order
-            (version,) = link.execute("SELECT coalesce(max(version), 0) FROM segue_items").fetchone() or (0,)
-            version = int(version) + bool(rows)
-            if rows:
-                link.execute(ADD_ITEMS, (version, *columns))
-            return version
-
-        return self._transaction(add)
-
-    def items(self, after: int) -> tuple[int, list[AddedItem]]:
-        records = self._run(
-            lambda link: link.execute(
-                "SELECT id, row, version FROM segue_items WHERE version > %s ORDER BY number", (after,), binary=True
-            ).fetchall()
-        )
-        version = max((record[2] for record in records), default=after)
-        return version, [AddedItem(name.decode(), msgspec.json.decode(json)) for name, json, _ in records]
+        return self._write(remove)
 
     def check(self) -> None:
         self._run(lambda link: link.execute("SELECT 1 FROM segue_about LIMIT 1").fetchone())
@@ -269,6 +211,30 @@ class PostgresStore:
 
     def _transaction(self, work: Callable[[Link], T]) -> T:
         return self._run(work, within=lambda link: link.transaction())
+
+    def _read(self, work: Callable[[Link], T]) -> T:
+        return self._run(work)
+
+    def _write(self, work: Callable[[Link], T]) -> T:
+        def locked(link: Link) -> T:
+            _lock(link)
+            return work(link)
+
+        return self._transaction(locked)
+
+    def _add_histories(self, link: Link, histories: Sequence[UserRows]) -> None:
+        numbers = _user_numbers(link, {user: digest(user) for user, _ in histories})
+        (arrival,) = link.execute("SELECT nextval('segue_arrivals')").fetchone() or (0,)
+        with link.cursor() as cursor, cursor.copy(COPY) as copy:
+            copy.set_types(COPY_TYPES)
+            for user, rows in histories:
+                for position, row in enumerate(rows):
+                    item, time, kind, value = _encoded(row)
+                    copy.write_row((numbers[user], time, arrival, position, item, kind, value))
+
+    def _add_items(self, link: Link, rows: Mapping[str, bytes], version: int) -> None:
+        names = [name.encode() for name in rows]
+        link.execute(ADD_ITEMS, (version, [digest(name) for name in rows], names, list(rows.values())))
 
     @contextlib.contextmanager
     def _store_errors(self) -> Iterator[None]:
@@ -321,16 +287,6 @@ def _configure(link: Link) -> None:
     )
 
 
-def _delete_user(link: Link, key: bytes) -> int:
-    """Delete a user; returns the number of events."""
-    number = link.execute("SELECT number FROM segue_users WHERE digest = %s FOR UPDATE", (key,)).fetchone()
-    if number is None:
-        return 0
-    count = link.execute("DELETE FROM segue_events WHERE number = %s", number).rowcount
-    link.execute("DELETE FROM segue_users WHERE number = %s", number)
-    return count
-
-
 def _lock(link: Link) -> None:
     link.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
 
@@ -359,29 +315,3 @@ def _user_numbers(link: Link, users: dict[str, bytes]) -> dict[str, int]:
 def _encoded(one: Row) -> tuple[bytes, int, bytes | None, float | None]:
     item, time, kind, value = one
     return item.encode(), time, None if kind is None else kind.encode(), value
-
-
-def _copy(link: Link, histories: Sequence[tuple[int, Sequence[tuple[Any, ...]]]]) -> None:
-    """Add the histories of users, given by number."""
-    (arrival,) = link.execute("SELECT nextval('segue_arrivals')").fetchone() or (0,)
-    with link.cursor() as cursor, cursor.copy(COPY) as copy:
-        copy.set_types(COPY_TYPES)
-        for number, rows in histories:
-            for position, (item, time, kind, value) in enumerate(rows):
-                copy.write_row((number, time, arrival, position, item, kind, value))
-
-
-def _is_empty(link: Link) -> bool:
-    return link.execute("SELECT 1 FROM segue_events LIMIT 1").fetchone() is None
-
-
-def _read_property(link: Link, name: str, kind: type[T]) -> T | None:
-    row = link.execute("SELECT value FROM segue_about WHERE name = %s", (name,)).fetchone()
-    return None if row is None else msgspec.json.decode(row[0], type=kind)
-
-
-def _write_property(link: Link, name: str, value: RunSelection | FillState) -> None:
-    link.execute(
-        "INSERT INTO segue_about VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-        (name, msgspec.json.encode(value).decode()),
-    )

@@ -9,14 +9,11 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from segue.errors import StoreError
-from segue.serving.store.store import FORMAT, AddedItem, Event, FillState, Row, RunSelection, digest, to_row, utf8_texts
+from segue.serving.store.store import FORMAT, Event, HistoryStore, Row, T, UserRows, digest, to_row, utf8_texts
 
 APPLICATION = 0x73656775  # "segu", in the header of every such file
 BUSY_SECONDS = 5.0  # for another process that writes
@@ -53,14 +50,28 @@ NEWEST = """
     ORDER BY time DESC, position DESC LIMIT ?
 """
 
-T = TypeVar("T")
 
-
-class SqliteStore:
+class SqliteStore(HistoryStore):
     """A store in a file. Readers never wait for writers; one writer writes at a time."""
 
+    ANY_EVENT = "SELECT 1 FROM events LIMIT 1"
+    READ_PROPERTY = "SELECT value FROM about WHERE name = ?"
+    WRITE_PROPERTY = "INSERT OR REPLACE INTO about VALUES (?, ?)"
+    DELETED_USERS = "SELECT digest FROM deleted_users"
+    FINISH_FILL = ("DELETE FROM deleted_users",)
+    ITEMS_VERSION = "SELECT coalesce(max(version), 0) FROM items"
+    ITEMS_AFTER = "SELECT CAST(id AS BLOB), row, version FROM items WHERE version > ? ORDER BY number"
+
     def __init__(self, path: str) -> None:
-        self._path = _store_path(path)
+        if path in ("", ":memory:") or "\0" in path:
+            raise StoreError(
+                "A store needs the name of a file, so that events outlive the service; for example store.db."
+            )
+        self._path = file = Path(path).absolute()
+        if file.is_dir():
+            raise StoreError(f"{file} is a folder; a SQLite store is a file, for example {file / 'store.db'}.")
+        if not file.parent.is_dir():
+            raise StoreError(f"The folder {file.parent} does not exist; make it, or name the store elsewhere.")
         self._write_lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
@@ -74,20 +85,22 @@ class SqliteStore:
             raise
 
     def append(self, events: Sequence[Event]) -> list[bool]:
+        def add(link: sqlite3.Connection) -> list[bool]:
+            numbers = {user: _new_user_number(link, user) for user in dict.fromkeys(event.user for event in events)}
+            return [
+                link.execute(ADD, (numbers[event.user], *one, key)).rowcount == 1
+                for event, one, key in zip(events, rows, keys, strict=True)
+            ]
+
         with utf8_texts():
             rows = [to_row(event) for event in events]
             keys = [None if event.id is None else digest(event.id) for event in events]
-            with self._writing() as connection:
-                numbers = {user: _new_user_number(connection, user) for user in dict.fromkeys(e.user for e in events)}
-                return [
-                    connection.execute(ADD, (numbers[event.user], *one, key)).rowcount == 1
-                    for event, one, key in zip(events, rows, keys, strict=True)
-                ]
+            return self._write(add)
 
     def newest(self, users: Sequence[str], limit: int | None) -> list[list[Row]]:
         most = -1 if limit is None else limit
-        with utf8_texts(), self._reading() as connection:
-            return [connection.execute(NEWEST, (user, most)).fetchall()[::-1] for user in users]
+        with utf8_texts():
+            return self._read(lambda link: [link.execute(NEWEST, (user, most)).fetchall()[::-1] for user in users])
 
     def delete_users(self, users: Sequence[str]) -> list[int]:
         """Delete users with their events and event ids, also from the bytes of the file.
@@ -96,76 +109,32 @@ class SqliteStore:
         rewritten (about a second per 100 MB; writers wait) and its log truncated. A file of more than 512 MB is not
         rewritten here: run `VACUUM` on it at a time of low load.
         """
-        with utf8_texts(), self._writing() as connection:
-            state, counts = _read_property(connection, "fill", FillState), []
+
+        def delete(link: sqlite3.Connection) -> list[int | None]:
+            """Each user's number of events; None if there is no such user."""
+            is_filling, counts = self._is_filling(link), []
             for user in users:
-                if state is not None and not state.finished:
-                    connection.execute("INSERT OR IGNORE INTO deleted_users VALUES (?)", (digest(user),))
-                counts.append(_delete_user(connection, user))
+                if is_filling:
+                    link.execute("INSERT OR IGNORE INTO deleted_users VALUES (?)", (digest(user),))
+                number, count = _user_number(link, user), None
+                if number is not None:
+                    count = link.execute("DELETE FROM events WHERE user = ?", (number,)).rowcount
+                    link.execute("DELETE FROM users WHERE number = ?", (number,))
+                counts.append(count)
+            return counts
+
+        with utf8_texts():
+            counts = self._write(delete)
         if any(count is not None for count in counts):
             with self._write_lock:
                 if not self._closed:
                     self._erase()
         return [count or 0 for count in counts]
 
-    def is_empty(self) -> bool:
-        with self._reading() as connection:
-            return _is_empty(connection)
-
-    def active(self) -> RunSelection | None:
-        with self._reading() as connection:
-            return _read_property(connection, "active", RunSelection)
-
-    def activate(self, active: RunSelection, *, expected: int | None) -> bool:
-        with self._writing() as connection:
-            stored = _read_property(connection, "active", RunSelection)
-            if (None if stored is None else stored.version) != expected:
-                return False
-            _write_property(connection, "active", active)
-            return True
-
-    def fill_state(self) -> FillState | None:
-        with self._reading() as connection:
-            return _read_property(connection, "fill", FillState)
-
-    def fill(
-        self, histories: Sequence[tuple[str, Sequence[Row]]], state: FillState, *, expected: FillState | None
-    ) -> bool:
-        with utf8_texts(), self._writing() as connection:
-            stored = _read_property(connection, "fill", FillState)
-            if stored != expected or (expected is None and not _is_empty(connection)):
-                return False
-            deleted = {key for (key,) in connection.execute("SELECT digest FROM deleted_users")}
-            for user, rows in histories:
-                if not deleted or digest(user) not in deleted:
-                    _add_history(connection, user, rows)
-            if state.finished:
-                connection.execute("DELETE FROM deleted_users")
-            _write_property(connection, "fill", state)
-            return True
-
-    def add_items(self, items: Sequence[AddedItem]) -> int:
-        with utf8_texts():
-            rows = [(item.id, msgspec.json.encode(item.row).decode()) for item in items]
-            with self._writing() as connection:
-                (version,) = connection.execute("SELECT coalesce(max(version), 0) FROM items").fetchone()
-                version = int(version) + bool(rows)
-                connection.executemany(ADD_ITEM, [(*one, version) for one in rows])
-                return version
-
-    def items(self, after: int) -> tuple[int, list[AddedItem]]:
-        with self._reading() as connection:
-            rows = connection.execute(
-                "SELECT id, row, version FROM items WHERE version > ? ORDER BY number", (after,)
-            ).fetchall()
-        version = max((row[2] for row in rows), default=after)
-        return version, [AddedItem(name, msgspec.json.decode(json)) for name, json, _ in rows]
-
     def check(self) -> None:
         if not self._path.exists():
             raise StoreError(f"The store {self._path} was removed while it was in use; start again with a new one.")
-        with self._reading() as connection:
-            connection.execute("SELECT count(*) FROM about").fetchone()
+        self._read(lambda link: link.execute("SELECT count(*) FROM about").fetchone())
 
     def close(self) -> None:
         self._closed = True
@@ -184,6 +153,12 @@ class SqliteStore:
 
     def _create_tables(self) -> None:
         """Create the tables in a new file; refuse a file of another program before changing it."""
+
+        def create(link: sqlite3.Connection) -> None:
+            if self._is_new(link):
+                for statement in SCHEMA:
+                    link.execute(statement)
+
         with self._store_errors():
             self._is_new(self._writer)
             (mode,) = self._writer.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -192,14 +167,11 @@ class SqliteStore:
                     f"SQLite cannot share the file {self._path} with other processes there (a network drive?); "
                     "name a file on a local disk."
                 )
-        with self._writing() as connection:
-            if self._is_new(connection):
-                for statement in SCHEMA:
-                    connection.execute(statement)
+        self._write(create)
 
-    def _is_new(self, connection: sqlite3.Connection) -> bool:
+    def _is_new(self, link: sqlite3.Connection) -> bool:
         # In one statement: between two of them another process may create the tables.
-        application, version, tables = connection.execute(
+        application, version, tables = link.execute(
             "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
             "FROM pragma_application_id, pragma_user_version"
         ).fetchone()
@@ -214,8 +186,7 @@ class SqliteStore:
             )
         return False
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._store_errors():
             self._refuse_closed()
             try:
@@ -223,25 +194,42 @@ class SqliteStore:
             except IndexError:
                 connection = self._connect()
             try:
-                yield connection
+                return work(connection)
             finally:
                 self._idle.append(connection)
                 if self._closed:
                     self._close_idle()
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """One transaction. The lock serialises threads, SQLite serialises processes."""
         with self._store_errors(), self._write_lock:
             self._refuse_closed()
             self._writer.execute("BEGIN IMMEDIATE")
             try:
-                yield self._writer
+                result = work(self._writer)
                 self._writer.execute("COMMIT")
             except BaseException:
                 if self._writer.in_transaction:  # a full disk may have ended it
                     self._writer.execute("ROLLBACK")
                 raise
+            return result
+
+    def _add_histories(self, link: sqlite3.Connection, histories: Sequence[UserRows]) -> None:
+        for user, rows in histories:
+            number = _user_number(link, user)
+            if number is not None:
+                link.executemany(ADD, [(number, *row, None) for row in rows])
+                continue
+            number, position, previous_time = _new_user_number(link, user), 0, None
+            records = []
+            for row in rows:  # for a new user, positions among equal times need no query
+                position = position + 1 if row[1] == previous_time else 0
+                previous_time = row[1]
+                records.append((number, *row, position))
+            link.executemany(ADD_FOR_NEW_USER, records)
+
+    def _add_items(self, link: sqlite3.Connection, rows: Mapping[str, bytes], version: int) -> None:
+        link.executemany(ADD_ITEM, [(name, row.decode(), version) for name, row in rows.items()])
 
     def _erase(self) -> None:
         """Rewrite the file and truncate its log; if other connections prevent it, the next deletion or close tries."""
@@ -268,19 +256,19 @@ class SqliteStore:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise StoreError(_message(error, self._path)) from error
+            raise StoreError(self._message(error)) from error
 
-
-def _store_path(path: str) -> Path:
-    """The absolute path of a store; raises if no file can be there."""
-    if path in ("", ":memory:") or "\0" in path:
-        raise StoreError("A store needs the name of a file, so that events outlive the service; for example store.db.")
-    file = Path(path).absolute()
-    if file.is_dir():
-        raise StoreError(f"{file} is a folder; a SQLite store is a file, for example {file / 'store.db'}.")
-    if not file.parent.is_dir():
-        raise StoreError(f"The folder {file.parent} does not exist; make it, or name the store elsewhere.")
-    return file
+    def _message(self, error: sqlite3.Error | OSError) -> str:
+        name, path, store = _error_name(error), self._path, f"The store {self._path}"
+        if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+            return f"{path} is not a SQLite database, or is damaged ({error}); name another file for the store."
+        if name.startswith("SQLITE_FULL"):
+            return f"The disk is full: the store {path} was not changed. Free some space and try again."
+        if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")) or isinstance(error, PermissionError):
+            return f"{store} cannot be opened for writing ({error}); check the permissions of it and its folder."
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            return f"{store} was busy for {BUSY_SECONDS:.0f} seconds: another process is writing. Try again."
+        return f"{store} cannot be used: {error}."
 
 
 def _retry_while_busy(work: Callable[[], None]) -> None:
@@ -299,66 +287,15 @@ def _error_name(error: BaseException | None) -> str:
     return str(getattr(error, "sqlite_errorname", ""))
 
 
-def _message(error: sqlite3.Error | OSError, path: Path) -> str:
-    name = _error_name(error)
-    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-        return f"{path} is not a SQLite database, or is damaged ({error}); name another file for the store."
-    if name.startswith("SQLITE_FULL"):
-        return f"The disk is full: the store {path} was not changed. Free some space and try again."
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")) or isinstance(error, PermissionError):
-        return f"The store {path} cannot be opened for writing ({error}); check the permissions of it and its folder."
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return f"The store {path} was busy for {BUSY_SECONDS:.0f} seconds: another process is writing. Try again."
-    return f"The store {path} cannot be used: {error}."
-
-
-def _delete_user(connection: sqlite3.Connection, user: str) -> int | None:
-    """Delete a user; returns the number of events, None if there is no such user."""
-    number = _user_number(connection, user)
-    if number is None:
-        return None
-    count = connection.execute("DELETE FROM events WHERE user = ?", (number,)).rowcount
-    connection.execute("DELETE FROM users WHERE number = ?", (number,))
-    return count
-
-
-def _user_number(connection: sqlite3.Connection, user: str) -> int | None:
-    row = connection.execute("SELECT number FROM users WHERE id = ?", (user,)).fetchone()
+def _user_number(link: sqlite3.Connection, user: str) -> int | None:
+    row = link.execute("SELECT number FROM users WHERE id = ?", (user,)).fetchone()
     return None if row is None else int(row[0])
 
 
-def _new_user_number(connection: sqlite3.Connection, user: str) -> int:
+def _new_user_number(link: sqlite3.Connection, user: str) -> int:
     """A user's number; the user is inserted if new."""
-    number = _user_number(connection, user)
+    number = _user_number(link, user)
     if number is None:
-        number = connection.execute("INSERT INTO users (id) VALUES (?)", (user,)).lastrowid
+        number = link.execute("INSERT INTO users (id) VALUES (?)", (user,)).lastrowid
     assert number is not None
     return number
-
-
-def _add_history(connection: sqlite3.Connection, user: str, rows: Sequence[Row]) -> None:
-    """Add a history, oldest first. For a new user, positions among equal times need no query."""
-    number = _user_number(connection, user)
-    if number is not None:
-        connection.executemany(ADD, [(number, *row, None) for row in rows])
-        return
-    number, position, previous_time = _new_user_number(connection, user), 0, None
-    records = []
-    for row in rows:
-        position = position + 1 if row[1] == previous_time else 0
-        previous_time = row[1]
-        records.append((number, *row, position))
-    connection.executemany(ADD_FOR_NEW_USER, records)
-
-
-def _is_empty(connection: sqlite3.Connection) -> bool:
-    return connection.execute("SELECT 1 FROM events LIMIT 1").fetchone() is None
-
-
-def _read_property(connection: sqlite3.Connection, name: str, kind: type[T]) -> T | None:
-    row = connection.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
-    return None if row is None else msgspec.json.decode(row[0], type=kind)
-
-
-def _write_property(connection: sqlite3.Connection, name: str, value: RunSelection | FillState) -> None:
-    connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, msgspec.json.encode(value).decode()))
