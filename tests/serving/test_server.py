@@ -243,7 +243,7 @@ def test_an_engine_answers_also_what_it_cannot_send(method: str) -> None:
     notifications, notify = multiprocessing.Pipe(duplex=False)
     near, far = multiprocessing.Pipe()
     engine: Any = OddEngine()
-    thread = threading.Thread(target=_serve_channel, args=(engine, Endpoint(far, notify)), daemon=True)
+    thread = threading.Thread(target=_serve_channel, args=(engine, Endpoint(far, notify), "control"), daemon=True)
     thread.start()
     try:
         near.send((method, ()))

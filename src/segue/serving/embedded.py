@@ -18,7 +18,6 @@ from segue.serving.engine.engine import ServingEngine
 from segue.serving.engine.models import Models
 from segue.serving.engine.served_model import ServedModel
 from segue.serving.http.app import create_app
-from segue.serving.http.bodies import MAX_BODY_BYTES
 from segue.serving.http.guard import Guard
 from segue.serving.http.keys import Keys, check_binding
 from segue.serving.http.metrics import Metrics
@@ -48,4 +47,4 @@ def application(
         raise
     metrics = Metrics()
     app = create_app(Service(LocalEngine(engine), opened, metrics), examples=() if known else engine.popular(2))
-    return Guard(app, keys=known, metrics=metrics, max_body_bytes=MAX_BODY_BYTES, host=host)
+    return Guard(app, keys=known, metrics=metrics, host=host)

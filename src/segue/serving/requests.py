@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from segue.errors import InputError, SegueError
 from segue.recommend.history import History
@@ -28,17 +28,6 @@ class RecommendationQuery:
     where: Mapping[str, Sequence[FilterValue]] | None = None
     now: int | None = None  # seconds
     model: str | None = None
-
-
-class EncodingCounts(NamedTuple):
-    """How histories were encoded since the counts were last read."""
-
-    extended: int
-    """Histories of which only the new events were encoded."""
-    whole: int
-    """Histories that were encoded from the start."""
-    bytes: int
-    """Current size of the KV caches."""
 
 
 class OverloadedError(SegueError):

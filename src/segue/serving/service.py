@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,9 +42,7 @@ MAX_WRITE_BATCH = 256
 WRITE_DELAY = 0.005  # seconds that the first of them waits for others: a commit costs as much for one event as for many
 MAX_KNOWN_ITEMS = 100_000  # items cached as known to the active model
 MAX_ITEM_REQUESTS = 64  # waiting requests with new items
-MAX_LOOKUPS = 128  # waiting searches, histories, neighbours
-MAX_EXPLANATIONS = 16
-MAX_PLANS = 16
+MAX_CALLS: dict[Channel, int] = {"lookups": 128, "explanations": 16, "plans": 16}  # that wait; lookups: all others
 MAX_DELETIONS = 64  # users that wait to be deleted
 UNKNOWN_DEADLINE = 1.0  # seconds for the engine to find the unknown items of stored events
 WRITE_DEADLINE = 10.0  # seconds: a deletion may lock the store, and an event is worth the wait
@@ -78,9 +76,10 @@ class Service:
             delay=WRITE_DELAY,
             on_results=partial(self._count_batch, "events"),
         )
-        self._lookups = self._call_queue("lookups", max_waiting=MAX_LOOKUPS)
-        self._explanations = self._call_queue("explanations", max_waiting=MAX_EXPLANATIONS)
-        self._plans = self._call_queue("plans", max_waiting=MAX_PLANS)
+        self._calls: dict[Channel, Batcher[EngineCall, Any]] = {
+            channel: Batcher(BatchProcessor(partial(self._call_engine, channel)), max_waiting=max_waiting)
+            for channel, max_waiting in MAX_CALLS.items()
+        }
         self._additions = Batcher[list[AddedItem], ItemsReceipt](
             BatchProcessor(self._add_items), max_waiting=MAX_ITEM_REQUESTS
         )
@@ -98,10 +97,10 @@ class Service:
             yield
         finally:
             following.cancel()
-            engine_calls = (self._queries, self._lookups, self._explanations, self._plans, self._additions)
-            queues = (*engine_calls, self._writes, self._deletions)
+            queues: list[Batcher[Any, Any]] = [self._queries, self._writes, self._additions, self._deletions]
+            closing = [queue.close() for queue in (*queues, *self._calls.values())]
             try:
-                await asyncio.gather(following, *(queue.close() for queue in queues), return_exceptions=True)
+                await asyncio.gather(following, *closing, return_exceptions=True)
             finally:
                 try:
                     await self._engine.close()
@@ -124,50 +123,55 @@ class Service:
         items = dict.fromkeys(event.item for event in events if event.item in unknown)
         return EventsReceipt(accepted=accepted, duplicates=len(is_new) - accepted, unknown=list(items))
 
-    async def add_items(self, bodies: Sequence[NewItem]) -> ItemsReceipt:
+    def add_items(self, bodies: Sequence[NewItem]) -> Awaitable[ItemsReceipt]:
         """Store items unseen in training, all or none; they are on disk when this returns."""
-        items = [AddedItem(_checked_id(body.id), _row(body)) for body in bodies]
-        return await self._additions.run(items, deadline=WRITE_DEADLINE)
+        items = []
+        for body in bodies:
+            reserved = sorted({"id", "count", "title"} & body.details.keys())
+            if reserved:
+                raise InputError(
+                    f"The details of an item cannot have a column called {reserved[0]!r}, which is segue's own."
+                )
+            title = {} if body.title is None else {"title": body.title}
+            items.append(AddedItem(_checked_id(body.id), {**title, **body.details}))
+        return self._additions.run(items, deadline=WRITE_DEADLINE)
 
-    async def similar(self, item: str, k: int, model: str | None) -> Answer:
+    def similar(self, item: str, k: int, model: str | None) -> Awaitable[Answer]:
         """An item's neighbours."""
-        answer: Answer = await self._look_up("similar", item, k, model)
-        return answer
+        return self._call("lookups", "similar", item, k, model)
 
-    async def search(self, text: str, limit: int) -> list[CatalogueItem]:
+    def search(self, text: str, limit: int) -> Awaitable[list[CatalogueItem]]:
         """Items of the active model's catalogue."""
-        items: list[CatalogueItem] = await self._look_up("search", text, limit)
-        return items
+        return self._call("lookups", "search", text, limit)
 
-    async def history(self, user: str, limit: int) -> UserHistory:
+    def history(self, user: str, limit: int) -> Awaitable[UserHistory]:
         """A user's newest events."""
-        history: UserHistory = await self._look_up("history", user, limit)
-        return history
+        return self._call("lookups", "history", user, limit)
 
-    async def delete_user(self, user: str) -> int:
-        """Delete a user; returns the number of events deleted."""
-        return await self._deletions.run(user, deadline=DELETE_DEADLINE)
-
-    async def explain(self, request: ExplanationRequest) -> Explanation:
+    def explain(self, request: ExplanationRequest) -> Awaitable[Explanation]:
         """Why an item is recommended."""
-        explanation: Explanation = await self._explanations.run(("explain", request), deadline=LONG_DEADLINE)
-        return explanation
+        return self._call("explanations", "explain", request, deadline=LONG_DEADLINE)
 
-    async def plan(self, request: PlanRequest) -> PlanAnswer:
+    def plan(self, request: PlanRequest) -> Awaitable[PlanAnswer]:
         """The next items as one plan."""
-        plan: PlanAnswer = await self._plans.run(("plan", request), deadline=LONG_DEADLINE)
-        return plan
+        return self._call("plans", "plan", request, deadline=LONG_DEADLINE)
 
-    async def models(self) -> ModelsStatus:
+    def models(self) -> Awaitable[ModelsStatus]:
         """The models being served, with their reports."""
-        status: ModelsStatus = await self._look_up("status")
-        return status
+        return self._call("lookups", "status")
+
+    def check(self) -> Awaitable[None]:
+        """Raise `StoreError` if the store cannot be used."""
+        return self._call("lookups", "check")
+
+    def delete_user(self, user: str) -> Awaitable[int]:
+        """Delete a user; returns the number of events deleted."""
+        return self._deletions.run(user, deadline=DELETE_DEADLINE)
 
     async def switch(self, name: str | None) -> ActiveRun:
         """Serve another run, None: the previous one. Loading it takes long and blocks no request."""
         async with self._control:
-            call = ("rollback",) if name is None else ("switch", name)
-            active: ActiveRun = await self._engine.call("control", *call)
+            active: ActiveRun = await self._engine.call("control", "switch", name)
             await self._follow_run()
         return active
 
@@ -177,18 +181,11 @@ class Service:
         self.metrics.queue("events", self._writes.waiting)
         return await asyncio.to_thread(self.metrics.render)
 
-    async def check(self) -> None:
-        """Raise `StoreError` if the store cannot be used."""
-        await self._look_up("check")
+    def _call(self, channel: Channel, *call: Any, deadline: float | None = None) -> Awaitable[Any]:
+        return self._calls[channel].run(call, deadline=DEADLINE if deadline is None else deadline)
 
-    async def _look_up(self, method: str, *arguments: Any) -> Any:
-        return await self._lookups.run((method, *arguments), deadline=DEADLINE)
-
-    def _call_queue(self, channel: Channel, *, max_waiting: int) -> Batcher[EngineCall, Any]:
-        async def call(calls: Sequence[EngineCall]) -> list[Any]:
-            return [await self._engine.call(channel, *calls[0])]
-
-        return Batcher(BatchProcessor(call), max_waiting=max_waiting)
+    async def _call_engine(self, channel: Channel, calls: Sequence[EngineCall]) -> list[Any]:
+        return [await self._engine.call(channel, *calls[0])]
 
     async def _delete_users(self, users: Sequence[str]) -> list[int]:
         """Delete from the store first, so that the engine cannot read a user again after it has dropped the caches.
@@ -267,14 +264,6 @@ def _event(body: EventBody, now: int) -> Event:
         value=body.value,
         id=None if body.id is None else _checked_id(body.id),
     )
-
-
-def _row(body: NewItem) -> dict[str, Any]:
-    """The catalogue columns of a new item, without its id."""
-    reserved = sorted({"id", "count", "title"} & body.details.keys())
-    if reserved:
-        raise InputError(f"The details of an item cannot have a column called {reserved[0]!r}, which is segue's own.")
-    return {"title": body.title, **body.details} if body.title is not None else dict(body.details)
 
 
 def _checked_id(id: str | int) -> str:

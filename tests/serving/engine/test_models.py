@@ -259,7 +259,7 @@ def test_a_restart_goes_on_with_the_run_that_was_switched_to(runs: Path, store: 
     again = models(store, runs, "one")
     assert again.active.name == "two"
     assert again.status().previous == "one"
-    assert again.rollback().active == "one"
+    assert again.switch(None).active == "one"
 
 
 def test_a_restart_with_another_run_takes_that_one(runs: Path, store: HistoryStore) -> None:
@@ -271,7 +271,7 @@ def test_a_restart_with_another_run_takes_that_one(runs: Path, store: HistorySto
     assert first.follow(), "and the others go along"
     assert first.active.name == "three"
     assert not first.follow()
-    assert first.rollback().active == "two", "a bad start can be taken back"
+    assert first.switch(None).active == "two", "a bad start can be taken back"
 
 
 def test_a_process_that_is_started_again_switches_nobody_back(runs: Path, store: HistoryStore) -> None:
@@ -346,7 +346,7 @@ def test_a_replica_knows_what_others_switched_to_before_it_switches(runs: Path, 
     first, second = models(store, runs, "one"), models(store, runs, "one")
     first.switch("two")
     assert second.switch("one").previous == "two"
-    assert first.rollback().active == "two"
+    assert first.switch(None).active == "two"
 
 
 def test_a_run_that_cannot_be_followed_holds_up_no_switch(runs: Path, store: HistoryStore, tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_one_of_two_may_become_the_active_one(runs: Path, store: HistoryStore) -
     assert both.named("two").name == "two"
     both.switch("two")
     assert both.active is both.named(None) is both.named("two")
-    assert both.rollback().active == "one"
+    assert both.switch(None).active == "one"
     assert [card.name for card in both.status().models] == ["one", "two"]
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from segue.errors import SegueError
 from segue.recommend.history import History
 from segue.recommend.rules import Rules, read_rules
 from segue.serving.engine.models import Models
@@ -25,57 +24,47 @@ Queries = Sequence[RecommendationQuery]
 def answer_queries(models: Models, store: HistoryStore, queries: Queries) -> list[Answer | Exception]:
     """Answers in the order of the queries; an exception is the answer to a query that cannot be used."""
     results: dict[int, Answer | Exception] = {}
-    groups: dict[ServedModel, list[int]] = {}
+    groups: dict[ServedModel, dict[int, Rules]] = {}  # by model, the rules of each of its queries
     for index, query in enumerate(queries):
         try:
-            groups.setdefault(models.named(query.model), []).append(index)
-        except SegueError as error:
+            model = models.named(query.model)
+            groups.setdefault(model, {})[index] = _rules(model, query)
+        except Exception as error:  # noqa: BLE001  # it must not fail the other queries of the batch
             results[index] = error
-    for model, indices in groups.items():
-        answers = _answer_with(model, store, [queries[index] for index in indices])
-        results.update(zip(indices, answers, strict=True))
+    for model, rules in groups.items():
+        answers = _answer_with(model, store, [queries[index] for index in rules], list(rules.values()))
+        results.update(zip(rules, answers, strict=True))
     return [results[index] for index in range(len(queries))]
 
 
-def _answer_with(model: ServedModel, store: HistoryStore, queries: Queries) -> list[Answer | Exception]:
-    rules = [_rules(model, query) for query in queries]
-    valid = [query for query, rule in zip(queries, rules, strict=True) if isinstance(rule, Rules)]
+def _answer_with(model: ServedModel, store: HistoryStore, queries: Queries, rules: Sequence[Rules]) -> list[Answer]:
     now = int(time.time())
+    users = [query.user for query in queries if query.user is not None]
+    stored = iter(stored_histories(store, users) if users else ())  # of all users in one read
     recommendations = model.recommender.answer(
-        _histories(store, valid),
-        [rule for rule in rules if isinstance(rule, Rules)],
-        query_times=np.array([now if query.now is None else query.now for query in valid], dtype=np.int64),
-        users=[query.user for query in valid],
+        [history_of_rows(next(stored)) if query.history is None else query.history for query in queries],
+        rules,
+        query_times=np.array([now if query.now is None else query.now for query in queries], dtype=np.int64),
+        users=[query.user for query in queries],
         caches=model.kv_caches,
     )
-    answers = (
+    return [
         Answer(items=one.items, unknown=one.unknown, fallback=one.fallback, untimed=one.untimed, model=model.name)
         for one in recommendations
-    )
-    return [rule if isinstance(rule, Exception) else next(answers) for rule in rules]
+    ]
 
 
-def _rules(model: ServedModel, query: RecommendationQuery) -> Rules | Exception:
-    """A query's rules over the model's item numbers, or the error that they raise."""
+def _rules(model: ServedModel, query: RecommendationQuery) -> Rules:
+    """A query's rules over the model's item numbers."""
     if query.exclude is None and query.only is None and query.where is None:
         return Rules(k=query.k, keep_seen=query.keep_seen)
-    try:
-        known = model.recommender.known
-        rules = read_rules(known, k=query.k, exclude=query.exclude, only=query.only, keep_seen=query.keep_seen)
-        if not query.where:
-            return rules
-        allowed = model.catalogue.allowed(query.where)
-        only = allowed if rules.only is None else np.intersect1d(rules.only, allowed)
-        return Rules(k=rules.k, keep_seen=rules.keep_seen, exclude=rules.exclude, only=only)
-    except Exception as error:  # noqa: BLE001  # it must not fail the other queries of the batch
-        return error
-
-
-def _histories(store: HistoryStore, queries: Queries) -> list[History]:
-    """Each query's history; those of users are read from the store together."""
-    users = [query.user for query in queries if query.user is not None]
-    rows = iter(stored_histories(store, users) if users else ())
-    return [history_of_rows(next(rows)) if query.history is None else query.history for query in queries]
+    known = model.recommender.known
+    rules = read_rules(known, k=query.k, exclude=query.exclude, only=query.only, keep_seen=query.keep_seen)
+    if not query.where:
+        return rules
+    allowed = model.catalogue.allowed(query.where)
+    only = allowed if rules.only is None else np.intersect1d(rules.only, allowed)
+    return Rules(k=rules.k, keep_seen=rules.keep_seen, exclude=rules.exclude, only=only)
 
 
 def stored_histories(store: HistoryStore, users: Sequence[str]) -> list[list[Row]]:

@@ -123,7 +123,20 @@ class Batcher(Generic[Job, Result]):
                 await asyncio.sleep(self._delay)
             self._submit()
             while self._accepted:
-                await self._deliver()
+                try:
+                    results = await self._processor.results()
+                except Exception as error:  # noqa: BLE001  # the callers get it
+                    results = [error] * len(self._accepted)
+                for result in results:
+                    future = self._accepted.popleft()
+                    if future.done():
+                        continue
+                    if isinstance(result, Exception):
+                        future.set_exception(result)
+                    else:
+                        future.set_result(result)
+                if self._on_results is not None:
+                    self._on_results(len(results), len(self._queue) + len(self._accepted))
                 self._submit()
         finally:
             self._task = None
@@ -136,20 +149,3 @@ class Batcher(Generic[Job, Result]):
                     return
                 self._accepted.append(future)
             self._queue.popleft()
-
-    async def _deliver(self) -> None:
-        results: Sequence[Result | Exception]
-        try:
-            results = await self._processor.results()
-        except Exception as error:  # noqa: BLE001  # the callers get it
-            results = [error] * len(self._accepted)
-        for result in results:
-            future = self._accepted.popleft()
-            if future.done():
-                continue
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-        if self._on_results is not None:
-            self._on_results(len(results), len(self._queue) + len(self._accepted))

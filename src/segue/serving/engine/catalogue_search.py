@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -74,24 +73,23 @@ class CatalogueSearch:
 
 
 def new_rows(items: Sequence[AddedItem], vocabulary: Vocabulary) -> pl.DataFrame:
-    """Items added while serving, with those columns that a run's catalogue has."""
+    """Items added while serving, with those columns that a run's catalogue has: JSON values as lists for a nested
+    dtype, otherwise as text, which is parsed like that of all new items."""
     columns = [pl.Series("id", [item.id for item in items], dtype=pl.String)]
     for name, dtype in vocabulary.table.schema.items():
-        if name not in ("id", "count") and any(name in item.row for item in items):
-            columns.append(_column(name, dtype, [item.row.get(name) for item in items]))
+        if name in ("id", "count") or not any(name in item.row for item in items):
+            continue
+        values = [item.row.get(name) for item in items]
+        if dtype == pl.List(pl.String):
+            lists = [value if value is None or isinstance(value, list) else [value] for value in values]
+            texts = [None if value is None else [_text(one) for one in value] for value in lists]
+            columns.append(pl.Series(name, texts, dtype))
+        elif dtype.is_nested():
+            numbers = [value if value is None or isinstance(value, list) else [] for value in values]
+            columns.append(pl.Series(name, numbers, pl.List(pl.Float64), strict=False))
+        else:
+            columns.append(pl.Series(name, [None if value is None else _text(value) for value in values], pl.String))
     return pl.DataFrame(columns)
-
-
-def _column(name: str, dtype: pl.DataType, values: Sequence[Any]) -> pl.Series:
-    """JSON values as a column: lists for a nested dtype, otherwise text, which is parsed like that of all new items."""
-    if dtype == pl.List(pl.String):
-        lists = [value if value is None or isinstance(value, list) else [value] for value in values]
-        texts = [None if value is None else [_text(one) for one in value] for value in lists]
-        return pl.Series(name, texts, dtype)
-    if dtype.is_nested():
-        numbers = [value if value is None or isinstance(value, list) else [] for value in values]
-        return pl.Series(name, numbers, pl.List(pl.Float64), strict=False)
-    return pl.Series(name, [None if value is None else _text(value) for value in values], pl.String)
 
 
 def _text(value: FilterValue) -> str:
@@ -99,21 +97,20 @@ def _text(value: FilterValue) -> str:
 
 
 def _matching_items(table: pl.DataFrame, where: tuple[tuple[str, tuple[str, ...]], ...]) -> np.ndarray:
+    """Items with one of the values in each column: numbers are compared as numbers, everything else as text."""
     matches = np.ones(table.height, dtype=bool)
     for name, values in where:
-        matches &= _has_value(table[name], values)
+        column = table[name]
+        if column.dtype.is_nested():
+            raise InputError(
+                f"A filter needs a column of texts or numbers; {name!r} holds lists or records. Filter by another."
+            )
+        if column.dtype.is_numeric():
+            has_value = column.is_in(_numbers(values, column.dtype).implode())
+        else:
+            has_value = column.cast(pl.String).is_in(list(values))
+        matches &= has_value.fill_null(value=False).to_numpy()
     return np.flatnonzero(matches) + 1
-
-
-def _has_value(column: pl.Series, values: Sequence[str]) -> np.ndarray:
-    """Rows that have one of the values: numbers are compared as numbers, everything else as text."""
-    if column.dtype.is_numeric():
-        return column.is_in(_numbers(values, column.dtype).implode()).fill_null(value=False).to_numpy()
-    if column.dtype.is_nested():
-        raise InputError(
-            f"A filter needs a column of texts or numbers; {column.name!r} holds lists or records. Filter by another."
-        )
-    return column.cast(pl.String).is_in(list(values)).fill_null(value=False).to_numpy()
 
 
 def _numbers(values: Sequence[str], dtype: pl.DataType) -> pl.Series:

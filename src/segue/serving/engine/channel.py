@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -67,22 +67,6 @@ class Endpoint:
 Endpoints = dict[Channel | Literal["queries"], Endpoint]
 
 
-class EngineClient(Protocol):
-    """Calls an engine from an event loop."""
-
-    async def call(self, channel: Channel, method: str, *arguments: Any) -> Any:
-        """Return or raise what a method of the engine does. A channel runs one call at a time."""
-        ...
-
-    def query_processor(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
-        """The one processor that answers queries."""
-        ...
-
-    async def close(self) -> None:
-        """Close the engine."""
-        ...
-
-
 class LocalEngine:
     """An engine in this process, for tests and for programs that embed the service."""
 
@@ -90,6 +74,7 @@ class LocalEngine:
         self.engine = engine
 
     async def call(self, channel: Channel, method: str, *arguments: Any) -> Any:  # noqa: ARG002  # a thread per call
+        """Return or raise what a method of the engine does."""
         return await asyncio.to_thread(getattr(self.engine, method), *arguments)
 
     def query_processor(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
@@ -126,6 +111,7 @@ class EngineProcess:
         self.popular = _wait_until_ready(self._process, self._endpoints)
 
     async def call(self, channel: Channel, method: str, *arguments: Any) -> Any:
+        """Return or raise what a method of the engine does. A channel runs one call at a time."""
         while (pending := self._pending.get(channel)) is not None and not pending.done():
             await asyncio.wait([pending])  # its caller was cancelled; its answer must not go to the next caller
         endpoints = self._endpoints
@@ -204,6 +190,9 @@ class EngineProcess:
     def _close_endpoints(self) -> None:
         for endpoint in self._endpoints.values():
             endpoint.close()
+
+
+EngineClient = LocalEngine | EngineProcess
 
 
 class _QueryProcessor:
@@ -325,8 +314,10 @@ def run_engine(settings: ServiceSettings, endpoints: Endpoints) -> None:
     if isinstance(first, _Raised):
         return
     freeze_loaded_objects()
-    targets = [(_serve_queries, endpoints[QUERIES]), *((_serve_channel, endpoints[channel]) for channel in CHANNELS)]
-    threads = [threading.Thread(target=target, args=(engine, endpoint), daemon=True) for target, endpoint in targets]
+    threads = [
+        threading.Thread(target=_serve_channel, args=(engine, endpoint, channel), daemon=True)
+        for channel, endpoint in endpoints.items()
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -334,54 +325,41 @@ def run_engine(settings: ServiceSettings, endpoints: Endpoints) -> None:
     engine.close()
 
 
-def _serve_channel(engine: ServingEngine, endpoint: Endpoint) -> None:
+def _serve_channel(engine: ServingEngine, endpoint: Endpoint, channel: Channel | Literal["queries"]) -> None:
+    """Run the calls of a channel one by one, or answer all queries that have arrived together, until it is closed."""
+    messages, of_queries = endpoint.messages, channel == QUERIES
+    arrived = select.poll()
+    arrived.register(messages.fileno(), select.POLLIN)
     while True:
         try:
-            method, arguments = endpoint.messages.recv()
+            message = messages.recv()
+            while of_queries and arrived.poll(0):  # at most `MAX_IN_FLIGHT` queries: no more are sent
+                message += messages.recv()
         except (EOFError, OSError):  # the parent has closed the channel, or has ended
             return
+        n_answers = len(message) if of_queries else None
+        method, arguments = ("answer", (message,)) if of_queries else message
         try:
             result = getattr(engine, method)(*arguments)
         except Exception as error:  # the caller gets it
             if not isinstance(error, SegueError):
                 logger.error("The engine failed to %s", method, exc_info=error)  # only this process has the traceback
-            result = _Raised(error)
-        if not _send(endpoint, _serialised(result)):
-            return
-
-
-def _serve_queries(engine: ServingEngine, endpoint: Endpoint) -> None:
-    arrived = select.poll()
-    arrived.register(endpoint.messages.fileno(), select.POLLIN)
-    while True:
+            result = _failure(error, n_answers)
+        serialised = _serialised(result, n_answers)
+        fits = len(serialised) <= PIPE_BYTES
         try:
-            queries: list[RecommendationQuery] = endpoint.messages.recv()
-            while arrived.poll(0):  # at most `MAX_IN_FLIGHT` queries: no more are sent
-                queries += endpoint.messages.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            answers = engine.answer(queries)
-        except Exception as error:  # the callers get it
-            if not isinstance(error, SegueError):
-                logger.error("The engine failed to answer", exc_info=error)
-            answers = [error] * len(queries)
-        if not _send(endpoint, _serialised(answers, n_answers=len(queries))):
+            if fits:
+                messages.send_bytes(serialised)
+            os.write(endpoint.notifications.fileno(), WRITTEN if fits else FOLLOWS)
+            if not fits:
+                messages.send_bytes(serialised)
+        except OSError:
             return
 
 
-def _send(endpoint: Endpoint, message: memoryview) -> bool:
-    """Send a message and its notification; False if the parent has closed the channel."""
-    fits = len(message) <= PIPE_BYTES
-    try:
-        if fits:
-            endpoint.messages.send_bytes(message)
-        os.write(endpoint.notifications.fileno(), WRITTEN if fits else FOLLOWS)
-        if not fits:
-            endpoint.messages.send_bytes(message)
-    except OSError:
-        return False
-    return True
+def _failure(error: Exception, n_answers: int | None) -> _Raised | list[Exception]:
+    """An error as the result of a call, or of each of `n_answers` queries."""
+    return _Raised(error) if n_answers is None else [error] * n_answers
 
 
 def _serialised(result: Any, n_answers: int | None = None) -> memoryview:
@@ -392,4 +370,4 @@ def _serialised(result: Any, n_answers: int | None = None) -> memoryview:
     except Exception as error:
         logger.error("A result of the engine cannot be sent", exc_info=error)
         failure = RuntimeError("A result of the engine cannot be sent; its log says why.")
-        return ForkingPickler.dumps(_Raised(failure) if n_answers is None else [failure] * n_answers)
+        return ForkingPickler.dumps(_failure(failure, n_answers))

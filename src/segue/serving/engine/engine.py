@@ -18,20 +18,17 @@ from segue.serving.engine.models import Models
 from segue.serving.engine.served_model import ServedModel
 from segue.serving.http.bodies import (
     MAX_ENTRIES,
-    ActiveRun,
     Answer,
     CatalogueItem,
     ExplanationRequest,
     HistoryEvent,
-    ItemsReceipt,
-    ModelsStatus,
     PlanAnswer,
     PlanRequest,
     UserHistory,
 )
-from segue.serving.requests import EncodedAnswer, EncodingCounts, RecommendationQuery
+from segue.serving.requests import EncodedAnswer, RecommendationQuery
 from segue.serving.settings import ServiceSettings
-from segue.serving.store.store import AddedItem, HistoryStore, Row, open_store
+from segue.serving.store.store import HistoryStore, open_store
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 USERS_PER_CHECK = 64  # cached users that are looked up in the store at a time
@@ -47,6 +44,8 @@ class ServingEngine:
         self._answering = threading.Lock()
         self._unchecked: list[str] = []  # cached users to be looked up in the store
         self._encode = msgspec.json.Encoder().encode
+        self.status, self.switch, self.add_items = models.status, models.switch, models.add_items
+        self.close = store.close
 
     @staticmethod
     def open(settings: ServiceSettings) -> ServingEngine:
@@ -61,9 +60,6 @@ class ServingEngine:
         except BaseException:
             store.close()
             raise
-
-    def close(self) -> None:
-        self._store.close()
 
     def answer(self, queries: Sequence[RecommendationQuery]) -> list[EncodedAnswer | Exception]:
         """The next items, for each query."""
@@ -88,8 +84,21 @@ class ServingEngine:
 
     def history(self, user: str, limit: int) -> UserHistory:
         """A user's newest events."""
-        rows = self._store.newest([user], limit + 1)[0]
-        return UserHistory(user=user, events=_history_events(rows[-limit:], self.models.active), more=len(rows) > limit)
+        rows, model = self._store.newest([user], limit + 1)[0], self.models.active.recommender
+        newest = rows[-limit:]
+        titles = model.vocabulary.titles(model.vocabulary.numbers([row[0] for row in newest], unknown="zero"))
+        events = [
+            HistoryEvent(
+                item=item,
+                title=title,
+                time=EPOCH + timedelta(microseconds=time),
+                kind=kind,
+                value=value,
+                known=model.knows(item),
+            )
+            for (item, time, kind, value), title in zip(newest, titles, strict=True)
+        ]
+        return UserHistory(user=user, events=events, more=len(rows) > limit)
 
     def unknown(self, items: Iterable[str]) -> set[str]:
         """The items that the active model does not know."""
@@ -143,10 +152,11 @@ class ServingEngine:
             for model in self.models.all:
                 model.kv_caches.drop(user)
 
-    def drop_deleted(self) -> EncodingCounts:
+    def drop_deleted(self) -> tuple[int, int, int]:
         """Look up the next few cached users and drop those that another process deleted from the store.
 
-        Returns the encodings counted since the last call.
+        Returns the histories encoded since the last call, by their new events alone and whole, and the bytes of the
+        KV caches.
         """
         with self._answering:
             caches = [model.kv_caches for model in self.models.all]
@@ -159,23 +169,7 @@ class ServingEngine:
                 if not rows:
                     self.drop_user(user)
         extended, whole = map(sum, zip(*counts, strict=True))
-        return EncodingCounts(extended=extended, whole=whole, bytes=sum(cache.bytes for cache in caches))
-
-    def status(self) -> ModelsStatus:
-        """The models being served, with their reports."""
-        return self.models.status()
-
-    def switch(self, name: str) -> ActiveRun:
-        """Serve another run."""
-        return self.models.switch(name)
-
-    def rollback(self) -> ActiveRun:
-        """Serve the previous run."""
-        return self.models.rollback()
-
-    def add_items(self, items: Sequence[AddedItem]) -> ItemsReceipt:
-        """Store new items and serve them."""
-        return self.models.add_items(items)
+        return extended, whole, sum(cache.bytes for cache in caches)
 
     def follow(self) -> tuple[str, str]:
         """Serve the store's active run, with the items added since; returns its name and digest."""
@@ -193,19 +187,3 @@ def _only(request: ExplanationRequest | PlanRequest, served: ServedModel) -> Seq
         return request.only
     matches = served.recommender.vocabulary.ids(served.catalogue.allowed(request.where))
     return matches if request.only is None else list({*map(str, request.only)} & {*matches})
-
-
-def _history_events(rows: Sequence[Row], model: ServedModel) -> list[HistoryEvent]:
-    vocabulary = model.recommender.vocabulary
-    titles = vocabulary.titles(vocabulary.numbers([row[0] for row in rows], unknown="zero"))
-    return [
-        HistoryEvent(
-            item=item,
-            title=title,
-            time=EPOCH + timedelta(microseconds=time),
-            kind=kind,
-            value=value,
-            known=model.recommender.knows(item),
-        )
-        for (item, time, kind, value), title in zip(rows, titles, strict=True)
-    ]

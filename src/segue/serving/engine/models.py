@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from segue.errors import InputError, SegueError
@@ -72,44 +71,36 @@ class Models:
 
     def named(self, name: str | None) -> ServedModel:
         """A model being served; None is the active one."""
-        served = self._served
-        for model in served:
+        for model in self._served:
             if name is None or name == model.name:
                 return model
-        names = ", ".join(model.name for model in served)
+        names = ", ".join(model.name for model in self._served)
         raise UnknownModelError(f"No model called {name!r} is being served; there is: {names}.")
 
     def status(self) -> ModelsStatus:
         """The models being served and the runs that may be switched to."""
-        served, selection = self._served, self._selection
-        return ModelsStatus(
-            active=served[0].name,
-            previous=selection.previous,
-            switchable=self._switchable(),
-            models=[model.card for model in served],
-        )
+        cards = [model.card for model in self._served]
+        return ModelsStatus(cards[0].name, self._selection.previous, switchable=self._switchable(), models=cards)
 
-    def switch(self, name: str) -> ActiveRun:
-        """Serve another run from the next request on. It is loaded and checked first; if that fails nothing changes."""
-        with self._switching:
-            self._runs_folder()  # raises if the runs are fixed
-            selection = self._store.active() or self._selection
-            model = self._load(name)
-            if name == selection.run:  # it may have failed to load before
-                self._serve(model, selection)
-                return ActiveRun(active=name, previous=selection.previous)
-            return self._select(model, msgspec.structs.replace(selection, run=name, previous=selection.run))
-
-    def rollback(self) -> ActiveRun:
-        """Serve the previous run again."""
+    def switch(self, name: str | None) -> ActiveRun:
+        """Serve another run from the next request on, in all replicas; None is the previous one. It is loaded and
+        checked first; if that fails nothing changes."""
         with self._switching:
             selection = self._store.active() or self._selection
-            if selection.previous is None:
+            if name is not None:
+                self._runs_folder()  # raises if the runs are fixed
+            elif selection.previous is not None:
+                name = selection.previous
+            else:
                 raise CannotSwitchError("There is no run to go back to: none was switched away from.")
-            model = self._load(selection.previous)
-            return self._select(
-                model, msgspec.structs.replace(selection, run=selection.previous, previous=selection.run)
-            )
+            model = self._load(name)
+            if name != selection.run:  # otherwise it may have failed to load before
+                version = selection.version
+                selection = RunSelection(name, selection.run, selection.started_with, version + 1)
+                if not self._store.activate(selection, expected=version):
+                    raise CannotSwitchError("Another switch came first; see GET /model, then ask again.")
+            self._serve(model, selection)
+            return ActiveRun(active=name, previous=selection.previous)
 
     def add_items(self, items: Sequence[AddedItem]) -> ItemsReceipt:
         """Store items unseen in training, for every replica, and recommend them from the next request on.
@@ -151,14 +142,6 @@ class Models:
             self._served = tuple(_with_items(model, items) for model in self._served)
             self._items_version = version
         return bool(items)
-
-    def _select(self, model: ServedModel, selection: RunSelection) -> ActiveRun:
-        """Make a loaded run the active one of all replicas."""
-        selection = msgspec.structs.replace(selection, version=selection.version + 1)
-        if not self._store.activate(selection, expected=selection.version - 1):
-            raise CannotSwitchError("Another switch came first; see GET /model, then ask again.")
-        self._serve(model, selection)
-        return ActiveRun(active=selection.run, previous=selection.previous)
 
     def _serve(self, model: ServedModel, selection: RunSelection) -> None:
         """Serve a model from the next query on. If it was the second of two, the two change places."""

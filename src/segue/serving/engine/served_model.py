@@ -36,7 +36,20 @@ class ServedModel:
         self.catalogue = CatalogueSearch(recommender.vocabulary)
         self.left_out: dict[str, str] = {}  # ids of items that could not be added, and why
         self._self_test()
-        self.card = self._new_card()
+        report = None
+        if recommender.folder is not None and METRICS in recommender.manifest.get("files", {}):
+            verify_contents(recommender.folder, recommender.manifest, "run", names=(METRICS,))
+            report = msgspec.json.decode((recommender.folder / METRICS).read_bytes(), type=dict[str, Any])
+        self.card = ModelCard(
+            name=name,
+            seen=recommender.seen,
+            length=recommender.model.length,
+            attention=bool(recommender.attention(recommender.recommend([], k=1).ids)),
+            plan=isinstance(recommender.model, Planner),
+            columns=self.catalogue.columns,
+            report=report,
+            **self._item_facts(),
+        )
 
     @staticmethod
     def open(folder: Path, *, cache_bytes: int = CACHE_BYTES) -> ServedModel:
@@ -76,35 +89,18 @@ class ServedModel:
         """The start of the SHA-256 of the weights, which tells runs of one name apart."""
         return str(self.recommender.manifest.get("files", {}).get(WEIGHTS, {}).get("sha256", ""))[:12]
 
-    def _new_card(self) -> ModelCard:
-        model, report = self.recommender, None
-        if model.folder is not None and METRICS in model.manifest.get("files", {}):
-            verify_contents(model.folder, model.manifest, "run", names=(METRICS,))
-            report = msgspec.json.decode((model.folder / METRICS).read_bytes(), type=dict[str, Any])
-        return ModelCard(
-            name=self.name,
-            seen=model.seen,
-            items=len(model.vocabulary),
-            length=model.model.length,
-            attention=bool(model.attention(model.recommend([], k=1).ids)),
-            plan=isinstance(model.model, Planner),
-            columns=self.catalogue.columns,
-            added=model.added,
-            left_out=0,
-            left_out_because=None,
-            manifest=_without_paths(model.manifest),
-            report=report,
-        )
-
     def _update_card(self) -> None:
-        self.card = msgspec.structs.replace(
-            self.card,
-            items=len(self.recommender.vocabulary),
-            added=self.recommender.added,
-            left_out=len(self.left_out),
-            left_out_because=next(iter(self.left_out.values()), None),
-            manifest=_without_paths(self.recommender.manifest),
-        )
+        self.card = msgspec.structs.replace(self.card, **self._item_facts())
+
+    def _item_facts(self) -> dict[str, Any]:
+        """The facts of the card that added items change."""
+        return {
+            "items": len(self.recommender.vocabulary),
+            "added": self.recommender.added,
+            "left_out": len(self.left_out),
+            "left_out_because": next(iter(self.left_out.values()), None),
+            "manifest": _without_paths(self.recommender.manifest),
+        }
 
     def _self_test(self) -> None:
         """Answer two queries before any request: a broken model fails here, and lazy initialisation is done."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from litestar import Litestar
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Example, Parameter, RequestBody
-from litestar.types import Receive, Send
 
 from segue.serving.http.bodies import MAX_BODY_BYTES
 from segue.serving.http.fast_path import fast_request
@@ -25,18 +24,14 @@ class Application(Litestar):
 
     service: Service
 
-    async def __call__(self, scope: Any, receive: Receive | Any, send: Send | Any) -> None:
-        if scope["type"] == "http":
-            fast = fast_request(self.service, scope, receive)
-            if fast is not None:
-                scope["path_template"], answer = fast
-                await self._respond(answer, scope, receive, send)
-                return
-            hide_id(scope)
-        await super().__call__(scope, receive, send)
-
-    async def _respond(self, answer: Awaitable[bytes], scope: Any, receive: Any, send: Any) -> None:
-        """Send the answer of the fast path, or the problem response for the error that it raises."""
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        fast = fast_request(self.service, scope, receive) if scope["type"] == "http" else None
+        if fast is None:
+            if scope["type"] == "http":
+                hide_id(scope)
+            await super().__call__(scope, receive, send)
+            return
+        scope["path_template"], answer = fast
         try:
             body = await answer
         except Exception as error:  # noqa: BLE001  # every kind has a handler

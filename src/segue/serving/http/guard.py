@@ -17,7 +17,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from segue.errors import InputError
-from segue.serving.http.bodies import PROBLEM_TYPE, Problem
+from segue.serving.http.bodies import MAX_BODY_BYTES, PROBLEM_TYPE, Problem
 from segue.serving.http.keys import KeyHolder, Keys, Role, is_loopback
 from segue.serving.http.limits import RateLimit
 from segue.serving.http.logs import REQUEST_ID, JsonLogHandler
@@ -105,7 +105,7 @@ class Guard:
         *,
         keys: Keys,
         metrics: Metrics,
-        max_body_bytes: int,
+        max_body_bytes: int = MAX_BODY_BYTES,
         logs: JsonLogHandler | None = None,
         rate_limit: RateLimit | None = None,
         allowed_origins: Iterable[str] = (),
@@ -133,9 +133,17 @@ class Guard:
     async def _http(self, scope: Scope, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
         start = time.perf_counter()
         headers: Headers = dict(scope["headers"])
-        request_id = _request_id(headers)
+        sent_id = headers.get(b"x-request-id")
+        if sent_id is not None and CLIENT_REQUEST_ID.fullmatch(sent_id):
+            request_id = sent_id.decode()
+        else:
+            request_id = f"{PROCESS}-{next(REQUESTS):x}"
         pieces = path_pieces(scope)
-        exchange = Exchange(receive, send, self._added_headers(headers, pieces, request_id))
+        caching = NO_CACHE if pieces and pieces[0] == b"page" else NO_STORE
+        added = [*self._added, caching, (b"x-request-id", request_id.encode())]
+        if self._origins and headers.get(b"origin") in self._origins:
+            added += [(b"access-control-allow-origin", headers[b"origin"]), EXPOSED]
+        exchange = Exchange(receive, send, added)
         route = GUARD
         token = REQUEST_ID.set(request_id)
         try:
@@ -158,51 +166,37 @@ class Guard:
             if self._logs is not None:
                 self._logs.request(request_id=request_id, method=method, route=route, status=status, seconds=seconds)
 
-    def _added_headers(self, headers: Headers, pieces: list[bytes], request_id: str) -> list[Header]:
-        caching = NO_CACHE if pieces and pieces[0] == b"page" else NO_STORE
-        added = [*self._added, caching, (b"x-request-id", request_id.encode())]
-        if self._origins and headers.get(b"origin") in self._origins:
-            added += [(b"access-control-allow-origin", headers[b"origin"]), EXPOSED]
-        return added
-
     def _reply(self, scope: Scope, headers: Headers, pieces: list[bytes]) -> Reply | None:
         """The guard's response; None if the request may pass."""
         method: str = scope["method"]
+        path, query = len(scope.get("raw_path") or scope["path"].encode()), len(scope["query_string"])
+        if path > MAX_PATH_BYTES or query > MAX_QUERY_BYTES:
+            return refusal(
+                HTTPStatus.REQUEST_URI_TOO_LONG,
+                f"A path has at most {MAX_PATH_BYTES} bytes and a query string {MAX_QUERY_BYTES}, "
+                f"got {path} and {query}.",
+            )
+        # Against DNS rebinding: a foreign site can resolve its name to this machine, but browsers send that name.
+        if not self._keys and not is_own_host(headers.get(b"host", b""), self._host):
+            return refusal(
+                HTTPStatus.FORBIDDEN,
+                "Without keys, the request's Host must be localhost or a loopback address, and it is another; use one "
+                "of these, or start the service with keys.",
+            )
         holder = self._keys.holder(headers.get(b"authorization")) if self._keys else None
-        return (
-            _too_long(scope)
-            or self._wrong_host(headers)
-            or self._over_rate_limit(scope, holder, pieces)
-            or (PREFLIGHT_REPLY if method == "OPTIONS" and self._is_preflight(headers) else None)
-            or self._forbidden(method, headers, holder, pieces)
-            or (self._unsafe_request(method, headers) if method not in SAFE else None)
-        )
-
-    def _wrong_host(self, headers: Headers) -> Reply | None:
-        """Against DNS rebinding: a foreign site can resolve its name to this machine, but browsers send that name."""
-        if self._keys or is_own_host(headers.get(b"host", b""), self._host):
-            return None
-        return refusal(
-            HTTPStatus.FORBIDDEN,
-            "Without keys, the request's Host must be localhost or a loopback address, and it is another; use one of "
-            "these, or start the service with keys.",
-        )
-
-    def _over_rate_limit(self, scope: Scope, holder: KeyHolder | None, pieces: list[bytes]) -> Reply | None:
-        if self._rate_limit is None or (pieces and pieces[0] == b"health"):  # a failed health check ends the service
-            return None
-        client = scope.get("client")
-        seconds = self._rate_limit.wait(holder.number if holder else client[0] if client else None)
-        if not seconds:
-            return None
-        return refusal(
-            HTTPStatus.TOO_MANY_REQUESTS,
-            "This client sent more requests a second than the service allows; wait the seconds in Retry-After.",
-            (b"retry-after", str(math.ceil(seconds)).encode()),
-        )
-
-    def _is_preflight(self, headers: Headers) -> bool:
-        return headers.get(b"origin") in self._origins and b"access-control-request-method" in headers
+        if self._rate_limit is not None and pieces[:1] != [b"health"]:  # a failed health check ends the service
+            client = scope.get("client")
+            seconds = self._rate_limit.wait(holder.number if holder else client[0] if client else None)
+            if seconds:
+                return refusal(
+                    HTTPStatus.TOO_MANY_REQUESTS,
+                    "This client sent more requests a second than the service allows; wait the seconds in Retry-After.",
+                    (b"retry-after", str(math.ceil(seconds)).encode()),
+                )
+        is_preflight = method == "OPTIONS" and b"access-control-request-method" in headers
+        if is_preflight and headers.get(b"origin") in self._origins:
+            return PREFLIGHT_REPLY
+        return self._forbidden(method, headers, holder, pieces) or self._unsafe_request(method, headers)
 
     def _forbidden(self, method: str, headers: Headers, holder: KeyHolder | None, pieces: list[bytes]) -> Reply | None:
         if not self._keys:
@@ -223,6 +217,8 @@ class Guard:
 
     def _unsafe_request(self, method: str, headers: Headers) -> Reply | None:
         """A request that may change state: not from a foreign site's page, and with a body of bounded JSON."""
+        if method in SAFE:
+            return None
         origin = headers.get(b"origin")
         if origin is not None and origin not in self._origins and not _same_host(origin, headers.get(b"host")):
             return refusal(
@@ -299,29 +295,12 @@ def needed_role(method: str, pieces: Sequence[bytes]) -> Role | None:
     return ROLES.get((method, first, len(pieces)), "admin")
 
 
-def _too_long(scope: Scope) -> Reply | None:
-    path, query = len(scope.get("raw_path") or scope["path"].encode()), len(scope["query_string"])
-    if path <= MAX_PATH_BYTES and query <= MAX_QUERY_BYTES:
-        return None
-    return refusal(
-        HTTPStatus.REQUEST_URI_TOO_LONG,
-        f"A path has at most {MAX_PATH_BYTES} bytes and a query string {MAX_QUERY_BYTES}, got {path} and {query}.",
-    )
-
-
 @lru_cache(256)
 def is_own_host(header: bytes, bound: str) -> bool:
     """Whether a Host header, without its port, is a loopback name or address, or the bound name."""
     host = header.decode("latin-1").lower()
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return name == bound or is_loopback(name)
-
-
-def _request_id(headers: Headers) -> str:
-    sent = headers.get(b"x-request-id")
-    if sent is not None and CLIENT_REQUEST_ID.fullmatch(sent):
-        return sent.decode()
-    return f"{PROCESS}-{next(REQUESTS):x}"
 
 
 def read_origin(name: str) -> bytes:

@@ -112,19 +112,17 @@ def from_file(path: Path) -> dict[Role, list[str]]:
         raise InputError(f'The key file {path} is not TOML; write lines such as read = ["KEY"].') from None
     if readable_by_others:
         logger.warning("The key file %s is readable by every user of this machine; run chmod 600 on it.", path)
-    by_role = {role: _keys_of(sections.pop(role), path, role) for role in ROLES if role in sections}
-    if sections:
-        raise InputError(f"The sections of a key file are {', '.join(ROLES)}; {path} has {_shown(sections)}.")
+    by_role = {role: sections.pop(role) for role in ROLES if role in sections}
+    for role, keys in by_role.items():
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise InputError(f'{role} in {path} must be a list of strings, such as {role} = ["KEY"].')
+        _check(keys, f"{role} in {path}")
+    if sections:  # a long name may be a misplaced key
+        names = ", ".join(repr(name) if len(name) < MIN_KEY else "a long one" for name in sections)
+        raise InputError(f"The sections of a key file are {', '.join(ROLES)}; {path} has {names}.")
     if not any(by_role.values()):
         raise InputError(f'{path} has no key; add a line such as read = ["KEY"].')
     return by_role
-
-
-def _keys_of(section: object, path: Path, role: Role) -> list[str]:
-    if not isinstance(section, list) or not all(isinstance(key, str) for key in section):
-        raise InputError(f'{role} in {path} must be a list of strings, such as {role} = ["KEY"].')
-    _check(section, f"{role} in {path}")
-    return section
 
 
 def _check(keys: Sequence[str], where: str) -> None:
@@ -133,11 +131,6 @@ def _check(keys: Sequence[str], where: str) -> None:
             raise InputError(
                 f"A key has at least {MIN_KEY} ASCII characters and no spaces; number {number} of {where} differs."
             )
-
-
-def _shown(sections: Mapping[str, object]) -> str:
-    """The names of unknown sections, except a long name, which may be a misplaced key."""
-    return ", ".join(repr(name) if len(name) < MIN_KEY else "a long one" for name in sections)
 
 
 def is_loopback(name: str) -> bool:

@@ -62,12 +62,18 @@ class JsonLogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record of `logging`."""
         error = record.exc_info[1] if record.exc_info else None
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError, KeyError):
+            message = str(record.msg)
+        if record.name == "asyncio":  # it adds further lines with the future and the message of its exception
+            message = message.partition("\n")[0]
         self._write(
             RecordLine(
                 time=datetime.fromtimestamp(record.created, UTC),
                 level=record.levelname.lower(),
                 logger=record.name,
-                message=_message(record),
+                message=message,
                 request_id=REQUEST_ID.get(),
                 traceback=None if error is None else redacted_traceback(error),
             )
@@ -126,20 +132,17 @@ def check_level(level: str) -> None:
         raise InputError(f"--log-level must be one of {', '.join(get_args(Level))}, got {level!r}.")
 
 
-def _message(record: logging.LogRecord) -> str:
-    try:
-        message = record.getMessage()
-    except (TypeError, ValueError, KeyError):
-        return str(record.msg)
-    # asyncio adds further lines with the future and the message of its exception
-    return message.partition("\n")[0] if record.name == "asyncio" else message
-
-
 def redacted_traceback(error: BaseException) -> str:
     """A traceback with the lines of code and the exceptions' types, without their messages, which may quote an id."""
     parts = []
     for each in _chain(error, set()):
-        parts += [*traceback.format_tb(each.__traceback__), _type_line(each)]
+        kind, message = type(each), None
+        if isinstance(each, OSError):
+            message = each.strerror
+        elif isinstance(each, SAFE_MESSAGES):
+            message = str(each)
+        type_line = f"{kind.__module__}.{kind.__qualname__}{f': {message}' if message else ''}\n"
+        parts += [*traceback.format_tb(each.__traceback__), type_line]
     return "".join(parts).rstrip("\n")
 
 
@@ -155,8 +158,3 @@ def _chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
         for each in error.exceptions:
             yield from _chain(each, seen)
     yield error
-
-
-def _type_line(error: BaseException) -> str:
-    message = error.strerror if isinstance(error, OSError) else str(error) if isinstance(error, SAFE_MESSAGES) else None
-    return f"{type(error).__module__}.{type(error).__qualname__}{f': {message}' if message else ''}\n"

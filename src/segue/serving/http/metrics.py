@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -109,7 +109,14 @@ class Metrics:
 
         registry = self._registry
         if folder := os.environ.get(SHARED_FOLDER):
-            _remove_dead_gauges(Path(folder))
+            # Remove the gauges of workers that ended or were killed; their counters stay.
+            for file in Path(folder).glob("gauge_live*_*.db"):
+                try:
+                    os.kill(int(file.stem.rpartition("_")[2]), 0)
+                except ProcessLookupError:
+                    file.unlink(missing_ok=True)  # another worker may have removed it
+                except PermissionError:
+                    continue  # another user's process has the number now
             registry = CollectorRegistry()
             MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
         return generate_latest(registry), CONTENT_TYPE_LATEST
@@ -124,16 +131,3 @@ def shared_between_workers() -> Iterator[None]:
             yield
         finally:
             del os.environ[SHARED_FOLDER]
-
-
-def _remove_dead_gauges(folder: Path) -> None:
-    """Remove the gauges of workers that ended or were killed; their counters stay."""
-    for file in folder.glob("gauge_live*_*.db"):
-        process = int(file.stem.rpartition("_")[2])
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            with suppress(FileNotFoundError):  # another worker removed it
-                file.unlink()
-        except PermissionError:
-            continue  # another user's process has the number now

@@ -20,14 +20,12 @@ MEDIA_TYPES = {
 }
 
 
-def _read_files() -> dict[str, tuple[bytes, str]]:
-    """Name → (content, media type) of every file, so that no request reads a path."""
-    folder = files("segue.serving").joinpath("page")
-    types = {file: MEDIA_TYPES.get("." + file.name.rpartition(".")[2]) for file in folder.iterdir()}
-    return {file.name: (file.read_bytes(), media_type) for file, media_type in types.items() if media_type}
-
-
-FILES = _read_files()
+# Name → (content, media type) of every file, so that no request reads a path.
+FILES = {
+    file.name: (file.read_bytes(), MEDIA_TYPES[suffix])
+    for file in files("segue.serving").joinpath("page").iterdir()
+    if (suffix := "." + file.name.rpartition(".")[2]) in MEDIA_TYPES
+}
 
 
 def _file(name: str) -> Response[bytes]:

@@ -28,19 +28,13 @@ def problem(status: int, detail: str, *, headers: Mapping[str, str] | None = Non
     return Response(body, status_code=status, media_type=PROBLEM_TYPE, headers=headers)
 
 
-def bad_request(_: Any, error: SegueError) -> Response[Problem]:
-    """400: the input is readable and cannot be used."""
-    return problem(HTTPStatus.BAD_REQUEST, str(error))
+def refusal_with(status: HTTPStatus) -> Callable[[Any, SegueError], Response[Problem]]:
+    """A handler that answers with this status and the error's sentence."""
+    return lambda _, error: problem(status, str(error))
 
 
-def not_found(_: Any, error: SegueError) -> Response[Problem]:
-    """404: an unknown item or model."""
-    return problem(HTTPStatus.NOT_FOUND, str(error))
-
-
-def conflict(_: Any, error: SegueError) -> Response[Problem]:
-    """409: the request does not fit the state of the service."""
-    return problem(HTTPStatus.CONFLICT, str(error))
+not_found = refusal_with(HTTPStatus.NOT_FOUND)  # an unknown item or model
+conflict = refusal_with(HTTPStatus.CONFLICT)  # the request does not fit the state of the service
 
 
 def overloaded(request: JsonRequest, error: OverloadedError) -> Response[Problem]:
@@ -105,6 +99,6 @@ EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[Any, Any], Response[An
     StoreError: store_unavailable,
     UnknownModelError: not_found,
     FolderError: unexpected,  # a damaged run is not the client's fault
-    SegueError: bad_request,
+    SegueError: refusal_with(HTTPStatus.BAD_REQUEST),
     Exception: unexpected,
 }

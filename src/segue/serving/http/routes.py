@@ -274,24 +274,7 @@ async def metrics(request: JsonRequest) -> Response[bytes]:
     return Response(body, media_type=media_type)
 
 
-ROUTES: list[BaseRouteHandler] = [
-    events,
-    user_recommendations,
-    recommendations,
-    similar,
-    items,
-    new_items,
-    history,
-    forget,
-    explanations,
-    plans,
-    model_served,
-    switch,
-    rollback,
-    live,
-    ready,
-    metrics,
-]
+ROUTES = [value for value in list(globals().values()) if isinstance(value, BaseRouteHandler)]
 
 
 async def _recommend(service: Service, query: RecommendationQuery) -> Response[Answer]:

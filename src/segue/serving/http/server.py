@@ -20,7 +20,6 @@ from segue.data.dataset import Data
 from segue.errors import InputError
 from segue.folders import read_manifest
 from segue.serving.engine.channel import EngineProcess, freeze_loaded_objects
-from segue.serving.http.bodies import MAX_BODY_BYTES
 from segue.serving.http.guard import Guard
 from segue.serving.http.keys import NO_ADDRESS, Keys, check_binding
 from segue.serving.http.limits import RateLimit
@@ -82,12 +81,9 @@ def _ending_on_sigterm(server: uvicorn.Server) -> Iterator[None]:
 def fill_histories(url: str, data: Path | str, progress: Callable[[int, int], None] | None = None) -> FillReport:
     """Write a data folder's histories into an empty store; `progress` gets the events written and their total."""
     log = Data.open(data)
-    store = open_store(url)
-    try:
-        events = log.sequences.n_events
+    events = log.sequences.n_events
+    with contextlib.closing(open_store(url)) as store:
         return fill_store(store, log, None if progress is None else lambda done: progress(done, events))
-    finally:
-        store.close()
 
 
 def make_app(settings: ServiceSettings) -> Guard:
@@ -106,7 +102,6 @@ def make_app(settings: ServiceSettings) -> Guard:
         app,
         keys=keys,
         metrics=metrics,
-        max_body_bytes=MAX_BODY_BYTES,
         logs=logs,
         rate_limit=None if settings.rate_limit is None else RateLimit(settings.rate_limit / settings.workers),
         allowed_origins=settings.origins,
@@ -160,14 +155,13 @@ def listening_socket(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, UnicodeError) as error:
-        raise InputError(_reason(error, host, port)) from error
-
-
-def _reason(error: OSError | UnicodeError, host: str, port: int) -> str:
-    if isinstance(error, socket.gaierror | UnicodeError) or error.errno == errno.EADDRNOTAVAIL:
-        return NO_ADDRESS.format(host)
-    if error.errno == errno.EADDRINUSE:
-        return f"Port {port} of {host} is in use; choose another with --port."
-    if error.errno == errno.EACCES:
-        return f"No permission to use port {port}; choose one from 1024 on with --port."
-    return f"{host}, port {port} cannot be listened on: {error.strerror or error}."
+        number = error.errno if isinstance(error, OSError) else None
+        if isinstance(error, socket.gaierror | UnicodeError) or number == errno.EADDRNOTAVAIL:
+            reason = NO_ADDRESS.format(host)
+        elif number == errno.EADDRINUSE:
+            reason = f"Port {port} of {host} is in use; choose another with --port."
+        elif number == errno.EACCES:
+            reason = f"No permission to use port {port}; choose one from 1024 on with --port."
+        else:
+            reason = f"{host}, port {port} cannot be listened on: {error.strerror or error}."
+        raise InputError(reason) from error

@@ -37,7 +37,8 @@ def fill_store(store: HistoryStore, data: Data, progress: Callable[[int], None] 
         return FillReport(
             0, 0, f"The store was filled from other data than {data.folder} holds now; it is left as it is."
         )
-    if state.finished:
+    was_finished = state.finished
+    if was_finished:
         return FillReport(0, 0, f"The store has the histories of {data.folder} already.")
     data.verify()  # all of it is read anyway
     offsets, n_users, users, events = data.sequences.offsets, data.sequences.n_users, 0, 0
