@@ -16,21 +16,8 @@ from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import identifier, microseconds
 from segue.serving.engine.batching import Batcher, BatchProcessor
 from segue.serving.engine.channel import Channel, EngineClient
-from segue.serving.http.bodies import (
-    MAX_ID,
-    ActiveRun,
-    Answer,
-    CatalogueItem,
-    EventBody,
-    EventsReceipt,
-    ExplanationRequest,
-    ItemsReceipt,
-    ModelsStatus,
-    NewItem,
-    PlanAnswer,
-    PlanRequest,
-    UserHistory,
-)
+from segue.serving.http import bodies
+from segue.serving.http.bodies import MAX_ID
 from segue.serving.http.metrics import Metrics, Queue
 from segue.serving.requests import EncodedAnswer, OverloadedError, RecommendationQuery
 from segue.serving.store.store import AddedItem, Event, HistoryStore
@@ -80,7 +67,7 @@ class Service:
             channel: Batcher(BatchProcessor(partial(self._call_engine, channel)), max_waiting=max_waiting)
             for channel, max_waiting in MAX_CALLS.items()
         }
-        self._additions = Batcher[list[AddedItem], ItemsReceipt](
+        self._additions = Batcher[list[AddedItem], bodies.ItemsReceipt](
             BatchProcessor(self._add_items), max_waiting=MAX_ITEM_REQUESTS
         )
         self._deletions = Batcher[str, int](
@@ -113,20 +100,20 @@ class Service:
         self.metrics.answer(fallback)
         return answer
 
-    async def add_events(self, bodies: Sequence[EventBody]) -> EventsReceipt:
+    async def add_events(self, sent: Sequence[bodies.EventBody]) -> bodies.EventsReceipt:
         """Store events, all or none; they are on disk when this returns."""
         now = time.time_ns() // 1000
-        events = [_event(body, now) for body in bodies]
+        events = [_event(body, now) for body in sent]
         is_new, unknown = await self._writes.run(events, deadline=WRITE_DEADLINE)
         accepted = sum(is_new)
         self.metrics.events(accepted=accepted, duplicates=len(is_new) - accepted)
         items = dict.fromkeys(event.item for event in events if event.item in unknown)
-        return EventsReceipt(accepted=accepted, duplicates=len(is_new) - accepted, unknown=list(items))
+        return bodies.EventsReceipt(accepted=accepted, duplicates=len(is_new) - accepted, unknown=list(items))
 
-    def add_items(self, bodies: Sequence[NewItem]) -> Awaitable[ItemsReceipt]:
+    def add_items(self, sent: Sequence[bodies.NewItem]) -> Awaitable[bodies.ItemsReceipt]:
         """Store items unseen in training, all or none; they are on disk when this returns."""
         items = []
-        for body in bodies:
+        for body in sent:
             reserved = sorted({"id", "count", "title"} & body.details.keys())
             if reserved:
                 raise InputError(
@@ -136,27 +123,27 @@ class Service:
             items.append(AddedItem(_checked_id(body.id), {**title, **body.details}))
         return self._additions.run(items, deadline=WRITE_DEADLINE)
 
-    def similar(self, item: str, k: int, model: str | None) -> Awaitable[Answer]:
+    def similar(self, item: str, k: int, model: str | None) -> Awaitable[bodies.Answer]:
         """An item's neighbours."""
         return self._call("lookups", "similar", item, k, model)
 
-    def search(self, text: str, limit: int) -> Awaitable[list[CatalogueItem]]:
+    def search(self, text: str, limit: int) -> Awaitable[list[bodies.CatalogueItem]]:
         """Items of the active model's catalogue."""
         return self._call("lookups", "search", text, limit)
 
-    def history(self, user: str, limit: int) -> Awaitable[UserHistory]:
+    def history(self, user: str, limit: int) -> Awaitable[bodies.UserHistory]:
         """A user's newest events."""
         return self._call("lookups", "history", user, limit)
 
-    def explain(self, request: ExplanationRequest) -> Awaitable[Explanation]:
+    def explain(self, request: bodies.ExplanationRequest) -> Awaitable[Explanation]:
         """Why an item is recommended."""
         return self._call("explanations", "explain", request, deadline=LONG_DEADLINE)
 
-    def plan(self, request: PlanRequest) -> Awaitable[PlanAnswer]:
+    def plan(self, request: bodies.PlanRequest) -> Awaitable[bodies.PlanAnswer]:
         """The next items as one plan."""
         return self._call("plans", "plan", request, deadline=LONG_DEADLINE)
 
-    def models(self) -> Awaitable[ModelsStatus]:
+    def models(self) -> Awaitable[bodies.ModelsStatus]:
         """The models being served, with their reports."""
         return self._call("lookups", "status")
 
@@ -168,10 +155,10 @@ class Service:
         """Delete a user; returns the number of events deleted."""
         return self._deletions.run(user, deadline=DELETE_DEADLINE)
 
-    async def switch(self, name: str | None) -> ActiveRun:
+    async def switch(self, name: str | None) -> bodies.ActiveRun:
         """Serve another run, None: the previous one. Loading it takes long and blocks no request."""
         async with self._control:
-            active: ActiveRun = await self._engine.call("control", "switch", name)
+            active: bodies.ActiveRun = await self._engine.call("control", "switch", name)
             await self._follow_run()
         return active
 
@@ -196,7 +183,7 @@ class Service:
                 await self._engine.call("deletions", "drop_user", user)
         return counts
 
-    async def _add_items(self, requests: Sequence[list[AddedItem]]) -> list[ItemsReceipt]:
+    async def _add_items(self, requests: Sequence[list[AddedItem]]) -> list[bodies.ItemsReceipt]:
         async with self._control:
             return [await self._engine.call("control", "add_items", requests[0])]
 
@@ -252,7 +239,7 @@ class Service:
         self.metrics.encodings(*await self._engine.call("control", "drop_deleted"))
 
 
-def _event(body: EventBody, now: int) -> Event:
+def _event(body: bodies.EventBody, now: int) -> Event:
     time = now if body.time is None else microseconds(body.time)
     if not DATETIME_MIN <= time <= DATETIME_MAX:
         raise InputError(f"The time {body.time!r} is not within the years 1 to 9999.")

@@ -16,16 +16,8 @@ from segue.recommend.kv_caches import MEGABYTE
 from segue.serving.engine.answering import answer_queries, history_of_rows, stored_histories
 from segue.serving.engine.models import Models
 from segue.serving.engine.served_model import ServedModel
-from segue.serving.http.bodies import (
-    MAX_ENTRIES,
-    Answer,
-    CatalogueItem,
-    ExplanationRequest,
-    HistoryEvent,
-    PlanAnswer,
-    PlanRequest,
-    UserHistory,
-)
+from segue.serving.http import bodies
+from segue.serving.http.bodies import MAX_ENTRIES
 from segue.serving.requests import EncodedAnswer, RecommendationQuery
 from segue.serving.settings import ServiceSettings
 from segue.serving.store.store import HistoryStore, open_store
@@ -69,12 +61,12 @@ class ServingEngine:
             answer if isinstance(answer, Exception) else (self._encode(answer), answer.fallback) for answer in answers
         ]
 
-    def similar(self, item: str, k: int, model: str | None) -> Answer:
+    def similar(self, item: str, k: int, model: str | None) -> bodies.Answer:
         """An item's neighbours."""
         served = self.models.named(model)
-        return Answer(items=served.recommender.similar(item, k).items, model=served.name)
+        return bodies.Answer(items=served.recommender.similar(item, k).items, model=served.name)
 
-    def search(self, text: str, limit: int) -> list[CatalogueItem]:
+    def search(self, text: str, limit: int) -> list[bodies.CatalogueItem]:
         """Items of the active model's catalogue."""
         return self.models.active.catalogue.search(text, limit)
 
@@ -82,13 +74,13 @@ class ServingEngine:
         """The most frequent ids in the active model's training."""
         return self.models.active.recommender.recommend([], k=k).ids
 
-    def history(self, user: str, limit: int) -> UserHistory:
+    def history(self, user: str, limit: int) -> bodies.UserHistory:
         """A user's newest events."""
         rows, model = self._store.newest([user], limit + 1)[0], self.models.active.recommender
         newest = rows[-limit:]
         titles = model.vocabulary.titles(model.vocabulary.numbers([row[0] for row in newest], unknown="zero"))
         events = [
-            HistoryEvent(
+            bodies.HistoryEvent(
                 item=item,
                 title=title,
                 time=EPOCH + timedelta(microseconds=time),
@@ -98,14 +90,14 @@ class ServingEngine:
             )
             for (item, time, kind, value), title in zip(newest, titles, strict=True)
         ]
-        return UserHistory(user=user, events=events, more=len(rows) > limit)
+        return bodies.UserHistory(user=user, events=events, more=len(rows) > limit)
 
     def unknown(self, items: Iterable[str]) -> set[str]:
         """The items that the active model does not know."""
         knows = self.models.active.recommender.knows
         return {item for item in items if not knows(item)}
 
-    def explain(self, request: ExplanationRequest) -> Explanation:
+    def explain(self, request: bodies.ExplanationRequest) -> Explanation:
         """Why an item is recommended."""
         history = self._history_of(request, "explain an answer to")
         served = self.models.named(request.model)
@@ -119,7 +111,7 @@ class ServingEngine:
             now=time.time() if request.now is None else request.now,
         )
 
-    def plan(self, request: PlanRequest) -> PlanAnswer:
+    def plan(self, request: bodies.PlanRequest) -> bodies.PlanAnswer:
         """The next items as one plan."""
         history = self._history_of(request, "plan for")
         served = self.models.named(request.model)
@@ -133,11 +125,11 @@ class ServingEngine:
             repeats=request.repeats,
             now=time.time() if request.now is None else request.now,
         )
-        return PlanAnswer(
+        return bodies.PlanAnswer(
             items=plan.items, score=plan.score, unknown=plan.unknown, fallback=plan.fallback, model=served.name
         )
 
-    def _history_of(self, request: ExplanationRequest | PlanRequest, purpose: str) -> History:
+    def _history_of(self, request: bodies.ExplanationRequest | bodies.PlanRequest, purpose: str) -> History:
         """The history of the request, or the stored one of its user."""
         if (request.history is None) == (request.user is None):
             raise InputError(f"Give either a history or a user to {purpose}.")
@@ -181,7 +173,7 @@ class ServingEngine:
         self._store.check()
 
 
-def _only(request: ExplanationRequest | PlanRequest, served: ServedModel) -> Sequence[str | int] | None:
+def _only(request: bodies.ExplanationRequest | bodies.PlanRequest, served: ServedModel) -> Sequence[str | int] | None:
     """The ids that may be recommended: those in `only` that pass the filters."""
     if request.where is None:
         return request.only

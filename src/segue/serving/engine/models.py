@@ -47,7 +47,7 @@ class Models:
         names = [model.name for model in served]
         if len(set(names)) < len(names):
             raise InputError(f"Models need different names; two runs are both called {names[0]!r}. Rename a folder.")
-        self._served = tuple(served)  # the active one first; replaced as a whole, so that no reader sees half a switch
+        self.all = tuple(served)  # the active one first; replaced as a whole, so that no reader sees half a switch
         self._folders = {model.name: model.recommender.folder for model in served}
         self._runs = runs
         self._cache_bytes = cache_bytes
@@ -62,24 +62,19 @@ class Models:
     @property
     def active(self) -> ServedModel:
         """The model that answers unless a request names another."""
-        return self._served[0]
-
-    @property
-    def all(self) -> tuple[ServedModel, ...]:
-        """Every model being served, the active one first."""
-        return self._served
+        return self.all[0]
 
     def named(self, name: str | None) -> ServedModel:
         """A model being served; None is the active one."""
-        for model in self._served:
+        for model in self.all:
             if name is None or name == model.name:
                 return model
-        names = ", ".join(model.name for model in self._served)
+        names = ", ".join(model.name for model in self.all)
         raise UnknownModelError(f"No model called {name!r} is being served; there is: {names}.")
 
     def status(self) -> ModelsStatus:
         """The models being served and the runs that may be switched to."""
-        cards = [model.card for model in self._served]
+        cards = [model.card for model in self.all]
         return ModelsStatus(cards[0].name, self._selection.previous, switchable=self._switchable(), models=cards)
 
     def switch(self, name: str | None) -> ActiveRun:
@@ -139,14 +134,14 @@ class Models:
         """Serve the items added to the store since the last call; returns whether there are any."""
         version, items = self._store.items(self._items_version)
         if items:
-            self._served = tuple(_with_items(model, items) for model in self._served)
+            self.all = tuple(_with_items(model, items) for model in self.all)
             self._items_version = version
         return bool(items)
 
     def _serve(self, model: ServedModel, selection: RunSelection) -> None:
         """Serve a model from the next query on. If it was the second of two, the two change places."""
-        before, *others = self._served
-        self._served = (model, *(before if other is model else other for other in others))
+        before, *others = self.all
+        self.all = (model, *(before if other is model else other for other in others))
         self._selection = selection
 
     def _select_first(self, *, joining: bool) -> None:
@@ -171,7 +166,7 @@ class Models:
 
     def _load(self, name: str) -> ServedModel:
         """A run by name, loaded and checked to fit the items being served."""
-        for model in self._served:
+        for model in self.all:
             if model.name == name:
                 return model
         folder = self._folders.get(name)

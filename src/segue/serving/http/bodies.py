@@ -49,12 +49,6 @@ Where = Annotated[
 ]
 HistoryOrNone = Annotated[History | None, described("A history; give this or a user.")]
 UserOrNone = Annotated[Id | None, described("A user whose history is in the store.")]
-EventTime = Annotated[
-    float | str | None, described("Seconds since 1970 or ISO 8601; the time of the request if missing.")
-]
-EventKind = Annotated[ShortText | None, described("The kind of event, such as click or buy.")]
-EventValue = Annotated[float | None, described("A value, such as a rating.")]
-EventId = Annotated[Id | None, described("An id of the event, unique over all users. An id sent twice is stored once.")]
 
 
 class AnswerRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,36 +82,41 @@ class Answer(Recommendation, frozen=True, kw_only=True):
     model: str
 
 
-class EventBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EventDetails(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The optional fields of an event."""
+
+    time: Annotated[
+        float | str | None, described("Seconds since 1970 or ISO 8601; the time of the request if missing.")
+    ] = None
+    kind: Annotated[ShortText | None, described("The kind of event, such as click or buy.")] = None
+    value: Annotated[float | None, described("A value, such as a rating.")] = None
+    id: Annotated[
+        Id | None, described("An id of the event, unique over all users. An id sent twice is stored once.")
+    ] = None
+
+
+class EventBody(EventDetails, frozen=True, kw_only=True):
     """An interaction of a user with an item."""
 
     user: Id
     item: Id
-    time: EventTime = None
-    kind: EventKind = None
-    value: EventValue = None
-    id: EventId = None
 
 
-class EventsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EventsBody(EventDetails, frozen=True, kw_only=True):
     """One event in the fields of this object, or several in `events`: all of them are stored, or none."""
 
     user: Id | None = None
     item: Id | None = None
-    time: EventTime = None
-    kind: EventKind = None
-    value: EventValue = None
-    id: EventId = None
     events: Annotated[list[EventBody], msgspec.Meta(max_length=MAX_EVENTS)] | None = None
 
     def as_list(self) -> list[EventBody]:
         """The events in either form."""
-        single = [getattr(self, field) for field in EventBody.__struct_fields__]
-        if self.events is not None and all(field is None for field in single):
+        single = {field: getattr(self, field) for field in EventBody.__struct_fields__}
+        if self.events is not None and all(field is None for field in single.values()):
             return self.events
         if self.events is not None or self.user is None or self.item is None:
             raise InputError("An event needs a user and an item; several events are sent as {events: [...]} alone.")
-        return [EventBody(*single)]
+        return [EventBody(**single)]
 
 
 class EventsReceipt(msgspec.Struct, frozen=True):

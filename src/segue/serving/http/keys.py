@@ -60,9 +60,6 @@ class Keys:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def __repr__(self) -> str:
-        return f"<{len(self)} keys>"
-
     @classmethod
     def load(cls, file: Path | None, environment: Mapping[str, str]) -> Keys:
         """The keys of the file or of the environment variables, which may not both have keys; none if neither has."""

@@ -25,30 +25,20 @@ SERVER_ERROR = 500
 SAFE_MESSAGES = (TypeError, AttributeError, NameError, sqlite3.Error)
 
 
-class RecordLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The line of a `logging` record."""
+class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The line of a `logging` record, or of a request that was answered or whose client closed the connection."""
 
     time: datetime
     level: str
     logger: str
     message: str
     request_id: str | None = None
-    traceback: str | None = None
-
-
-class RequestLine(msgspec.Struct, frozen=True):
-    """The line of a request that was answered, or whose client closed the connection."""
-
-    time: datetime
-    level: Level
-    logger: str
-    message: str
-    request_id: str
-    method: str
-    route: str
+    method: str | None = None
+    route: str | None = None
     """The path template, such as /users/{id}/history: the path itself may hold a user's id."""
-    status: int
-    milliseconds: float
+    status: int | None = None
+    milliseconds: float | None = None
+    traceback: str | None = None
 
 
 class JsonLogHandler(logging.Handler):
@@ -69,7 +59,7 @@ class JsonLogHandler(logging.Handler):
         if record.name == "asyncio":  # it adds further lines with the future and the message of its exception
             message = message.partition("\n")[0]
         self._write(
-            RecordLine(
+            LogLine(
                 time=datetime.fromtimestamp(record.created, UTC),
                 level=record.levelname.lower(),
                 logger=record.name,
@@ -85,7 +75,7 @@ class JsonLogHandler(logging.Handler):
         if self.level > (logging.WARNING if failed else logging.INFO):
             return
         self._write(
-            RequestLine(
+            LogLine(
                 datetime.fromtimestamp(time.time(), UTC),
                 "warning" if failed else "info",
                 REQUESTS,
@@ -98,11 +88,11 @@ class JsonLogHandler(logging.Handler):
             )
         )
 
-    def _write(self, line: RecordLine | RequestLine) -> None:
+    def _write(self, line: LogLine) -> None:
         try:
             self._stream.write(self._encode(line) + b"\n")
             self._stream.flush()
-        except (OSError, ValueError):  # full or closed: the service goes on without its log
+        except (OSError, ValueError):  # full or closed: the service runs without its log
             pass
 
 

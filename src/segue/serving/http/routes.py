@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from litestar import MediaType, Response, delete, get, post, put
@@ -12,26 +13,8 @@ from segue.data.timestamps import MICROSECONDS
 from segue.errors import InputError
 from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import microseconds, read_history
-from segue.serving.http.bodies import (
-    MAX_ENTRIES,
-    MAX_K,
-    ActiveRun,
-    Answer,
-    CatalogueItems,
-    Deletion,
-    EventsBody,
-    EventsReceipt,
-    ExplanationRequest,
-    Health,
-    ItemsReceipt,
-    ModelsStatus,
-    NewItemsBody,
-    PlanAnswer,
-    PlanRequest,
-    RecommendationRequest,
-    SwitchRequest,
-    UserHistory,
-)
+from segue.serving.http import bodies
+from segue.serving.http.bodies import MAX_ENTRIES, MAX_K
 from segue.serving.http.json_request import JsonRequest
 from segue.serving.http.problems import conflict, not_found, problem_spec
 from segue.serving.requests import CannotSwitchError, RecommendationQuery
@@ -64,7 +47,7 @@ NOT_JSON = problem_spec("The body is not JSON")
 BUSY = problem_spec("The service is overloaded; Retry-After has the seconds to wait")
 CONFLICT = problem_spec("The run cannot be served; the active run stays")
 
-# Responses of the guard, which stands before the application. Health checks need no key and have no rate limit.
+# Responses of the guard, which stands before the application. bodies.Health checks need no key and have no rate limit.
 PROBED = {
     403: problem_spec("The key has another role, or the request comes from a site that is not allowed"),
     414: problem_spec("The path or the query string is too long"),
@@ -75,25 +58,28 @@ GUARDED = {
     429: problem_spec("Too many requests; Retry-After has the seconds to wait"),
 }
 WITH_BODY = {**GUARDED, 413: LARGE, 415: NOT_JSON}
+USUAL = {400: BAD, 503: BUSY}
+
+read = partial(get, responses={**GUARDED, **USUAL})
+read_known = partial(get, responses={**GUARDED, **USUAL, 404: UNKNOWN})
+post_body = partial(post, status_code=200, responses={**WITH_BODY, **USUAL})
+post_known = partial(post, status_code=200, responses={**WITH_BODY, **USUAL, 404: UNKNOWN})
 
 
-@post(
+@post_body(
     "/events",
-    status_code=200,
     summary="Store events",
     description="One event, or several as {events: […]}. The response is sent when they are on disk.",
-    responses={**WITH_BODY, 400: BAD, 503: BUSY},
 )
-async def events(data: JSONBody[EventsBody], request: JsonRequest) -> EventsReceipt:
+async def events(data: JSONBody[bodies.EventsBody], request: JsonRequest) -> bodies.EventsReceipt:
     return await request.service.add_events(data.as_list())
 
 
-@get(
+@read_known(
     "/users/{id:str}/recommendations",
     summary="Recommendations for a user",
     description="From the user's events in the store. A user without events gets the most popular items, and the field "
     "`fallback` is set.",
-    responses={**GUARDED, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
 async def user_recommendations(
     request: JsonRequest,
@@ -104,7 +90,7 @@ async def user_recommendations(
     exclude: IdList = None,
     only: IdList = None,
     where: WhereList = None,
-) -> Response[Answer]:
+) -> Response[bodies.Answer]:
     return await _recommend(
         request.service,
         RecommendationQuery(
@@ -119,14 +105,14 @@ async def user_recommendations(
     )
 
 
-@post(
+@post_known(
     "/recommendations",
-    status_code=200,
     summary="Recommendations for a history",
     description="A history without any known item gets the most popular items, and the field `fallback` is set.",
-    responses={**WITH_BODY, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
-async def recommendations(data: JSONBody[RecommendationRequest], request: JsonRequest) -> Response[Answer]:
+async def recommendations(
+    data: JSONBody[bodies.RecommendationRequest], request: JsonRequest
+) -> Response[bodies.Answer]:
     return await _recommend(
         request.service,
         RecommendationQuery(
@@ -142,53 +128,45 @@ async def recommendations(data: JSONBody[RecommendationRequest], request: JsonRe
     )
 
 
-@get(
+@read_known(
     "/items/{id:str}/similar",
     summary="The nearest items of an item",
     description="Scores are cosine similarities. The id is percent-encoded, including its slashes.",
     exception_handlers={InputError: not_found},
-    responses={**GUARDED, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
-async def similar(request: JsonRequest, id: Item, k: K = 10, model: Model = None) -> Answer:
+async def similar(request: JsonRequest, id: Item, k: K = 10, model: Model = None) -> bodies.Answer:
     return await request.service.similar(id, k, model)
 
 
-@get(
+@read(
     "/items",
     summary="Search the catalogue",
     description="By a part of an id or a title, ignoring case. Without a text, the most frequent items.",
-    responses={**GUARDED, 400: BAD, 503: BUSY},
 )
 async def items(
     request: JsonRequest,
     search: Annotated[str, QueryParameter(description="A part of an id or a title.", max_length=1024)] = "",
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_LISTED, description="The number of items to return.")] = 20,
-) -> CatalogueItems:
-    return CatalogueItems(items=await request.service.search(search, limit))
+) -> bodies.CatalogueItems:
+    return bodies.CatalogueItems(items=await request.service.search(search, limit))
 
 
-@post(
+@post_body(
     "/items",
-    status_code=200,
     summary="Add items that the model was not trained on",
     description="One item, or several as {items: […]}. A model with item content recommends them at once, and within a "
     "second in every worker and replica. The response is sent when they are on disk.",
-    responses={**WITH_BODY, 400: BAD, 503: BUSY},
 )
-async def new_items(data: JSONBody[NewItemsBody], request: JsonRequest) -> ItemsReceipt:
+async def new_items(data: JSONBody[bodies.NewItemsBody], request: JsonRequest) -> bodies.ItemsReceipt:
     return await request.service.add_items(data.as_list())
 
 
-@get(
-    "/users/{id:str}/history",
-    summary="A user's newest events",
-    responses={**GUARDED, 400: BAD, 503: BUSY},
-)
+@read("/users/{id:str}/history", summary="A user's newest events")
 async def history(
     request: JsonRequest,
     id: User,
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_ENTRIES, description="The number of events to return.")] = 100,
-) -> UserHistory:
+) -> bodies.UserHistory:
     return await request.service.history(id, limit)
 
 
@@ -197,37 +175,33 @@ async def history(
     status_code=200,
     summary="Delete a user",
     description="Removes every event of the user.",
-    responses={**GUARDED, 400: BAD, 503: BUSY},
+    responses={**GUARDED, **USUAL},
 )
-async def forget(request: JsonRequest, id: User) -> Deletion:
-    return Deletion(removed=await request.service.delete_user(id))
+async def forget(request: JsonRequest, id: User) -> bodies.Deletion:
+    return bodies.Deletion(removed=await request.service.delete_user(id))
 
 
-@post(
+@post_known(
     "/explanations",
-    status_code=200,
     summary="Why an item is recommended",
     description="The contribution of each entry of the history: the score minus the score without that entry.",
-    responses={**WITH_BODY, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
-async def explanations(data: JSONBody[ExplanationRequest], request: JsonRequest) -> Explanation:
+async def explanations(data: JSONBody[bodies.ExplanationRequest], request: JsonRequest) -> Explanation:
     return await request.service.explain(data)
 
 
-@post(
+@post_known(
     "/plans",
-    status_code=200,
     summary="The next items as one plan",
     description="Each item is chosen given the items before it, by a model that can plan (see GET /model). A history "
     "without any known item gets the most popular items, and the field `fallback` is set.",
-    responses={**WITH_BODY, 400: BAD, 404: UNKNOWN, 503: BUSY},
 )
-async def plans(data: JSONBody[PlanRequest], request: JsonRequest) -> PlanAnswer:
+async def plans(data: JSONBody[bodies.PlanRequest], request: JsonRequest) -> bodies.PlanAnswer:
     return await request.service.plan(data)
 
 
 @get("/model", summary="The served models", responses={**GUARDED, 503: BUSY})
-async def model_served(request: JsonRequest) -> ModelsStatus:
+async def model_served(request: JsonRequest) -> bodies.ModelsStatus:
     return await request.service.models()
 
 
@@ -238,7 +212,7 @@ async def model_served(request: JsonRequest) -> ModelsStatus:
     exception_handlers={CannotSwitchError: conflict},
     responses={**WITH_BODY, 400: BAD, 409: CONFLICT, 503: BUSY},
 )
-async def switch(data: JSONBody[SwitchRequest], request: JsonRequest) -> ActiveRun:
+async def switch(data: JSONBody[bodies.SwitchRequest], request: JsonRequest) -> bodies.ActiveRun:
     return await request.service.switch(data.run)
 
 
@@ -249,13 +223,13 @@ async def switch(data: JSONBody[SwitchRequest], request: JsonRequest) -> ActiveR
     exception_handlers={CannotSwitchError: conflict},
     responses={**WITH_BODY, 409: CONFLICT, 503: BUSY},
 )
-async def rollback(request: JsonRequest) -> ActiveRun:
+async def rollback(request: JsonRequest) -> bodies.ActiveRun:
     return await request.service.switch(None)
 
 
 @get("/health/live", summary="Whether the process answers", responses=PROBED)
-async def live() -> Health:
-    return Health(status="live")
+async def live() -> bodies.Health:
+    return bodies.Health(status="live")
 
 
 @get(
@@ -263,9 +237,9 @@ async def live() -> Health:
     summary="Whether the service can answer: a model is loaded and the store is available",
     responses={**PROBED, 503: BUSY},
 )
-async def ready(request: JsonRequest) -> Health:
+async def ready(request: JsonRequest) -> bodies.Health:
     await request.service.check()
-    return Health(status="ready")
+    return bodies.Health(status="ready")
 
 
 @get("/metrics", summary="Metrics in Prometheus' text format", media_type="text/plain", responses=GUARDED)
@@ -277,7 +251,7 @@ async def metrics(request: JsonRequest) -> Response[bytes]:
 ROUTES = [value for value in list(globals().values()) if isinstance(value, BaseRouteHandler)]
 
 
-async def _recommend(service: Service, query: RecommendationQuery) -> Response[Answer]:
+async def _recommend(service: Service, query: RecommendationQuery) -> Response[bodies.Answer]:
     """An answer, which comes from the engine as JSON."""
     encoded: Any = await service.answer(query)
     return Response(encoded, media_type=MediaType.JSON)
