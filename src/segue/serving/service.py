@@ -18,7 +18,7 @@ from segue.serving.engine.batching import Batcher, BatchProcessor
 from segue.serving.engine.channel import Channel, EngineClient
 from segue.serving.http import bodies
 from segue.serving.http.bodies import MAX_ID
-from segue.serving.http.metrics import Metrics, Queue
+from segue.serving.http.metrics import Metrics
 from segue.serving.requests import EncodedAnswer, OverloadedError, RecommendationQuery
 from segue.serving.store.store import AddedItem, Event, HistoryStore
 
@@ -55,13 +55,13 @@ class Service:
             engine.query_processor(),
             max_waiting=MAX_QUERIES,
             delay=QUERY_DELAY,
-            on_results=partial(self._count_batch, "answers"),
+            on_results=partial(metrics.batch, "answers"),
         )
         self._writes = Batcher[Sequence[Event], WriteResult](
             BatchProcessor(self._write, max_batch=MAX_WRITE_BATCH),
             max_waiting=MAX_WRITES,
             delay=WRITE_DELAY,
-            on_results=partial(self._count_batch, "events"),
+            on_results=partial(metrics.batch, "events"),
         )
         self._calls: dict[Channel, Batcher[EngineCall, Any]] = {
             channel: Batcher(BatchProcessor(partial(self._call_engine, channel)), max_waiting=max_waiting)
@@ -186,10 +186,6 @@ class Service:
     async def _add_items(self, requests: Sequence[list[AddedItem]]) -> list[bodies.ItemsReceipt]:
         async with self._control:
             return [await self._engine.call("control", "add_items", requests[0])]
-
-    def _count_batch(self, queue: Queue, size: int, waiting: int) -> None:
-        self.metrics.batch(queue, size)
-        self.metrics.queue(queue, waiting)
 
     async def _write(self, requests: Sequence[Sequence[Event]]) -> list[WriteResult | Exception]:
         """Store the events of several requests in one commit."""

@@ -57,12 +57,11 @@ def test_everything_else() -> None:
     metrics.answer(None)
     metrics.answer("popularity")
     metrics.answer("popularity")
-    metrics.batch("answers", 3)
-    metrics.batch("events", 64)
-    metrics.queue("answers", 7)
+    metrics.batch("events", 64, 0)
+    metrics.batch("answers", 3, 7)
     metrics.queue("answers", 4)
     metrics.unavailable("deadline")
-    metrics.store_error()
+    metrics.unavailable("store")
     metrics.encodings(40, 3, 900)
     metrics.encodings(2, 0, 800)
     samples = rendered(metrics)
@@ -97,7 +96,7 @@ def test_the_model_and_its_switches() -> None:
 
 def test_applications_do_not_share() -> None:
     one, other = Metrics(), Metrics()
-    one.store_error()
+    one.unavailable("store")
     assert (rendered(one)["segue_store_errors_total"], rendered(other)["segue_store_errors_total"]) == (1, 0)
 
 

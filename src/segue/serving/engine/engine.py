@@ -27,7 +27,10 @@ USERS_PER_CHECK = 64  # cached users that are looked up in the store at a time
 
 
 class ServingEngine:
-    """The models being served, over the store of histories. Safe to call from several threads."""
+    """The models being served, over the store of histories. Safe to call from several threads.
+
+    Most of its methods are those of `Service`, which calls them.
+    """
 
     def __init__(self, models: Models, store: HistoryStore) -> None:
         self.models = models
@@ -54,7 +57,6 @@ class ServingEngine:
             raise
 
     def answer(self, queries: Sequence[RecommendationQuery]) -> list[EncodedAnswer | Exception]:
-        """The next items, for each query."""
         with self._answering:
             answers = answer_queries(self.models, self._store, queries)
         return [
@@ -62,12 +64,10 @@ class ServingEngine:
         ]
 
     def similar(self, item: str, k: int, model: str | None) -> bodies.Answer:
-        """An item's neighbours."""
         served = self.models.named(model)
         return bodies.Answer(items=served.recommender.similar(item, k).items, model=served.name)
 
     def search(self, text: str, limit: int) -> list[bodies.CatalogueItem]:
-        """Items of the active model's catalogue."""
         return self.models.active.catalogue.search(text, limit)
 
     def popular(self, k: int) -> list[str]:
@@ -75,7 +75,6 @@ class ServingEngine:
         return self.models.active.recommender.recommend([], k=k).ids
 
     def history(self, user: str, limit: int) -> bodies.UserHistory:
-        """A user's newest events."""
         rows, model = self._store.newest([user], limit + 1)[0], self.models.active.recommender
         newest = rows[-limit:]
         titles = model.vocabulary.titles(model.vocabulary.numbers([row[0] for row in newest], unknown="zero"))
@@ -98,7 +97,6 @@ class ServingEngine:
         return {item for item in items if not knows(item)}
 
     def explain(self, request: bodies.ExplanationRequest) -> Explanation:
-        """Why an item is recommended."""
         history = self._history_of(request, "explain an answer to")
         served = self.models.named(request.model)
         return served.recommender.explain(
@@ -112,7 +110,6 @@ class ServingEngine:
         )
 
     def plan(self, request: bodies.PlanRequest) -> bodies.PlanAnswer:
-        """The next items as one plan."""
         history = self._history_of(request, "plan for")
         served = self.models.named(request.model)
         plan = served.recommender.plan(
@@ -129,7 +126,7 @@ class ServingEngine:
             items=plan.items, score=plan.score, unknown=plan.unknown, fallback=plan.fallback, model=served.name
         )
 
-    def _history_of(self, request: bodies.ExplanationRequest | bodies.PlanRequest, purpose: str) -> History:
+    def _history_of(self, request: bodies.HistoryRequest, purpose: str) -> History:
         """The history of the request, or the stored one of its user."""
         if (request.history is None) == (request.user is None):
             raise InputError(f"Give either a history or a user to {purpose}.")
@@ -169,11 +166,10 @@ class ServingEngine:
         return self.models.active.name, self.models.active.digest
 
     def check(self) -> None:
-        """Raise `StoreError` if histories cannot be read."""
         self._store.check()
 
 
-def _only(request: bodies.ExplanationRequest | bodies.PlanRequest, served: ServedModel) -> Sequence[str | int] | None:
+def _only(request: bodies.HistoryRequest, served: ServedModel) -> Sequence[str | int] | None:
     """The ids that may be recommended: those in `only` that pass the filters."""
     if request.where is None:
         return request.only

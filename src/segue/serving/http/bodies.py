@@ -47,8 +47,6 @@ Where = Annotated[
     dict[str, Annotated[list[str | int | float | bool], msgspec.Meta(max_length=MAX_ENTRIES)]],
     msgspec.Meta(max_length=16, description="Catalogue columns, each with the values that an item may have there."),
 ]
-HistoryOrNone = Annotated[History | None, described("A history; give this or a user.")]
-UserOrNone = Annotated[Id | None, described("A user whose history is in the store.")]
 
 
 class AnswerRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +65,13 @@ class AnswerRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         described("The request time, for models that use it: seconds since 1970, or ISO 8601."),
     ] = None
     model: Annotated[str | None, described("The name of a served model; null is the active one.")] = None
+
+
+class HistoryRequest(AnswerRules, frozen=True):
+    """A history or a user, and the rules of the answer."""
+
+    history: Annotated[History | None, described("A history; give this or a user.")] = None
+    user: Annotated[Id | None, described("A user whose history is in the store.")] = None
 
 
 class RecommendationRequest(AnswerRules, frozen=True):
@@ -222,20 +227,16 @@ class Deletion(msgspec.Struct, frozen=True):
     """Events removed."""
 
 
-class ExplanationRequest(AnswerRules, frozen=True):
+class ExplanationRequest(HistoryRequest, frozen=True):
     """A history or a user, and the item to explain."""
 
-    history: HistoryOrNone = None
-    user: UserOrNone = None
     item: Annotated[Id | None, described("The item to explain; null is the first recommendation.")] = None
     attention: Annotated[bool, described("Whether to return the attention weights as well.")] = True
 
 
-class PlanRequest(AnswerRules, frozen=True):
+class PlanRequest(HistoryRequest, frozen=True):
     """A history or a user, and the rules of the plan."""
 
-    history: HistoryOrNone = None
-    user: UserOrNone = None
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_PLAN, description="The number of items to plan.")] = 5
     beam: Annotated[int, msgspec.Meta(ge=1, le=MAX_BEAM, description="The width of the beam search.")] = BEAM
     repeats: Annotated[bool, described("Whether an item may occur twice.")] = False

@@ -28,23 +28,17 @@ Receive = Callable[[], Awaitable[Any]]
 def fast_request(service: Service, scope: Any, receive: Receive) -> tuple[str, Coroutine[Any, Any, bytes]] | None:
     """The route's template and the JSON answer to await; None if the request is for the framework."""
     if scope["method"] == "GET":
-        query = fast_query(scope)
-        return None if query is None else (RECOMMENDATIONS, service.answer(query))
+        raw: bytes = scope.get("raw_path") or b""  # some servers leave the query string in it
+        path, count = PATH.fullmatch(raw.partition(b"?")[0]), QUERY.fullmatch(scope["query_string"])
+        if path is None or count is None or int(count[1] or 10) > MAX_K:
+            return None
+        query = RecommendationQuery(user=path[1].decode(), k=int(count[1] or 10))
+        return RECOMMENDATIONS, service.answer(query)
     if scope["method"] == "POST" and scope.get("raw_path") == b"/events" and not scope["query_string"]:
         headers = dict(scope["headers"])
         if headers.get(b"content-length", b"0") != b"0" and b"transfer-encoding" not in headers:
             return EVENTS, _store_events(service, receive)
     return None
-
-
-def fast_query(scope: Any) -> RecommendationQuery | None:
-    """The query of GET /users/{id}/recommendations with no parameter but `k`."""
-    raw: bytes = scope.get("raw_path") or b""  # some servers leave the query string in it
-    path, count = PATH.fullmatch(raw.partition(b"?")[0]), QUERY.fullmatch(scope["query_string"])
-    if path is None or count is None:
-        return None
-    k = int(count[1] or 10)
-    return RecommendationQuery(user=path[1].decode(), k=k) if k <= MAX_K else None
 
 
 async def _store_events(service: Service, receive: Receive) -> bytes:

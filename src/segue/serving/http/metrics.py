@@ -71,16 +71,20 @@ class Metrics:
         """Count an answer of the model, or of its fallback."""
         self._answers.labels(fallback or "none").inc()
 
-    def batch(self, queue: Queue, size: int) -> None:
+    def batch(self, queue: Queue, size: int, waiting: int) -> None:
+        """Count the requests of a batch, and set the number of those that wait."""
         self._batches.labels(queue).observe(size)
+        self.queue(queue, waiting)
 
     def queue(self, queue: Queue, length: int) -> None:
         """Set the number of requests waiting in this process."""
         self._queues.labels(queue).set(length)
 
     def unavailable(self, reason: str) -> None:
-        """Count a 503 response. Reasons are a few fixed words."""
+        """Count a 503 response. Reasons are a few fixed words, such as `store`."""
         self._unavailable.labels(reason).inc()
+        if reason == "store":
+            self._store_errors.inc()
 
     def model(self, name: str, digest: str) -> bool:
         """Set the active run of this process; return whether it changed."""
@@ -98,9 +102,6 @@ class Metrics:
         self._encodings.labels("new").inc(extended)
         self._encodings.labels("whole").inc(whole)
         self._cache.set(cache_bytes)
-
-    def store_error(self) -> None:
-        self._store_errors.inc()
 
     def render(self) -> tuple[bytes, str]:
         """The metrics of all workers in Prometheus' text format, and its content type. Thread-safe."""

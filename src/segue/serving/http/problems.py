@@ -45,9 +45,7 @@ def overloaded(request: JsonRequest, error: OverloadedError) -> Response[Problem
 
 def store_unavailable(request: JsonRequest, error: StoreError) -> Response[Problem]:
     """503: the store failed. The reason is logged and not sent to the client."""
-    metrics = request.service.metrics
-    metrics.unavailable("store")
-    metrics.store_error()
+    request.service.metrics.unavailable("store")
     logger.error("%s", error)
     detail = "The store of histories is not available at the moment; send the request again in a few seconds."
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers={"Retry-After": "5"})

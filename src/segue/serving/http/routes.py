@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
+import msgspec
 from litestar import MediaType, Response, delete, get, post, put
 from litestar.handlers import BaseRouteHandler
 from litestar.params import JSONBody, PathParameter, QueryParameter
@@ -113,19 +114,10 @@ async def user_recommendations(
 async def recommendations(
     data: JSONBody[bodies.RecommendationRequest], request: JsonRequest
 ) -> Response[bodies.Answer]:
-    return await _recommend(
-        request.service,
-        RecommendationQuery(
-            history=read_history(data.history),
-            k=data.k,
-            model=data.model,
-            keep_seen=data.keep_seen,
-            exclude=data.exclude,
-            only=data.only,
-            where=data.where,
-            now=None if data.now is None else microseconds(data.now) // MICROSECONDS,
-        ),
-    )
+    history = read_history(data.history)
+    now = None if data.now is None else microseconds(data.now) // MICROSECONDS
+    fields = msgspec.structs.asdict(data) | {"history": history, "now": now}
+    return await _recommend(request.service, RecommendationQuery(**fields))
 
 
 @read_known(
