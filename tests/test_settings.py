@@ -70,6 +70,42 @@ def test_the_command_prints_the_manual(line: CommandLine) -> None:
     calibration = next(key for key in found if key["name"] == "objective.loss.calibration")
     assert calibration["default"] == 0.75 and calibration["of"] == ["objective.loss=gbce"]
     line.refuses("settings", "objectiv", says=("no section 'objectiv'", "did you mean 'objective'", "model, objective"))
+    line.refuses(
+        "settings", "model.itms", says=("no key 'model.itms'", "did you mean 'model.items'", "segue settings model")
+    )
+
+
+def test_the_manual_of_one_key() -> None:
+    assert [key.name for key in describe("model.similarity")] == [
+        key.name for key in describe("model") if key.name.startswith("model.similarity")
+    ]
+    assert [key.name for key in describe("train.seed")] == ["train.seed"]
+
+
+def test_the_manual_lists_a_key_once() -> None:
+    names = [key.name for key in describe()]
+    assert len(names) == len(set(names))
+    length, inputs = (next(iter(describe(name))) for name in ("model.length", "model.inputs"))
+    assert length.of == ("model!=bert4rec",) and [other.of for other in length.others] == [("model=bert4rec",)]
+    assert length.lines().splitlines() == [
+        "model.length = 200   (whole number >= 1)   with model!=bert4rec",
+        "    Newest events of a history that the model reads, at most.",
+        "             = 200   (whole number >= 2)   with model=bert4rec",
+        "    Newest events of a history that the model reads, at most, with the mask that makes the query.",
+    ]
+    assert "(items | rated | combined)   with model=bert4rec" in inputs.lines()
+
+
+def test_the_manual_shows_bounds_and_what_is_required() -> None:
+    types = {name: describe(name)[0].type for name in ("train.seed", "evaluate.at", "model.items.column")}
+    assert types == {
+        "train.seed": "whole number >= 0 and <= 9223372036854775807",
+        "evaluate.at": "list of 1 or more whole numbers >= 1",
+        "model.items.column": "text of at least 1 character",
+    }
+    column = msgspec.to_builtins(describe("model.items.column")[0])
+    assert column["required"] is True and "default" not in column
+    assert "model.items.column = required   (" in describe("model.items.column")[0].lines()
 
 
 def test_the_command_has_every_option_of_prepare() -> None:
@@ -100,7 +136,7 @@ def test_the_same_kind_keeps_the_keys_of_the_recipe() -> None:
 
 
 def test_a_kind_that_an_encoder_cannot_have_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"model\.inputs has no kind 'rated'\. Allowed: items\."):
+    with pytest.raises(SettingsError, match=r"has no kind 'rated' with model = 'seq2seq'\. Allowed: items\."):
         make_settings(read_recipe("seq2seq"), ["model.inputs=rated"])
 
 
@@ -139,21 +175,63 @@ def test_written_settings_are_read_back(name: str) -> None:
         ("objective.loss.offset=1", "There is no key 'offset' in objective.loss = 'softmax'. It has no keys."),
         ("model.kernel=8", "There is no key 'kernel' in model = 'esasrec'. Allowed: width, depth, length, "),
         ("model.width.more=1", "model.width is a single value and has no key 'more': set model.width itself."),
-        ("model.width=0", "model.width: expected int >= 1, got 0."),
-        ("model.width=wide", "model.width: expected int, got 'wide'."),
+        ("model.width=0", "model.width: expected a whole number >= 1, got 0."),
+        ("model.width=wide", "model.width: expected a whole number >= 1, got 'wide'."),
         ("model.items=categories", "model.items needs the key 'column'."),
         ("train.learning_rate=inf", "train.learning_rate: expected a finite number, got inf."),
         ("model=3", "model must be a kind (sasrec, esasrec, "),
         ("objective=bce", "objective must be a table of keys, got 'bce'."),
-        ("width=8", "There is no section 'width' in the settings. Allowed: about, model, objective, "),
+        ("width=8", "There is no section 'width' in the settings. Allowed: model, objective, "),
         ("about.summary=x", "--set takes no key of [about]"),
         ("model={width = 32}", "--set takes one key of model at a time, got the table {'width': 32}"),
         ("objective.loss={kind = [1]}", "objective.loss has no kind [1]. Allowed: softmax, "),
+        (
+            "model.positions=rotary",
+            "model.positions has no kind 'rotary' with model = 'esasrec'. Allowed: newest, oldest.",
+        ),
+        ("evaluate.at=[5, 0]", "evaluate.at[1]: expected a whole number >= 1, got 0."),
+        ("evaluate.at=5", "evaluate.at: expected a list of 1 or more whole numbers >= 1, got 5."),
+        ("train.equal=true", "There is no key 'equal' in [train]. Allowed: epochs, patience, "),
+        ("objective.equal_users=3", "objective.equal_users: expected true | false, got 3."),
+        ("train.seed=" + "9" * 5000, "train.seed: expected a whole number >= 0 and <= 9223372036854775807, got '999"),
+        ("train.seed=" + "9" * 4000, "train.seed: expected a whole number >= 0 and <= 9223372036854775807, got 999"),
         ("train.device=tpu", "train.device has no value 'tpu'. Allowed: auto, cpu, cuda."),
-        ("model.items={kind = 'categories', column = ''}", "model.items.column: expected str of length >= 1"),
+        (
+            "model.items={kind = 'categories', column = ''}",
+            "model.items.column: expected a text of at least 1 ",
+        ),
     ],
 )
 def test_a_refusal_says_what_is_allowed(override: str, sentence: str) -> None:
     with pytest.raises(SettingsError) as caught:
         make_settings({}, [override])
     assert str(caught.value).startswith(sentence), str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("positive", "sentence"),
+    [
+        ("['buy']", "objective.task.positive[0] must be a table of keys, got 'buy'."),
+        (
+            "[{kind = 'buy'}, {kin = 'buy'}]",
+            "There is no key 'kin' in [objective.task.positive[1]] (did you ",
+        ),
+        ("[{kind = 3}]", "objective.task.positive[0].kind: expected a text, got 3."),
+        ("'buy'", "objective.task.positive: expected a list of tables of kind, min_value, got 'buy'."),
+    ],
+)
+def test_a_refusal_inside_a_list_names_the_entry(positive: str, sentence: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        make_settings({}, ["objective.task=next-action", f"objective.task.positive={positive}"])
+    assert str(caught.value).startswith(sentence), str(caught.value)
+
+
+def test_a_refusal_of_an_entry_lists_the_values() -> None:
+    with pytest.raises(SettingsError, match=r"inputs\.times\[1\] has no value 'never'\. Allowed: absolute, "):
+        make_settings({}, ["model.inputs=events", "model.inputs.times=['absolute', 'never']"])
+
+
+def test_a_number_of_too_many_digits_is_not_toml() -> None:
+    with pytest.raises(SettingsError, match=r"mine\.toml is not TOML: Exceeds the limit \(4300 digits\)[^;]*\.$"):
+        parse_toml(b"[train]\nseed = " + b"9" * 5000, "mine.toml")

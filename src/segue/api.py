@@ -293,11 +293,11 @@ def recipes() -> dict[str, About]:
     return {name: make_settings(read_recipe(name)).about for name in recipe_names()}
 
 
-def settings(section: str | None = None) -> list[KeyDescription]:
-    """Every key of the settings, or of one section, with its kinds, type, default and meaning."""
+def settings(part: str | None = None) -> list[KeyDescription]:
+    """Every key of the settings, of a section or below a key (model.items), with its kinds, type, default, meaning."""
     from segue.config.describe import describe
 
-    return describe(section)
+    return describe(part)
 
 
 def history_of(recommender: Recommender, user: str, *, data: Data | Path | str | None = None) -> list[Any]:

@@ -11,7 +11,7 @@ import math
 import re
 import tomllib
 import types
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 from segue.errors import SettingsError
 
 KIND = "kind"
+SHOWN = 100  # characters of a value in a message
 Count = Annotated[int, Meta(ge=1)]
 CountOrZero = Annotated[int, Meta(ge=0)]
 PositiveNumber = Annotated[float, Meta(gt=0)]
@@ -57,87 +58,101 @@ def is_section(annotation: Any) -> bool:
     return bool(variants_of(annotation)) or (isinstance(annotation, type) and issubclass(annotation, Struct))
 
 
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A key of the settings: its type, its path in messages and its default."""
+
+    type: Any
+    path: str
+    default: Any = None
+    owner: str = ""
+    """The choice that the key belongs to, such as model = 'hstu'."""
+
+    def chosen(self, value: Any) -> tuple[type[Struct], Table]:
+        """The struct that a value names, and the value as a table."""
+        variants = variants_of(self.type)
+        if isinstance(value, str) and variants:
+            value = {KIND: value}
+        if not isinstance(value, dict):
+            what = f"a kind ({', '.join(variants)}) or a table" if variants else "a table of keys"
+            raise SettingsError(f"{self.path or 'The settings'} must be {what}, got {_shown(value)}.")
+        if not variants:
+            return self.type, value
+        allowed = f"Allowed: {', '.join(variants)}."
+        if KIND not in value and self.default is None and len(variants) > 1:
+            raise SettingsError(f"{self.path} needs the key {KIND!r}. {allowed}")
+        kind = value.get(KIND, kind_of(self.default) if self.default is not None else next(iter(variants)))
+        if not isinstance(kind, str) or kind not in variants:
+            owner = f" with {self.owner}" if self.owner else ""
+            hint = near(str(kind), variants)
+            raise SettingsError(f"{self.path} has no kind {_shown(kind)}{owner}{hint}. {allowed}")
+        return variants[kind], {KIND: kind, **value}
+
+    def inner(self, struct: type[Struct], name: str) -> _Key:
+        """A key of the struct that was chosen here; an unknown one is refused."""
+        fields = {field.name: field for field in msgspec.structs.fields(struct)}
+        owner = f"{self.path} = {kind_of(struct)!r}" if issubclass(struct, Kind) else ""
+        if name not in fields:
+            whose = owner or (f"[{self.path}]" if self.path else "the settings")
+            keys = f"Allowed: {', '.join(fields)}." if fields else "It has no keys."
+            what = "key" if self.path else "section"
+            raise SettingsError(f"There is no {what} {name!r} in {whose}{near(name, fields)}. {keys}")
+        field = fields[name]
+        default = None if field.default is msgspec.NODEFAULT else field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        return _Key(field.type, f"{self.path}.{name}" if self.path else name, default, owner)
+
+    def element(self, index: int) -> _Key:
+        """An element of a list."""
+        return _Key(get_args(_bare(self.type))[0], f"{self.path}[{index}]")
+
+
 def decode(table: Any, annotation: type[S], *, path: str = "", default: Struct | None = None) -> S:
     """Build the struct that a table describes. Every unknown name and every impossible value is refused; `path` names
     the table in messages, and `default` gives the variant of a choice if the table names none."""
-    full = expand(table, annotation, path=path, default=default)
+    key = _Key(annotation, path, default)
+    full = _expanded(table, key)
     try:
         settings = msgspec.convert(full, annotation)
     except msgspec.ValidationError as error:
-        raise _refusal(error, full, annotation, path) from error
+        raise _refusal(error, full, key) from error
     _refuse_infinite(settings, path)
     return settings
 
 
-def expand(value: Any, annotation: Any, *, path: str, default: Struct | None = None) -> Any:
-    """Write every choice in a table as a table with its kind, and check all kinds and keys."""
-    if not is_section(annotation):
+def _expanded(value: Any, key: _Key) -> Any:
+    """The value with every choice as a table with its kind; all kinds and keys are checked."""
+    if get_origin(_bare(key.type)) is tuple and isinstance(value, list | tuple):
+        return [_expanded(inner, key.element(index)) for index, inner in enumerate(value)]
+    if not is_section(key.type):
         return value
-    struct, table = _chosen(value, annotation, path, default)
-    fields = {field.name: field for field in msgspec.structs.fields(struct)}
-    full = {KIND: kind_of(struct)} if variants_of(annotation) else {}
-    for key, inner in table.items():
-        if key == KIND and variants_of(annotation):
-            continue
-        _refuse_unknown_key(key, struct, path)
-        full[key] = expand(inner, fields[key].type, path=_join(path, key), default=_default(fields[key]))
-    return full
+    struct, table = key.chosen(value)
+    names = [name for name in table if name != KIND or not issubclass(struct, Kind)]
+    kind = {KIND: table[KIND]} if issubclass(struct, Kind) else {}
+    return kind | {name: _expanded(table[name], key.inner(struct, name)) for name in names}
 
 
 def override(value: Any, annotation: Any, keys: list[str], new: Any, *, path: str = "", default: Any = None) -> Table:
     """Set one key of a table. A new kind starts from its own defaults; the same kind keeps the keys that are set."""
-    if value is None:
-        value = msgspec.to_builtins(default)
-    struct, table = _chosen(value, annotation, path, default)
-    table = {KIND: kind_of(struct), **table} if variants_of(annotation) else dict(table)
-    key, *rest = keys
-    if key == KIND and not rest and variants_of(annotation):
-        return table if new == kind_of(struct) else expand(new, annotation, path=path)
-    _refuse_unknown_key(key, struct, path)
-    field = next(field for field in msgspec.structs.fields(struct) if field.name == key)
-    here = _join(path, key)
-    if rest and not is_section(field.type):
-        raise SettingsError(f"{here} is a single value and has no key {'.'.join(rest)!r}: set {here} itself.")
-    if variants_of(field.type) and not rest and isinstance(new, str):
-        rest = [KIND]
-    if not rest and isinstance(new, dict) and is_section(field.type):
-        if not path:
-            raise SettingsError(
-                f"--set takes one key of {here} at a time, got the table {new!r}: set {here}.KEY=value."
-            )
-        current, _ = _chosen(table.get(key, msgspec.to_builtins(_default(field))), field.type, here, _default(field))
-        new = {KIND: kind_of(current), **new} if variants_of(field.type) else new
-    if rest:
-        new = override(table.get(key), field.type, rest, new, path=here, default=_default(field))
-    return {**table, key: new}
+    table: Table = _overridden(value, _Key(annotation, path, default), keys, new)
+    return table
 
 
-def _chosen(value: Any, annotation: Any, path: str, default: Struct | None) -> tuple[type[Struct], Table]:
-    """The struct that a value names, and the value as a table."""
-    variants = variants_of(annotation)
-    if isinstance(value, str) and variants:
-        value = {KIND: value}
-    if not isinstance(value, dict):
-        what = f"a kind ({', '.join(variants)}) or a table" if variants else "a table of keys"
-        raise SettingsError(f"{path or 'The settings'} must be {what}, got {value!r}.")
-    if not variants:
-        return annotation, value
-    if KIND not in value and default is None and len(variants) > 1:
-        raise SettingsError(f"{path} needs the key {KIND!r}. Allowed: {', '.join(variants)}.")
-    kind = value.get(KIND, kind_of(default) if default is not None else next(iter(variants)))
-    if not isinstance(kind, str) or kind not in variants:
-        raise SettingsError(f"{path} has no kind {kind!r}{near(str(kind), variants)}. Allowed: {', '.join(variants)}.")
-    return variants[kind], value
-
-
-def _refuse_unknown_key(key: str, struct: type[Struct], path: str) -> None:
-    allowed = list(struct.__struct_fields__)
-    if key in allowed:
-        return
-    whose = f"{path} = {kind_of(struct)!r}" if issubclass(struct, Kind) else f"[{path}]" if path else "the settings"
-    keys = f"Allowed: {', '.join(allowed)}." if allowed else "It has no keys."
-    what = "key" if path else "section"
-    raise SettingsError(f"There is no {what} {key!r} in {whose}{near(key, allowed)}. {keys}")
+def _overridden(value: Any, key: _Key, keys: list[str], new: Any) -> Any:
+    if not is_section(key.type):
+        if keys:
+            name = ".".join(keys)
+            raise SettingsError(f"{key.path} is a single value and has no key {name!r}: set {key.path} itself.")
+        return new
+    struct, table = key.chosen(msgspec.to_builtins(key.default) if value is None else value)
+    is_kind = issubclass(struct, Kind)
+    if keys and (keys != [KIND] or not is_kind):
+        name, *rest = keys
+        return {**table, name: _overridden(table.get(name), key.inner(struct, name), rest, new)}
+    if is_kind and isinstance(new, str):
+        return table if new == table[KIND] else _expanded(new, key)
+    return {KIND: table[KIND], **new} if is_kind and isinstance(new, dict) else new
 
 
 def near(name: str, allowed: Any) -> str:
@@ -146,59 +161,77 @@ def near(name: str, allowed: Any) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def _refusal(error: msgspec.ValidationError, table: Any, annotation: Any, path: str) -> SettingsError:
+def _refusal(error: msgspec.ValidationError, value: Any, key: _Key) -> SettingsError:
     """A validation error as a sentence with the key, what was expected and what came."""
-    what, _, inside = str(error).partition(" - at `$")
-    names = inside.rstrip("`").lstrip(".")
-    value = table
-    for name in names.split(".") if names else []:
-        if isinstance(value, dict) and is_section(annotation):
-            struct = variants_of(annotation).get(value.get(KIND, ""), annotation)
-            annotation = next((one.type for one in msgspec.structs.fields(struct) if one.name == name), None)
-        value = value.get(name, msgspec.UNSET) if isinstance(value, dict) else msgspec.UNSET
-    came = "" if value is msgspec.UNSET or isinstance(value, dict) else f", got {value!r}"
-    key = _join(path, names) if names else path
+    what, _, path = str(error).partition(" - at `$")
+    for name in re.findall(r"\w+", path):
+        if isinstance(value, dict):
+            key = key.inner(key.chosen(value)[0], name)
+            value = value[name]
+        else:
+            key = key.element(int(name))
+            value = value[int(name)]
     if what.startswith("Object missing required field"):
-        return SettingsError(f"{key} needs the key {what.rpartition(' ')[2].strip('`')!r}.")
-    if get_origin(annotation) is Literal:
-        return SettingsError(f"{key} has no value {value!r}. Allowed: {', '.join(map(str, get_args(annotation)))}.")
-    expected = re.sub(r", got `\w+`$", "", what).replace("`", "")
-    return SettingsError(f"{key}: {expected[0].lower()}{expected[1:]}{came}.")
+        return SettingsError(f"{key.path} needs the key {what.rpartition(' ')[2].strip('`')!r}.")
+    if get_origin(key.type) is Literal:
+        allowed = ", ".join(map(str, get_args(key.type)))
+        return SettingsError(f"{key.path} has no value {_shown(value)}. Allowed: {allowed}.")
+    expected = type_text(key.type) if key.type is bool else f"a {type_text(key.type)}"
+    return SettingsError(f"{key.path}: expected {expected}, got {_shown(value)}.")
 
 
-def _refuse_infinite(settings: Any, path: str) -> None:
-    for key, value in _numbers(settings, path):
-        if not math.isfinite(value):
-            raise SettingsError(f"{key}: expected a finite number, got {value}.")
+def _shown(value: Any) -> str:
+    """A value for a message, shortened if it is long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
-def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
-    if isinstance(value, float):
-        yield path, value
-    elif isinstance(value, Struct):
-        for name in value.__struct_fields__:
-            yield from _numbers(getattr(value, name), _join(path, name))
-    elif isinstance(value, tuple):
+def _bare(annotation: Any) -> Any:
+    """An annotation without its bounds."""
+    return get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
+
+
+def type_text(annotation: Any, *, plural: str = "") -> str:
+    """A type in the words of the manual and of messages, such as `whole number >= 1`; `plural` is "s" in lists."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " | ".join(arguments)
+    if hasattr(annotation, "__metadata__"):
+        meta, text = annotation.__metadata__[0], type_text(arguments[0], plural=plural)
+        if meta.min_length is not None and arguments[0] is str:
+            return f"{text} of at least {meta.min_length} character"
+        if meta.min_length is not None:
+            return text.replace("list of", f"list of {meta.min_length} or more", 1)
+        signs = {">=": meta.ge, ">": meta.gt, "<=": meta.le, "<": meta.lt}
+        bounds = [f"{sign} {bound}" for sign, bound in signs.items() if bound is not None]
+        return f"{text} {' and '.join(bounds)}"
+    if origin is tuple:
+        return f"list{plural} of {type_text(arguments[0], plural='s')}"
+    if origin in (Union, types.UnionType):
+        return " | ".join(type_text(one) for one in arguments if one is not types.NoneType)
+    if isinstance(annotation, type) and issubclass(annotation, Struct):
+        return f"table{plural} of {', '.join(annotation.__struct_fields__)}"
+    names = {int: f"whole number{plural}", float: f"number{plural}", bool: "true | false", str: f"text{plural}"}
+    return names.get(annotation, str(annotation))
+
+
+def _refuse_infinite(value: Any, path: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingsError(f"{path}: expected a finite number, got {value}.")
+    if isinstance(value, tuple):
         for inner in value:
-            yield from _numbers(inner, path)
-
-
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    if field.default_factory is not msgspec.NODEFAULT:
-        return field.default_factory()
-    return None if field.default is msgspec.NODEFAULT else field.default
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+            _refuse_infinite(inner, path)
+    if isinstance(value, Struct):
+        for name in value.__struct_fields__:
+            _refuse_infinite(getattr(value, name), f"{path}.{name}" if path else name)
 
 
 def parse_toml(content: bytes, name: str) -> Table:
     """The tables of a TOML file; `name` is its name in messages."""
     try:
         return tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{name} is not TOML: {error}.") from error
+    except ValueError as error:  # also a number of more digits than Python reads
+        raise SettingsError(f"{name} is not TOML: {str(error).partition(';')[0]}.") from error
 
 
 def to_toml(sections: dict[str, Table]) -> str:

@@ -245,11 +245,11 @@ def test_nothing_to_measure_is_said() -> None:
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("evaluate.at=[0, 10]", r"evaluate\.at\[0\]: expected int >= 1"),
-        ("evaluate.at=[]", r"evaluate\.at: expected array of length >= 1, got \[\]"),
-        ("evaluate.bootstrap=-1", r"evaluate\.bootstrap: expected int >= 0, got -1"),
-        ("evaluate.days=-1", r"evaluate\.days: expected float >= 0"),
-        ("evaluate.days=40000", r"evaluate\.days: expected float <= 36525"),
+        ("evaluate.at=[0, 10]", r"evaluate\.at\[0\]: expected a whole number >= 1, got 0"),
+        ("evaluate.at=[]", r"evaluate\.at: expected a list of 1 or more whole numbers >= 1, got \[\]"),
+        ("evaluate.bootstrap=-1", r"evaluate\.bootstrap: expected a whole number >= 0, got -1"),
+        ("evaluate.days=-1", r"evaluate\.days: expected a number >= 0"),
+        ("evaluate.days=40000", r"evaluate\.days: expected a number >= 0 and <= 36525"),
     ],
 )
 def test_settings_that_cannot_be(override: str, sentence: str) -> None:

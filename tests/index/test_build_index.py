@@ -93,7 +93,7 @@ def test_a_kind_that_does_not_fit_is_refused(kind: str, similarity: str) -> None
 
 @pytest.mark.parametrize("recall", [0.0, -1.0, 1.5])
 def test_a_recall_that_is_no_share_is_refused(recall: float) -> None:
-    with pytest.raises(SettingsError, match=r"index\.recall: expected float"):
+    with pytest.raises(SettingsError, match=r"index\.recall: expected a number"):
         index_settings(recall=recall)
 
 

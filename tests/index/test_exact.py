@@ -57,5 +57,5 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chunk_of_zero_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"index\.chunk: expected int >= 1, got 0"):
+    with pytest.raises(SettingsError, match=r"index\.chunk: expected a whole number >= 1, got 0"):
         index_settings(chunk=0)

@@ -671,7 +671,7 @@ def test_one_kind_of_folder_for_the_other(line: CommandLine, cycle_data: Path, c
         (("--set", "model.widht=8"), ("no key 'widht' in model", "did you mean 'width'", "depth, length")),
         (("--set", "train.device=tpu"), ("train.device", "'tpu'")),
         (("--set", "model=rnn"), ("model has no kind 'rnn'", "sasrec, esasrec")),
-        (("--set", "model.width=wide"), ("model.width", "expected int", "'wide'")),
+        (("--set", "model.width=wide"), ("model.width", "expected a whole number", "'wide'")),
         (("--set", "model.width=-1"), ("model.width", "-1")),
         (("--set", "model.width=15", "--set", "model.heads=2"), ("width", "heads")),
         (("--set", "model.dropout=1.5"), ("model.dropout", "1.5")),

@@ -203,11 +203,14 @@ def test_the_head_is_two_layers_over_all_of_a_state() -> None:
     [
         ({"inputs": "items", "inputs__kind_width": 4}, "There is no key 'kind_width' in model.inputs = 'items'"),
         ({"output__item_width": 4}, "There is no key 'item_width' in model.output = 'none'"),
-        ({"output": "mlp", "output__item_width": -1}, "model.output.item_width: expected int >= 0, got -1"),
-        ({"inputs__kind_width": 0}, "model.inputs.kind_width: expected int >= 1, got 0"),
+        ({"output": "mlp", "output__item_width": -1}, "model.output.item_width: expected a whole number >= 0, got -1"),
+        ({"inputs__kind_width": 0}, "model.inputs.kind_width: expected a whole number >= 1, got 0"),
         ({"similarity__temperature": "learned"}, "There is no key 'temperature' in model.similarity = 'dot'"),
         ({"inputs__times": ["absolute", "absolute"]}, "must name each signal once"),
-        ({"kind": "bert4rec"}, "model.inputs has no kind 'events'. Allowed: items, rated, combined"),
+        (
+            {"kind": "bert4rec"},
+            "model.inputs has no kind 'events' with model = 'bert4rec'. Allowed: items, rated, ",
+        ),
         ({"inputs__value_edges": [1.0]}, "There is no key 'value_edges' in model.inputs = 'events'"),
     ],
 )

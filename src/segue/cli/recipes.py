@@ -11,7 +11,10 @@ from segue.terminal import print_line
 
 Section = Annotated[
     str | None,
-    typer.Argument(help="One section: model, objective, train, evaluate or index.", show_default="all sections"),
+    typer.Argument(
+        help="A section (model, objective, train, evaluate, index) or a key, such as model.items.",
+        show_default="all sections",
+    ),
 ]
 
 

@@ -11,7 +11,7 @@ import msgspec
 from segue.errors import SettingsError
 from segue.evaluation.settings import EvaluateSettings
 from segue.index.settings import AutoSettings, IndexSettings, refuse_misfit
-from segue.kinds import KIND, Table, decode, kind_of, override, to_toml
+from segue.kinds import KIND, Table, decode, kind_of, near, override, to_toml
 from segue.models.encoders import ModelSettings
 from segue.models.encoders.esasrec import ESASRecSettings
 from segue.models.encoders.narm import NARMSettings, ReinforceChoiceSettings
@@ -113,6 +113,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
 
 
+SECTIONS = tuple(name for name in Settings.__struct_fields__ if name != "about")
+
+
 def make_settings(tables: Table, overrides: Sequence[str] = ()) -> Settings:
     """Tables with `section.key=value` on top, every name and value checked. Of several overrides, those of a choice
     come before those of its keys."""
@@ -128,14 +131,26 @@ def _parse_override(text: str) -> tuple[list[str], Any]:
     keys = name.strip().split(".")
     if not equals or not all(keys):
         raise SettingsError(f"--set takes section.key=value (such as model.width=128), got {text!r}.")
-    if len(keys) > 1 and keys[-1] == KIND:
-        keys = keys[:-1]  # model.items.kind=codes is model.items=codes
     if keys[0] == "about":
         raise SettingsError("--set takes no key of [about], which only describes a recipe.")
+    refuse_unknown_section(keys[0])
+    if len(keys) > 1 and keys[-1] == KIND:
+        keys = keys[:-1]  # model.items.kind=codes is model.items=codes
     try:
-        return keys, tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
-        return keys, written.strip()
+        value = tomllib.loads(f"value = {written}")["value"]
+    except ValueError:  # no TOML, or a number of more digits than Python reads
+        value = written.strip()
+    if len(keys) == 1 and isinstance(value, dict):
+        raise SettingsError(f"--set takes one key of {name} at a time, got the table {value!r}: set {name}.KEY=value.")
+    return keys, value
+
+
+def refuse_unknown_section(name: str) -> None:
+    """Refuse a section that the settings do not have. `about` is not offered: only a recipe has it."""
+    if name not in SECTIONS:
+        raise SettingsError(
+            f"There is no section {name!r} in the settings{near(name, SECTIONS)}. Allowed: {', '.join(SECTIONS)}."
+        )
 
 
 def settings_toml(settings: Settings) -> str:

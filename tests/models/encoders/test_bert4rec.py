@@ -184,5 +184,5 @@ def test_cosine_leaves_the_bias_out() -> None:
 
 def test_a_length_without_room_for_the_question_is_refused() -> None:
     assert first_model(length=2).length == 1
-    with pytest.raises(SettingsError, match=r"model\.length: expected int >= 2, got 1"):
+    with pytest.raises(SettingsError, match=r"model\.length: expected a whole number >= 2, got 1"):
         model_settings(kind="bert4rec", length=1)

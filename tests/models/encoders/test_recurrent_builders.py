@@ -173,7 +173,7 @@ def with_values(values: torch.Tensor) -> Any:
         ({"kind": "narm", "choice__temperature": 0.5}, "There is no key 'temperature' in model.choice = 'soft'"),
         (
             {"kind": "narm", "choice": "gumbel", "choice__temperature": 0.0},
-            "model.choice.temperature: expected float > 0",
+            "model.choice.temperature: expected a number > 0",
         ),
         (
             {"kind": "narm", "choice": "gumbel", "choice__entropy_bonus": 0.1},
@@ -181,14 +181,17 @@ def with_values(values: torch.Tensor) -> Any:
         ),
         (
             {"kind": "narm", "choice": "reinforce", "choice__entropy_bonus": -1.0},
-            "model.choice.entropy_bonus: expected float >= 0",
+            "model.choice.entropy_bonus: expected a number >= 0",
         ),
         ({"kind": "caser", "state_width": 5}, "There is no key 'state_width' in model = 'caser'"),
-        ({"kind": "narm", "state_width": -1}, "model.state_width: expected int >= 0, got -1"),
+        ({"kind": "narm", "state_width": -1}, "model.state_width: expected a whole number >= 0, got -1"),
         ({"kind": "gru4rec", "kernel": 5}, "There is no key 'kernel' in model = 'gru4rec'"),
-        ({"kind": "nextitnet", "dilations": []}, "model.dilations: expected array of length >= 1, got []"),
-        ({"kind": "nextitnet", "dilations": [1, 0]}, "model.dilations[1]: expected int >= 1"),
-        ({"kind": "nextitnet", "kernel": 0}, "model.kernel: expected int >= 1, got 0"),
+        (
+            {"kind": "nextitnet", "dilations": []},
+            "model.dilations: expected a list of 1 or more whole ",
+        ),
+        ({"kind": "nextitnet", "dilations": [1, 0]}, "model.dilations[1]: expected a whole number >= 1, got 0."),
+        ({"kind": "nextitnet", "kernel": 0}, "model.kernel: expected a whole number >= 1, got 0"),
         ({"kind": "nextitnet", "image_events": 3}, "There is no key 'image_events' in model = 'nextitnet'"),
     ],
     ids=str,

@@ -136,8 +136,8 @@ def test_every_choice_can_be_combined_but_turned_features_with_other_scores() ->
     [
         ({"norm": "post"}, "There is no key 'norm' in model = "),
         ({"scores": "additive"}, "There is no key 'scores' in model = "),
-        ({"positions": "rotary"}, "model.positions has no kind 'rotary'. Allowed: newest, oldest."),
-        ({"positions": "sinusoidal"}, "model.positions has no kind 'sinusoidal'. Allowed: newest, oldest."),
+        ({"positions": "rotary"}, "model.positions has no kind 'rotary' with model = "),
+        ({"positions": "sinusoidal"}, "model.positions has no kind 'sinusoidal' with model = "),
     ],
     ids=str,
 )

@@ -225,9 +225,9 @@ def test_no_item_can_be_added() -> None:
     ("changed", "sentence"),
     [
         ({"items__parts": 3}, r"model\.items\.parts must divide the features of an item, got 3 parts of 8"),
-        ({"items__parts": 0}, r"model\.items\.parts: expected int >= 1, got 0"),
-        ({"items__values": 257}, r"model\.items\.values: expected int <= 256, got 257"),
-        ({"items__values": 1}, r"model\.items\.values: expected int >= 2, got 1"),
+        ({"items__parts": 0}, r"model\.items\.parts: expected a whole number >= 1, got 0"),
+        ({"items__values": 257}, r"model\.items\.values: expected a whole number >= 2 and <= 256, got 257"),
+        ({"items__values": 1}, r"model\.items\.values: expected a whole number >= 2 and <= 256, got 1"),
         ({"items__column": "genre"}, r"There is no key 'column' in model\.items = 'codes'. Allowed: parts, values, "),
         ({"items__vectors": "v"}, r"There is no key 'vectors' in model\.items = 'codes'"),
         (

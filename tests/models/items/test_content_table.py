@@ -320,9 +320,9 @@ def test_content_and_what_reads_words_are_saved_with_the_model(tmp_path: Path) -
     [
         ({"items__vectors": ""}, r"model\.items = 'ids\+vectors' needs content: name a column"),
         ({"items__tied": False}, r"There is no key 'tied' in model\.items = 'ids\+vectors'"),
-        ({"items__hidden": -1}, r"model\.items\.hidden: expected int >= 0, got -1"),
-        ({"items__id_dropout": 1.0}, r"model\.items\.id_dropout: expected float < 1\.0, got 1\.0"),
-        ({"items__text_encoder__width": 0}, r"model\.items\.text_encoder\.width: expected int >= 1, got 0"),
+        ({"items__hidden": -1}, r"model\.items\.hidden: expected a whole number >= 0, got -1"),
+        ({"items__id_dropout": 1.0}, r"model\.items\.id_dropout: expected a number >= 0 and < 1, got 1\.0"),
+        ({"items__text_encoder__width": 0}, r"model\.items\.text_encoder\.width: expected a whole number >= 1, got 0"),
         ({"items": "ids"}, r"There is no key 'vectors' in model\.items = 'ids'. Allowed: tied"),
         ({"items": "vectors", "items__id_dropout": 0.3}, r"There is no key 'id_dropout' in model\.items = 'vectors'"),
     ],

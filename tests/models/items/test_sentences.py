@@ -68,7 +68,7 @@ def test_what_the_settings_cannot_mean_is_refused() -> None:
         model_settings(items__text_encoder="sentences")
     content: dict[str, Any] = {"items": "vectors", "items__texts": ("title",)}
     assert model_settings(**content, items__text_encoder__width=385).items.text_encoder.width == 385
-    with pytest.raises(SettingsError, match=r"model\.items\.text_encoder\.width: expected int <= 384, got 385"):
+    with pytest.raises(SettingsError, match=r"text_encoder\.width: expected a whole number >= 1 and <= 384, got 385"):
         model_settings(**content, items__text_encoder="sentences", items__text_encoder__width=385)
 
 
