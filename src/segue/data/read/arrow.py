@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from segue.data.read.blocks import ROW, Block
+from segue.data.read.blocks import ROW, SAMPLE_ROWS, Block
 from segue.errors import InputError
 
 BLOCK_ROWS = 1 << 17
-SAMPLE_ROWS = 200
 
 
 class ParquetInput:
@@ -41,8 +40,7 @@ class ParquetInput:
             raise InputError(f"{path} has columns ({', '.join(self.names)}) and no rows.")
 
     def sample(self, position: int) -> list[str]:
-        batch = next(self._batches([self.names[position]], SAMPLE_ROWS))
-        return _sample_text(batch.column(0))
+        return _sample_text(next(self._batches([self.names[position]], SAMPLE_ROWS)).column(0))
 
     def holds_lists(self, position: int) -> bool:
         return _is_list(self.schema.field(position).type)
@@ -58,15 +56,12 @@ class ParquetInput:
     def _batches(self, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
         try:
             for batch in self._file.iter_batches(batch_size=rows, columns=columns):
-                yield self._with_utc(batch)
+                for index, name in enumerate(batch.schema.names):
+                    if name in self._int96:
+                        batch = batch.set_column(index, name, batch.column(index).cast(self._int96[name]))
+                yield batch
         except (pa.ArrowInvalid, OSError) as error:
             raise InputError(f"{self.label} is a damaged Parquet file: {_first_line(error)}.") from error
-
-    def _with_utc(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        for index, name in enumerate(batch.schema.names):
-            if name in self._int96:
-                batch = batch.set_column(index, name, batch.column(index).cast(self._int96[name]))
-        return batch
 
 
 def _int96_columns(file: pq.ParquetFile) -> dict[str, pa.DataType]:
@@ -87,8 +82,14 @@ class TableInput:
 
     def __init__(self, table: Any, *, label: str) -> None:
         self.label = label
-        self._frame = _narwhals_frame(table, label)
+        try:
+            frame = nw.from_native(table)
+        except (nw.exceptions.NarwhalsError, ValueError) as error:
+            raise InputError(f"{label} cannot be used: {_first_line(error)}.") from error
+        self._frame: nw.DataFrame[Any] = frame.collect() if isinstance(frame, nw.LazyFrame) else frame
         self.names = list(self._frame.columns)
+        if not all(isinstance(name, str) for name in self.names):
+            raise InputError(f"{label} has columns whose names are not text ({self.names[:5]}…); rename them.")
         self.size = len(self._frame)
         if not self.size:
             raise InputError(f"{label} has columns ({', '.join(self.names)}) and no rows.")
@@ -123,17 +124,6 @@ def is_table(source: Any) -> bool:
         return True
 
 
-def _narwhals_frame(table: Any, label: str) -> nw.DataFrame[Any]:
-    try:
-        frame = nw.from_native(table)
-    except (nw.exceptions.NarwhalsError, ValueError) as error:
-        raise InputError(f"{label} cannot be used: {_first_line(error)}.") from error
-    frame = frame.collect() if isinstance(frame, nw.LazyFrame) else frame
-    if not all(isinstance(name, str) for name in frame.columns):
-        raise InputError(f"{label} has columns whose names are not text ({list(frame.columns)[:5]}…); rename them.")
-    return frame
-
-
 def _block(columns: Mapping[str, Any], done: int) -> Block:
     frame = {name: pl.Series(pl.from_arrow(_plain(column))) for name, column in columns.items()}
     count = len(next(iter(frame.values()))) if frame else 0
@@ -151,9 +141,8 @@ def _is_list(dtype: pa.DataType) -> bool:
 
 
 def _sample_text(column: Any) -> list[str]:
-    column = _plain(column)
     try:
-        return ["" if cell is None else cell for cell in pc.cast(column, pa.string()).to_pylist()]
+        return ["" if cell is None else cell for cell in pc.cast(_plain(column), pa.string()).to_pylist()]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return []
 

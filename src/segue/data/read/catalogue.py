@@ -32,22 +32,16 @@ class Catalogue:
 
     def blocks(self) -> Iterator[tuple[pl.DataFrame, list[Malformed]]]:
         """Blocks of rows with ids as text, each with its rows that cannot be parsed."""
-        vectors = self._vectors()
-        for block in self.input.blocks(self.positions):
+        log = self.input
+        # vectors of JSON are read as text, as its lists may hold anything
+        numbers = log.holds_numbers if isinstance(log, JsonLinesFile) else lambda _: False
+        vectors = [name for name, position in self.positions.items() if numbers(position)]
+        for block in log.blocks(self.positions):
             frame = block.frame.drop(ROW)
             text = id_text(pl.col("id"), frame.schema["id"])
             if text is None:
-                raise InputError(
-                    f"{self.input.label}: the ids have the type {frame.schema['id']}; expected text or numbers."
-                )
+                raise InputError(f"{log.label}: the ids have the type {frame.schema['id']}; expected text or numbers.")
             yield frame.with_columns(text, pl.col(vectors).cast(pl.List(pl.Float64), strict=False)), block.malformed
-
-    def _vectors(self) -> list[str]:
-        """Columns of vectors that are read as text, as in JSON, whose lists may hold anything."""
-        log = self.input
-        if not isinstance(log, JsonLinesFile):
-            return []
-        return [name for name, position in self.positions.items() if log.holds_numbers(position)]
 
 
 def open_catalogue(source: Any, *, item: str | None) -> Catalogue:
@@ -68,16 +62,12 @@ def open_catalogue(source: Any, *, item: str | None) -> Catalogue:
     titles = by_rank(log, TITLE_NAMES, free=free)[:1]
     positions = {"id": ids[0]} | ({"title": titles[0]} if titles else {})
     for position in free:
+        name = log.names[position] or "unnamed"
+        while name in positions or name in OWN:
+            name = f"catalogue_{name}"
         if position not in titles:
-            positions[_further_name(log.names[position], positions)] = position
+            positions[name] = position
     return Catalogue(input=log, positions=positions)
-
-
-def _further_name(name: str, taken: dict[str, int]) -> str:
-    name = name or "unnamed"
-    while name in taken or name in OWN:
-        name = f"catalogue_{name}"
-    return name
 
 
 def described_items(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from segue.data.read.blocks import LogInput
 from segue.data.read.times import looks_like_date, looks_like_number_or_time
-from segue.data.settings import PrepareSettings, Role
+from segue.data.settings import ROLES, PrepareSettings, Role
 from segue.errors import InputError
 
 # Names without case and punctuation, best rank first; two names of one rank are ambiguous.
@@ -75,19 +75,22 @@ def find_columns(log: LogInput, settings: PrepareSettings) -> Columns:
     taken = {role: named_position(log, role, name) for role, name in named.items()}
     for role, ranks in (("user", USER_NAMES), ("item", ITEM_NAMES)):
         if role not in taken:
-            taken[role] = _required(log, role, ranks, free=_free(log, taken.values()))  # type: ignore[index, arg-type]
+            matches = by_rank(log, ranks, free=_free(log, taken.values()))
+            taken[role] = _single(log, role, matches)  # type: ignore[index, arg-type]
     if "time" not in taken:
         position = _time_position(log, settings, free=_free(log, taken.values()))
         if position is not None:
             taken["time"] = position
     lists = _holds_lists(log, taken)
     for role, names in EXACT_NAMES.items():
-        if role not in taken:
-            _add_exact(log, taken, role, names[: 2 if lists else 1])
-    order: list[Role] = ["user", "item", "time", "value", "kind", "order"]
+        exact = names[: 2 if lists else 1]
+        matches = [position for position in _free(log, taken.values()) if normal(log.names[position]) in exact]
+        entries = [] if role == "kind" else [entry for position in matches for entry in _entries(log, position)]
+        if role not in taken and len(matches) == 1 and all(map(looks_like_number_or_time, entries)):
+            taken[role] = matches[0]
     return Columns(
-        names={role: log.names[taken[role]] for role in order if role in taken},
-        found=tuple(role for role in order if role in taken and role not in named),
+        names={role: log.names[taken[role]] for role in ROLES if role in taken},
+        found=tuple(role for role in ROLES if role in taken and role not in named),
         lists=lists,
     )
 
@@ -127,17 +130,12 @@ def _free(log: LogInput, taken: Iterable[int]) -> list[int]:
     return [position for position in range(len(log.names)) if position not in used]
 
 
-def _required(log: LogInput, role: Role, ranks: tuple[tuple[str, ...], ...], *, free: list[int]) -> int:
-    positions = by_rank(log, ranks, free=free)
+def _single(log: LogInput, role: Role, positions: list[int]) -> int:
     if not positions:
         raise InputError(
             f"{log.label} has no column that looks like the {role}; name it with --{role}. "
             f"Its columns are {listed(log.names)}.{log.note}"
         )
-    return _single(log, role, positions)
-
-
-def _single(log: LogInput, role: Role, positions: list[int]) -> int:
     if len(positions) > 1:
         names = " or ".join(repr(log.names[position]) for position in positions)
         raise InputError(
@@ -157,9 +155,7 @@ def _time_position(log: LogInput, settings: PrepareSettings, *, free: list[int])
         named = (
             [position for position in named if position in readable] or by_rank(log, TIME_NAMES, free=dates) or named
         )
-    if named:
-        return _single(log, "time", named)
-    return _single(log, "time", dates) if dates else None
+    return _single(log, "time", named or dates) if named or dates else None
 
 
 def _filled(log: LogInput, position: int) -> list[str]:
@@ -180,12 +176,3 @@ def _holds_lists(log: LogInput, taken: dict[Role, int]) -> bool:
     values = _filled(log, taken["time"])
     lists = [value.split(",") for value in values if "," in value]
     return len(lists) * 2 > len(values) and all(looks_like_date(part) for parts in lists for part in parts)
-
-
-def _add_exact(log: LogInput, taken: dict[Role, int], role: Role, names: tuple[str, ...]) -> None:
-    """Add the value or kind if a column has exactly that name, and the value only if it holds numbers."""
-    positions = [position for position in _free(log, taken.values()) if normal(log.names[position]) in names]
-    if len(positions) != 1:
-        return
-    if role == "kind" or all(map(looks_like_number_or_time, _entries(log, positions[0]))):
-        taken[role] = positions[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -112,16 +112,6 @@ class TimeFormat:
         return utc_microseconds(when, zone)
 
 
-def read_iso_dates(texts: pl.Series, zone: str | None) -> pl.DataFrame:
-    """Read ISO 8601: `microseconds`, and `time_reason` if there is none. Null texts stay null in both."""
-    return _read(texts, ISO, _iso_forms, lambda text: read_iso(text, zone), zone)
-
-
-def read_formatted_dates(texts: pl.Series, written: TimeFormat, zone: str | None) -> pl.DataFrame:
-    """Read what a --time-format describes, with the columns of `read_iso_dates`."""
-    return _read(texts, written.pattern, lambda _: written.forms(), lambda text: written.read(text, zone), zone)
-
-
 def local_to_utc(local: pl.Expr, zone: str | None) -> pl.Expr:
     """Microseconds of a local clock → microseconds UTC; null for an hour that the clocks skipped.
 
@@ -133,68 +123,51 @@ def local_to_utc(local: pl.Expr, zone: str | None) -> pl.Expr:
     return clock.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null").dt.epoch("us")
 
 
-def _read(
-    texts: pl.Series,
-    pattern: str,
-    forms_of: Callable[[pl.Series], Sequence[_Form]],
-    read_one: Callable[[str], int],
-    zone: str | None,
-) -> pl.DataFrame:
-    """Read the texts that match the pattern: by polars, form by form, and what it leaves by `read_one`."""
+def read_dates(texts: pl.Series, zone: str | None, written: TimeFormat | None = None) -> pl.DataFrame:
+    """Read ISO 8601, or what a --time-format describes: `microseconds`, and `time_reason` if there is none.
+
+    polars reads the texts that match the pattern, form by form; Python reads what it leaves. Null texts stay null in
+    both columns.
+    """
     text, left, microseconds = pl.col("text"), pl.col("left"), pl.col("microseconds")
     frame = pl.DataFrame({"text": texts}).with_columns(
-        pl.when(text.str.contains(pattern)).then(text).alias("left"),
+        pl.when(text.str.contains(ISO if written is None else written.pattern)).then(text).alias("left"),
         pl.lit(None, dtype=pl.Int64).alias("microseconds"),
     )
     candidates = frame["left"].drop_nulls()
-    for form in forms_of(candidates.gather_every(max(1, len(candidates) // SAMPLE_ROWS))):
+    sample = candidates.gather_every(max(1, len(candidates) // SAMPLE_ROWS))
+    for form in _iso_forms(sample) if written is None else written.forms():
         frame = frame.with_columns(pl.coalesce(microseconds, form.read(left, zone)).alias("microseconds"))
         frame = frame.with_columns(pl.when(microseconds.is_null()).then(left).alias("left"))
-    values, reasons = _read_singly(frame["left"].drop_nulls().unique(), read_one)
-    unread = text.is_not_null() & microseconds.is_null()
-    return frame.with_columns(
-        pl.coalesce(microseconds, left.replace_strict(values, default=None, return_dtype=pl.Int64))
-    ).select(
-        "microseconds",
-        pl.when(unread)
-        .then(left.replace_strict(reasons, default=UNREADABLE, return_dtype=pl.String))
-        .alias("time_reason"),
-    )
-
-
-def _read_singly(texts: pl.Series, read_one: Callable[[str], int]) -> tuple[dict[str, int], dict[str, str]]:
-    """The microseconds of each text, or the reason why there are none."""
     values, reasons = {}, {}
-    for text in texts.to_list():
+    for one in frame["left"].drop_nulls().unique().to_list():
         try:
-            values[text] = read_one(text)
+            values[one] = read_iso(one, zone) if written is None else written.read(one, zone)
         except ValueError as error:
-            reasons[text] = str(error)
-    return values, reasons
+            reasons[one] = str(error)
+    unread = text.is_not_null() & microseconds.is_null()
+    reason = left.replace_strict(reasons, default=UNREADABLE, return_dtype=pl.String)
+    value = left.replace_strict(values, default=None, return_dtype=pl.Int64)
+    frame = frame.with_columns(pl.coalesce(microseconds, value))
+    return frame.select("microseconds", pl.when(unread).then(reason).alias("time_reason"))
 
 
 def _iso_forms(sample: pl.Series) -> list[_Form]:
-    """The commonest forms of some texts in ISO 8601."""
-    forms = Counter(form for text in sample if (form := _iso_form(text)) is not None)
+    """How polars reads the commonest forms of some texts in ISO 8601; it cannot read all of them."""
+    forms: Counter[_Form] = Counter()
+    for text in sample:
+        match = re.match(ISO, text)
+        assert match is not None
+        _, hour, minute, second, fraction, offset = match.groups()
+        if hour is None:
+            forms[_Form("%Y-%m-%d")] += 1
+        elif minute is not None and (fraction is None or len(fraction) in FRACTIONS):
+            format_ = f"%Y-%m-%d{text[10]}%H:%M"
+            format_ += "" if second is None else ":%S"
+            format_ += "" if fraction is None else f"{text[19]}%{len(fraction)}f"
+            zone = "" if offset is None else text[max(match.end(group) for group in (3, 4, 5)) :]
+            forms[_Form(format_ + zone, None if offset is None else offset_microseconds(offset))] += 1
     return [form for form, _ in forms.most_common(FORMS)]
-
-
-def _iso_form(text: str) -> _Form | None:
-    """How polars reads a text in ISO 8601 and others like it; None if it cannot."""
-    match = re.match(ISO, text)
-    assert match is not None
-    _, hour, minute, second, fraction, offset = match.groups()
-    if hour is None:
-        return _Form("%Y-%m-%d")
-    if minute is None or (fraction is not None and len(fraction) not in FRACTIONS):
-        return None
-    format_ = f"%Y-%m-%d{text[10]}%H:%M"
-    format_ += "" if second is None else ":%S"
-    format_ += "" if fraction is None else f"{text[19]}%{len(fraction)}f"
-    if offset is None:
-        return _Form(format_)
-    seconds_end = max(match.end(group) for group in (3, 4, 5))
-    return _Form(format_ + text[seconds_end:], offset_microseconds(offset))
 
 
 def _pattern(pieces: Sequence[str], letters: Sequence[str | None]) -> str:

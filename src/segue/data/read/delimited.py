@@ -5,7 +5,8 @@ Arrow's parser reads the sample that decides the delimiter and then the whole fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,15 +17,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.csv
 
-from segue.data.read.blocks import ROW, Block, Malformed
+from segue.data.read.blocks import ROW, SAMPLE_ROWS, Block, Malformed
 from segue.data.read.streams import NOT_UTF8, LogBytes, read_sample
 from segue.data.read.times import looks_like_number_or_time
 from segue.errors import InputError
 
 READ_BYTES = 2 << 20  # the longest row; Arrow reads 32 of them ahead, so more would cost memory
 BLOCK_ROWS = 1 << 17  # smaller blocks cost time
-SAMPLE_BYTES = 1 << 20
-SAMPLE_ROWS = 200
 MAX_COLUMNS = 10_000
 
 _USUAL = (",", "\t", ";", "|", "::")
@@ -70,45 +69,32 @@ class DelimitedFile:
         return False
 
     def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:
-        stream = LogBytes(self.path)
-        try:
-            yield from self._parsed(stream, positions)
-        finally:
-            stream.close()
-
-    def _parsed(self, stream: LogBytes, positions: Mapping[str, int]) -> Iterator[Block]:
         rows = _RowNumbers(self._layout.first_row)
         pending: list[pa.RecordBatch] = []
         ended = False
-        try:
+        with closing(LogBytes(self.path)) as stream, suppress(pa.ArrowInvalid):
             for batch in self._batches(stream, positions, rows):
                 ended = bool(batch.num_rows) and batch.column(0)[batch.num_rows - 1].as_py() == _END
                 pending.append(batch.slice(0, batch.num_rows - 1) if ended else batch)
                 if ended or sum(each.num_rows for each in pending) >= BLOCK_ROWS:
                     yield _block(pa.Table.from_batches(pending), positions, rows, stream)
                     pending = []
-        except pa.ArrowInvalid as error:
-            raise self._unclosed_quote(rows.last) from error
         if not ended:
-            raise self._unclosed_quote(rows.last)
+            raise InputError(
+                f"{self.label}: a quote that opens after row {max(rows.last, 1)} is never closed, or one row is longer "
+                f"than {READ_BYTES >> 20} MB. Double the quotes inside a quoted field, or remove the lone one."
+            )
 
     def _batches(self, stream: LogBytes, positions: Mapping[str, int], rows: _RowNumbers) -> Any:
         count, delimiter = len(self.names), self._layout.delimiter
-        wanted = [f"f{position}" for position in positions.values()]
         return _open_csv(
-            _StreamWithEnd(stream, delimiter, count),
+            pa.PythonFile(_StreamWithEnd(stream, delimiter, count), mode="r"),
             delimiter,
             names=[f"f{index}" for index in range(count)],
-            wanted=list(dict.fromkeys(wanted)),
+            wanted=list(dict.fromkeys(f"f{position}" for position in positions.values())),
             skip=self._layout.first_row - 1,
             block_bytes=READ_BYTES,
             on_invalid=rows.invalid,
-        )
-
-    def _unclosed_quote(self, row: int) -> InputError:
-        return InputError(
-            f"{self.label}: a quote that opens after row {max(row, 1)} is never closed, or one row is longer than "
-            f"{READ_BYTES >> 20} MB. Double the quotes inside a quoted field, or remove the lone one."
         )
 
 
@@ -117,16 +103,17 @@ class _RowNumbers:
 
     def __init__(self, first: int) -> None:
         self.last = first - 1
+        self.malformed: list[Malformed] = []
         self._invalid: list[int] = []  # numbers after `last`
-        self._malformed: list[Malformed] = []
 
     def invalid(self, row: Any) -> str:
         self._invalid.append(row.number)
         reason = f"expected {row.expected_columns} fields, got {row.actual_columns}"
-        self._malformed.append(Malformed(row=row.number, reason=reason, text=row.text))
+        self.malformed.append(Malformed(row=row.number, reason=reason, text=row.text))
         return "skip"
 
-    def next(self, count: int) -> np.ndarray:
+    def next(self, count: int) -> tuple[np.ndarray, list[Malformed]]:
+        """The numbers of the next rows, and the invalid rows that were read since the last call."""
         plain = self.last + 1 + np.arange(count)
         # the k-th invalid row comes before every row that would be numbered from (its number - k) on
         gaps = np.asarray(self._invalid, dtype=np.int64) - np.arange(len(self._invalid))
@@ -134,11 +121,8 @@ class _RowNumbers:
         if count:
             self.last = int(numbers[-1])
             self._invalid = [number for number in self._invalid if number > self.last]
-        return np.asarray(numbers)
-
-    def take_malformed(self) -> list[Malformed]:
-        malformed, self._malformed = self._malformed, []
-        return malformed
+        malformed, self.malformed = self.malformed, []
+        return np.asarray(numbers), malformed
 
 
 class _StreamWithEnd:
@@ -153,17 +137,14 @@ class _StreamWithEnd:
 
     def read(self, size: int) -> bytes:
         piece = self._stream.read(max(1, size - len(self._pending)))
+        if not piece:
+            piece, self._end = self._end, b""
         if self._wide is None:
-            return piece or self._ending()
+            return piece
         piece, self._pending = self._pending + piece, b""
         if piece.endswith(self._wide[:1]) and not piece.endswith(self._wide):
             piece, self._pending = piece[:-1], piece[-1:]
-        return piece.replace(self._wide, _UNIT_SEPARATOR.encode()) or self._ending()
-
-    def _ending(self) -> bytes:
-        end, self._end = self._pending + self._end, b""
-        self._pending = b""
-        return end
+        return piece.replace(self._wide, _UNIT_SEPARATOR.encode()) or (self.read(size) if self._pending else b"")
 
     def close(self) -> None:
         self.closed = True
@@ -177,18 +158,16 @@ def _single(delimiter: str) -> str:
 
 
 def _open_csv(
-    source: Any,
+    source: pa.NativeFile,
     delimiter: str,
     *,
-    names: list[str],
-    wanted: list[str],
-    skip: int,
     block_bytes: int,
     on_invalid: Callable[[Any], str],
+    names: Sequence[str] = (),
+    wanted: Sequence[str] = (),
+    skip: int = 0,
 ) -> Any:
     """Arrow's streaming parser with every column as text; it numbers rows only with one thread."""
-    if not isinstance(source, pa.NativeFile):
-        source = pa.PythonFile(source, mode="r")
     return pyarrow.csv.open_csv(
         source,
         read_options=pyarrow.csv.ReadOptions(
@@ -211,31 +190,24 @@ def _open_csv(
 
 
 def _block(table: pa.Table, positions: Mapping[str, int], rows: _RowNumbers, stream: LogBytes) -> Block:
-    columns = {ROW: pl.Series(rows.next(table.num_rows), dtype=pl.Int64)}
+    numbers, malformed = rows.next(table.num_rows)
+    columns = {ROW: pl.Series(numbers, dtype=pl.Int64)}
     for name, position in positions.items():
         columns[name] = pl.Series(pl.from_arrow(table.column(f"f{position}"))).rechunk()
-    frame, malformed = pl.DataFrame(columns), rows.take_malformed()
+    frame = pl.DataFrame(columns)
     if stream.dirty:
-        frame, invalid = _without_invalid_utf8(frame)
-        malformed += invalid
+        invalid = pl.any_horizontal(pl.col(list(positions)).str.contains(NOT_UTF8, literal=True))
+        malformed += [
+            Malformed(row=row, reason="not UTF-8", text=" ".join(cells).replace(NOT_UTF8, "\ufffd"))
+            for row, *cells in frame.filter(invalid).iter_rows()
+        ]
+        frame = frame.filter(~invalid)
     return Block(frame=frame, malformed=malformed, done=stream.consumed())
-
-
-def _without_invalid_utf8(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[Malformed]]:
-    """Remove the rows that held bytes which are not UTF-8."""
-    texts = [name for name in frame.columns if name != ROW]
-    invalid = pl.any_horizontal(pl.col(texts).str.contains(NOT_UTF8, literal=True))
-    bad = frame.filter(invalid)
-    rows = [
-        Malformed(row=row, reason="not UTF-8", text=" ".join(cells).replace(NOT_UTF8, "\ufffd"))
-        for row, *cells in bad.iter_rows()
-    ]
-    return (frame.filter(~invalid) if rows else frame), rows
 
 
 def _find_layout(path: Path, named: set[str]) -> _Layout:
     """Find the delimiter under which most sampled rows have as many fields as the first."""
-    sample, whole = read_sample(path, SAMPLE_BYTES)
+    sample, whole = read_sample(path)
     if not sample.strip():
         raise InputError(f"{path} is empty; expected a log with a header row and events.")
     trial = partial(_try_delimiter, sample, whole=whole, named=named)
@@ -262,14 +234,12 @@ def _try_delimiter(sample: bytes, delimiter: str, *, whole: bool, named: set[str
     """Parse the sample with one delimiter; None if it cannot be parsed at all."""
     if len(delimiter) > 1:
         sample = sample.replace(delimiter.encode(), _UNIT_SEPARATOR.encode())
-    invalid: list[Any] = []
-
-    def skip(row: Any) -> str:
-        invalid.append(row)
-        return "skip"
-
+    ended = sample if sample.endswith(b"\n") else sample + b"\n"
+    rows = _RowNumbers(1)
     try:
-        table = _sample_table(sample, delimiter, skip)
+        table = _open_csv(
+            pa.BufferReader(ended), delimiter, block_bytes=len(ended) + 1, on_invalid=rows.invalid
+        ).read_all()
     except pa.ArrowInvalid:
         return None
     if not whole and table.num_rows > 2:
@@ -279,24 +249,12 @@ def _try_delimiter(sample: bytes, delimiter: str, *, whole: bool, named: set[str
     if any(map(looks_like_number_or_time, names)) and not named & set(names):  # a first row of data
         names, first_row = [f"column {index}" for index in range(1, len(columns) + 1)], 1
     good = table.num_rows + 1 - first_row
+    n_rows = good + len(rows.malformed)
     return _Layout(
         delimiter=delimiter,
         names=names,
         columns=[column[first_row - 1 :] for column in columns],
         first_row=first_row,
-        rows=good + len(invalid),
-        agreement=good / max(1, good + len(invalid)),
+        rows=n_rows,
+        agreement=good / max(1, n_rows),
     )
-
-
-def _sample_table(sample: bytes, delimiter: str, on_invalid: Callable[[Any], str]) -> pa.Table:
-    ended = sample if sample.endswith(b"\n") else sample + b"\n"
-    return _open_csv(
-        pa.BufferReader(ended),
-        delimiter,
-        names=[],
-        wanted=[],
-        skip=0,
-        block_bytes=len(ended) + 1,
-        on_invalid=on_invalid,
-    ).read_all()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import polars as pl
 
-from segue.data.read.blocks import ROW, Block, Malformed
+from segue.data.read.blocks import ROW, SAMPLE_ROWS, Block, Malformed
 from segue.data.read.streams import NOT_UTF8, LogBytes, read_sample
 from segue.errors import InputError
 
 BLOCK_BYTES = 8 << 20
-SAMPLE_BYTES = 1 << 20
-SAMPLE_ROWS = 200
 
 
 class JsonLinesFile:
@@ -28,7 +27,15 @@ class JsonLinesFile:
         self.label = str(path)
         self.path = path
         self.size = path.stat().st_size
-        self._sample = _read_sample(path)
+        sample, whole = read_sample(path)
+        lines = [line for line in sample.splitlines() if line.strip()]
+        self._sample: list[dict[str, Any]] = []
+        for line in lines[: len(lines) if whole else -1][:SAMPLE_ROWS]:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                self._sample.append(msgspec.json.decode(line, type=dict[str, Any]))
+        if not self._sample:
+            start = "a JSON array" if sample.lstrip().startswith(b"[") else "no JSON object"
+            raise InputError(f"{path} begins with {start}; expected JSON lines, one object a line.")
         self.names = list(dict.fromkeys(key for row in self._sample for key in row))
 
     def sample(self, position: int) -> list[str]:
@@ -44,54 +51,25 @@ class JsonLinesFile:
         return bool(numbers) and all(numbers)
 
     def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:
-        decoder = _decoder([self.names[position] for position in positions.values()], self.label)
-        lists = {name for name, position in positions.items() if self.holds_lists(position)}
-        stream = LogBytes(self.path)
-        line = 1
+        fields = {name: f"field_{index}" for index, name in enumerate(positions)}  # a key need not be an identifier
+        keys = {fields[name]: self.names[position] for name, position in positions.items()}
         try:
+            row_type = msgspec.defstruct("Row", [(field, Any, None) for field in keys], rename=keys)
+            decoder = msgspec.json.Decoder[Any](row_type)
+        except ValueError as error:  # msgspec refuses such keys
+            raise InputError(
+                f"{self.label}: a key holds a quotation mark, a backslash or a control character; give it another name."
+            ) from error
+        line = 1
+        with closing(LogBytes(self.path)) as stream:
             for piece in _pieces(stream):
                 rows, numbers, malformed = _decode(piece, decoder, line)
                 line += piece.count(b"\n")
                 frame = {ROW: pl.Series(numbers, dtype=pl.Int64)}
-                for index, name in enumerate(positions):
-                    values = [getattr(row, _field(index)) for row in rows]
-                    frame[name] = _column(values, is_list=name in lists)
+                for name, position in positions.items():
+                    values = [getattr(row, fields[name]) for row in rows]
+                    frame[name] = _column(values, is_list=self.holds_lists(position))
                 yield Block(frame=pl.DataFrame(frame), malformed=malformed, done=stream.consumed())
-        finally:
-            stream.close()
-
-
-def _read_sample(path: Path) -> list[dict[str, Any]]:
-    sample, whole = read_sample(path, SAMPLE_BYTES)
-    lines = [line for line in sample.splitlines() if line.strip()]
-    if not whole:
-        lines = lines[:-1]
-    rows = []
-    for line in lines[:SAMPLE_ROWS]:
-        try:
-            rows.append(msgspec.json.decode(line, type=dict[str, Any]))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-    if not rows:
-        start = "a JSON array" if sample.lstrip().startswith(b"[") else "no JSON object"
-        raise InputError(f"{path} begins with {start}; expected JSON lines, one object a line.")
-    return rows
-
-
-def _decoder(keys: list[str], label: str) -> msgspec.json.Decoder[Any]:
-    """A decoder of rows with these keys, each in a field of its own."""
-    names = {_field(index): key for index, key in enumerate(keys)}
-    fields: list[Any] = [(name, Any, None) for name in names]
-    try:
-        return msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=names))
-    except ValueError as error:  # msgspec refuses such keys
-        raise InputError(
-            f"{label}: a key holds a quotation mark, a backslash or a control character; give it another name."
-        ) from error
-
-
-def _field(index: int) -> str:
-    return f"field_{index}"  # a key need not be an identifier
 
 
 def _pieces(stream: LogBytes) -> Iterator[bytes]:
@@ -111,30 +89,20 @@ def _pieces(stream: LogBytes) -> Iterator[bytes]:
 def _decode(
     piece: bytes, decoder: msgspec.json.Decoder[Any], first: int
 ) -> tuple[list[Any], list[int] | range, list[Malformed]]:
-    """Decode all lines at once, or one by one if some line is blank or invalid."""
+    """Decode all lines at once, or one by one if some line is blank or invalid: rows, their numbers, invalid lines."""
     count = piece.count(b"\n")
-    try:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
         rows = decoder.decode_lines(piece)
         if len(rows) == count and NOT_UTF8.encode() not in piece:
             return rows, range(first, first + count), []
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    return _decode_lines(piece, decoder.decode, first)
-
-
-def _decode_lines(
-    piece: bytes, decode: Callable[[bytes], Any], first: int
-) -> tuple[list[Any], list[int], list[Malformed]]:
-    rows: list[Any] = []
-    numbers: list[int] = []
-    malformed: list[Malformed] = []
+    rows, numbers, malformed = [], [], []
     for number, line in enumerate(piece.split(b"\n")[:-1], start=first):
         reason = "not UTF-8" if NOT_UTF8.encode() in line else "not a JSON object"
         try:
             if reason == "not UTF-8":
                 raise msgspec.DecodeError
             if line.strip():
-                rows.append(decode(line))
+                rows.append(decoder.decode(line))
                 numbers.append(number)
         except (msgspec.DecodeError, UnicodeDecodeError):
             malformed.append(Malformed(number, reason, line.decode().replace(NOT_UTF8, "\ufffd")))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import polars as pl
 from polars.datatypes import DataTypeClass
 
 from segue.data.read.catalogue import open_catalogue, with_arrays
-from segue.data.read.dates import read_iso_dates
+from segue.data.read.dates import read_dates
 from segue.data.read.log import id_text
 from segue.data.read.vectors import open_vectors, split_sources
 from segue.errors import InputError
@@ -22,13 +23,10 @@ def read_items(source: Any, *, item: str | None) -> tuple[pl.DataFrame, int]:
     """
     table, arrays = split_sources(source)
     files = [open_vectors(path) for path in arrays]
-    rows = pl.concat([file.ids.alias("id") for file in files]).to_frame() if table is None else _rows(table, item)
-    distinct = rows.unique("id", keep="first", maintain_order=True)
-    return with_arrays(distinct, files), rows.height - distinct.height if table is not None else 0
-
-
-def _rows(source: Any, item: str | None) -> pl.DataFrame:
-    catalogue = open_catalogue(source, item=item)
+    if table is None:
+        ids = pl.concat([file.ids.alias("id") for file in files]).unique(maintain_order=True)
+        return with_arrays(ids.to_frame(), files), 0
+    catalogue = open_catalogue(table, item=item)
     if item is not None and catalogue.columns["id"] != item:
         raise InputError(f"{catalogue.input.label} has no column {item!r}; --item names the column of the id.")
     frames = []
@@ -36,7 +34,9 @@ def _rows(source: Any, item: str | None) -> pl.DataFrame:
         for first in malformed[:1]:
             raise InputError(f"{catalogue.input.label}, row {first.row}: {first.reason}; correct or remove it.")
         frames.append(frame)
-    return pl.concat(frames, how="vertical_relaxed")
+    rows = pl.concat(frames, how="vertical_relaxed")
+    distinct = rows.unique("id", keep="first", maintain_order=True)
+    return with_arrays(distinct, files), rows.height - distinct.height
 
 
 def fitted(table: pl.DataFrame, vocabulary: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
@@ -76,28 +76,23 @@ def _cast(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
     """A column in the vocabulary's type, null for each value that cannot be converted."""
     if given.dtype == dtype:
         return given
-    try:
-        converted = _converted(given, dtype)
-    except pl.exceptions.PolarsError:  # there is no conversion between the types
-        converted = pl.Series()
+    text, truth, converted = given.dtype == pl.String, {"true": True, "false": False}, pl.Series()
+    with suppress(pl.exceptions.PolarsError):  # there may be no conversion between the types
+        if isinstance(dtype, pl.Array):
+            converted = _vectors(given, dtype)
+        elif text and dtype == pl.Boolean:
+            converted = given.str.to_lowercase().replace_strict(truth, default=None, return_dtype=dtype)
+        elif text and (dtype == pl.Date or isinstance(dtype, pl.Datetime)):
+            converted = _dates(given, dtype)
+        else:
+            converted = given.cast(dtype, strict=False)
     return converted if converted.dtype == dtype else pl.Series(given.name, [None] * len(given), dtype=dtype)
-
-
-def _converted(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
-    text = given.dtype == pl.String
-    if isinstance(dtype, pl.Array):
-        return _vectors(given, dtype)
-    if text and dtype == pl.Boolean:
-        return given.str.to_lowercase().replace_strict({"true": True, "false": False}, default=None, return_dtype=dtype)
-    if text and (dtype == pl.Date or isinstance(dtype, pl.Datetime)):
-        return _dates(given, dtype)
-    return given.cast(dtype, strict=False)
 
 
 def _dates(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
     """Times in ISO 8601; one with an offset becomes UTC if the vocabulary's have no zone."""
     zone = dtype.time_zone if isinstance(dtype, pl.Datetime) else None
-    times = read_iso_dates(given.str.strip_chars(), zone)["microseconds"].cast(pl.Datetime("us")).alias(given.name)
+    times = read_dates(given.str.strip_chars(), zone)["microseconds"].cast(pl.Datetime("us")).alias(given.name)
     if not isinstance(dtype, pl.Datetime):
         return times.cast(pl.Date).set(times != times.dt.truncate("1d"), None)
     if zone is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from segue.errors import InputError
 
+SAMPLE_BYTES = 1 << 20
 NOT_UTF8 = "\x1a"  # ASCII's "substitute", one byte too: replaces a byte that is not UTF-8
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -49,10 +51,14 @@ class LogBytes:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.closed = False
         self.dirty = False
         self._file: IO[bytes] = path.open("rb")
-        self._bytes: Any = _decompressed(self._file)
+        head = self._file.read(8)
+        self._file.seek(0)
+        self._bytes: Any = self._file
+        for magic, codec in _COMPRESSED.items():
+            if head.startswith(magic):
+                self._bytes = pa.CompressedInputStream(pa.PythonFile(self._file, mode="r"), codec)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._started = False
         self._pending = False  # the decoder holds the first bytes of a character
@@ -60,45 +66,38 @@ class LogBytes:
     def read(self, size: int) -> bytes:
         while True:
             piece = self._next(size)
-            if not self._started:
-                self._started = True
-                piece = self._without_mark(piece)
             if piece.isascii() and not self._pending:
                 return piece
             text = self._decoder.decode(piece, final=not piece)
             self._pending = bool(self._decoder.getstate()[0])
-            clean = self._cleaned(text)
+            try:
+                clean = text.encode()
+            except UnicodeEncodeError:
+                self.dirty = True
+                clean = _SURROGATES.sub(NOT_UTF8, text).encode()
             if clean or not piece:
                 return clean
 
     def consumed(self) -> int:
         """The bytes read so far, of the file as it is stored."""
-        return self._file.tell() if not self.closed else 0
+        return 0 if self._file.closed else self._file.tell()
 
     def close(self) -> None:
-        self.closed = True
         self._file.close()
 
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
     def _next(self, size: int) -> bytes:
+        """The next bytes, without the mark with which a file in UTF-8 may begin."""
         try:
-            return bytes(self._bytes.read(size))
+            piece = bytes(self._bytes.read(size))
         except OSError as error:
             if "runcated" in str(error):
                 raise InputError(
                     f"{self.path} is cut short: its compressed data is incomplete. Copy or download it again."
                 ) from error
             raise InputError(f"{self.path} cannot be read: {error}.") from error
-
-    def _without_mark(self, piece: bytes) -> bytes:
+        if self._started:
+            return piece
+        self._started = True
         if piece.startswith(_UTF16_MARKS) or piece[:200].count(0) > 20:
             raise InputError(
                 f"{self.path} is not UTF-8 but UTF-16; convert it with "
@@ -106,33 +105,14 @@ class LogBytes:
             )
         return piece.removeprefix(codecs.BOM_UTF8)
 
-    def _cleaned(self, text: str) -> bytes:
-        try:
-            return text.encode()
-        except UnicodeEncodeError:
-            self.dirty = True
-            return _SURROGATES.sub(NOT_UTF8, text).encode()
 
-
-def _decompressed(file: IO[bytes]) -> Any:
-    head = file.read(8)
-    file.seek(0)
-    for magic, codec in _COMPRESSED.items():
-        if head.startswith(magic):
-            return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
-    return file
-
-
-def read_sample(path: Path, size: int) -> tuple[bytes, bool]:
+def read_sample(path: Path, size: int = SAMPLE_BYTES) -> tuple[bytes, bool]:
     """The first `size` bytes of the decompressed text or a little more, and whether that is all."""
-    stream = LogBytes(path)
-    try:
-        pieces: list[bytes] = []
-        while sum(map(len, pieces)) < size:
+    with closing(LogBytes(path)) as stream:
+        sample = b""
+        while len(sample) < size:
             piece = stream.read(size)
             if not piece:
-                return b"".join(pieces), True
-            pieces.append(piece)
-        return b"".join(pieces), not stream.read(1)
-    finally:
-        stream.close()
+                return sample, True
+            sample += piece
+        return sample, not stream.read(1)

@@ -13,7 +13,7 @@ from typing import Literal
 
 import polars as pl
 
-from segue.data.read.dates import TimeFormat, local_to_utc, read_formatted_dates, read_iso_dates
+from segue.data.read.dates import TimeFormat, local_to_utc, read_dates
 from segue.data.settings import PrepareSettings
 from segue.data.timestamps import ISO, MICROSECONDS, SKIPPED, UNREADABLE, read_iso
 
@@ -124,8 +124,7 @@ def read_times(times: pl.Series, rule: TimeRule) -> pl.DataFrame:
     if rule.form not in ("iso", "format"):
         return _read_numbers(times, rule)
     texts = times.cast(pl.String).str.strip_chars().alias("time")
-    written = None if rule.format is None else TimeFormat.parse(rule.format)
-    dates = read_iso_dates(texts, rule.zone) if written is None else read_formatted_dates(texts, written, rule.zone)
+    dates = read_dates(texts, rule.zone, None if rule.format is None else TimeFormat.parse(rule.format))
     return _with_reason(dates.with_columns(texts), missing=_is_empty("time"), other=pl.col("time_reason"))
 
 
@@ -159,10 +158,9 @@ def _with_numbers(times: pl.Series, *, decimals: bool) -> pl.DataFrame:
     frame = frame.with_columns(value.str.strip_chars())
     frame = frame.with_columns(pl.when(value.str.contains(WHOLE)).then(value).cast(pl.Int64).alias("whole"))
     # few are left for the slower patterns, and nulls cost nothing
-    other = pl.when(pl.col("whole").is_null()).then(value).alias("other")
-    frame = frame.with_columns(other)
-    found = pl.when(pl.col("other").str.contains(DECIMAL)).then("other").cast(pl.Float64).alias("decimal")
-    return frame.with_columns(found if decimals else none)
+    frame = frame.with_columns(pl.when(pl.col("whole").is_null()).then(value).alias("other"))
+    decimal = pl.when(pl.col("other").str.contains(DECIMAL)).then("other").cast(pl.Float64).alias("decimal")
+    return frame.with_columns(decimal if decimals else none)
 
 
 def _is_empty(column: str) -> pl.Expr:

@@ -130,7 +130,13 @@ class _SparkEngine:
     def _core(self, good: DataFrame, rejected: Rejected, n_good: int, *, duplicates: int) -> Core:
         """Keep users and items with enough events, and number them by id."""
         settings, columns = self.settings, self.log.columns.names
-        core = k_core(nw.from_native(good), min_user=settings.min_user, min_item=settings.min_item, settle=_settled)
+        core = k_core(
+            nw.from_native(good),
+            min_user=settings.min_user,
+            min_item=settings.min_item,
+            # computed and stored on the executors, without its plan: plans would grow with every round
+            settle=lambda frame: nw.from_native(frame.to_native().localCheckpoint()),
+        )
         users, items = (_numbers(survivors, column) for survivors, column in zip(core, ("user", "item"), strict=True))
         if not len(users.ids):
             counts = good.groupBy("user").count().toArrow().column("count").to_numpy()
@@ -155,12 +161,6 @@ class _SparkEngine:
                 duplicates=duplicates,
             ),
         )
-
-
-def _settled(frame: nw.LazyFrame[Any]) -> nw.LazyFrame[Any]:
-    """Compute and store a frame on the executors, without its plan: plans would grow with every round."""
-    settled: nw.LazyFrame[Any] = nw.from_native(frame.to_native().localCheckpoint())
-    return settled
 
 
 def _numbers(survivors: nw.LazyFrame[Any], column: str) -> Numbers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -65,36 +65,28 @@ def list_files(spark: SparkSession, paths: Mapping[str, str]) -> dict[str, list[
             f"Spark finds no file, folder or table of the name {' or '.join(paths)} ({first_line}); check the name."
         ) from error
     present = {plain_path(path): (path, size) for path, size in sizes}
-    _refuse_ignored(present, read)
-    return {
-        name: sorted(
-            (_spark_file(name, paths[name], url, *present[plain_path(unquote(url))]) for url in urls),
-            key=lambda file: file.path.encode(),
-        )
-        for name, urls in read.items()
-    }
-
-
-def _refuse_ignored(present: Collection[str], read: Mapping[str, list[str]]) -> None:
-    """Refuse files that Spark would ignore without an error."""
+    ignored = set(present)
+    files: dict[str, list[SparkFile]] = {name: [] for name in read}
     for name, urls in read.items():
-        if not urls:
+        for url in urls:
+            label = plain_path(unquote(url))
+            ignored.discard(label)
+            path, size = present[label]
+            if Path(name).exists():
+                label = str(Path(name)) + label.removeprefix(re.sub(r"\\(.)", r"\1", plain_path(paths[name])))
+            files[name].append(SparkFile(label, path, url, size))
+        files[name].sort(key=lambda file: file.path.encode())
+        if not urls:  # Spark ignores some files without an error
             raise InputError(
                 f"Spark finds no file of a log in {name}; it ignores names that begin with _ or a dot, so rename "
                 "such a file, and leave out an empty folder."
             )
-    if ignored := sorted(set(present) - {plain_path(unquote(url)) for urls in read.values() for url in urls}):
+    if ignored:
         raise InputError(
-            f"{ignored[0]} is in a folder inside the given one and would not be read; give every folder that holds "
+            f"{min(ignored)} is in a folder inside the given one and would not be read; give every folder that holds "
             "files of the log."
         )
-
-
-def _spark_file(name: str, given: str, url: str, path: str, size: int) -> SparkFile:
-    label = plain_path(path)
-    if Path(name).exists():
-        label = str(Path(name)) + label.removeprefix(re.sub(r"\\(.)", r"\1", plain_path(given)))
-    return SparkFile(label, path, url, size)
+    return files
 
 
 def is_parquet(name: str, files: list[SparkFile]) -> bool:
@@ -134,16 +126,12 @@ def _schema(spark: SparkSession, file: SparkFile) -> StructType:
     except AnalysisException as error:
         if "TIMESTAMP(NANOS" not in str(error):
             raise
+        columns, path = "a column", Path(plain_path(file.path))
+        if path.exists():  # Spark does not name the columns
+            leaves = list(pq.read_metadata(path).schema)
+            named = [repr(leaf.path) for leaf in leaves if "nanoseconds" in str(leaf.logical_type)]
+            columns = f"the column {', '.join(named)}"
         raise InputError(
-            f"{file.label}: {_nanosecond_columns(Path(plain_path(file.path)))} holds times in nanoseconds, which Spark "
-            "does not read; write them in microseconds, or leave --engine spark out."
+            f"{file.label}: {columns} holds times in nanoseconds, which Spark does not read; write them in "
+            "microseconds, or leave --engine spark out."
         ) from error
-
-
-def _nanosecond_columns(path: Path) -> str:
-    """The columns of such times, if the driver can open the file; Spark does not name them."""
-    if not path.exists():
-        return "a column"
-    schema = pq.read_metadata(path).schema
-    leaves = [schema.column(index) for index in range(len(schema))]
-    return f"the column {', '.join(repr(leaf.path) for leaf in leaves if 'nanoseconds' in str(leaf.logical_type))}"

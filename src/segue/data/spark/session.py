@@ -16,7 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -189,11 +189,16 @@ def _new_session(remote: str | None) -> SparkSession:
     builder = SparkSession.builder.config(map=_CONFIG)
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # started by spark-submit, which knows where Spark runs
         return builder.getOrCreate()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="segue-spark-")))
-        stack.enter_context(_environment(_launch(folder)))
-        logging = f"-Dlog4j2.configurationFile={(folder / 'log4j2.properties').as_uri()}"
-        return builder.config(map=_LOCAL).config("spark.driver.defaultJavaOptions", logging).getOrCreate()
+    with tempfile.TemporaryDirectory(prefix="segue-spark-") as home:
+        logging, java = Path(home) / "log4j2.properties", Path(home) / "bin" / "java"
+        logging.write_text(_LOGGING)
+        java.parent.mkdir()
+        java.write_text(_JAVA.format(java=shlex.quote(str(find_java()))))
+        java.chmod(0o755)
+        python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        with _environment({"JAVA_HOME": home, "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}):
+            option = f"-Dlog4j2.configurationFile={logging.as_uri()}"
+            return builder.config(map=_LOCAL).config("spark.driver.defaultJavaOptions", option).getOrCreate()
 
 
 def refuse_unreachable(address: str) -> None:
@@ -236,17 +241,6 @@ def _connected(address: str) -> SparkSession:
     return session
 
 
-def _launch(folder: Path) -> dict[str, str]:
-    """The environment in which a local Spark starts; its files are written into `folder`."""
-    (folder / "log4j2.properties").write_text(_LOGGING)
-    java = folder / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text(_JAVA.format(java=shlex.quote(str(find_java()))))
-    java.chmod(0o755)
-    python = os.environ.get("PYSPARK_PYTHON", sys.executable)
-    return {"JAVA_HOME": str(folder), "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
-
-
 def find_java() -> Path:
     """A Java that is new enough."""
     candidates = []
@@ -280,13 +274,11 @@ def _version(java: Path) -> int:
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
     """Set environment variables for a block."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)

@@ -45,18 +45,18 @@ class SparkEvents:
     duplicates: int
 
     def __iter__(self) -> Iterator[Chunk]:
-        for events in _whole_users(self._received()):
-            if not self.rows_ordered:
-                self._refuse_ties(events)
-            yield events
-
-    def _received(self) -> Iterator[Chunk]:
         keys = ["user", "time", "order", "file", ROW, "part", "item", "kind", "value"]
         ordered = self.numbered.repartitionByRange("user").sortWithinPartitions(*keys)
         schema = ", ".join(f"`{name}` binary" for name in self.columns)
         packed = ordered.select(*self.columns).mapInArrow(_packed, schema)
-        for row in packed.toLocalIterator():
-            yield Chunk(**{name: np.frombuffer(row[name], dtype=_TYPES[name]) for name in self.columns})
+        chunks = (
+            Chunk(**{name: np.frombuffer(row[name], dtype=_TYPES[name]) for name in self.columns})
+            for row in packed.toLocalIterator()
+        )
+        for events in _whole_users(chunks):
+            if not self.rows_ordered:
+                self._refuse_ties(events)
+            yield events
 
     def _refuse_ties(self, events: Chunk) -> None:
         """Refuse different events of a user at the same time, which have no order; equal ones need none."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -19,8 +18,6 @@ from segue.data.read.blocks import detached
 
 CHUNK_EVENTS = 1 << 20
 GROUP_EVENTS = 1 << 20
-
-
 ABSENT = np.uint32(2**32 - 1)  # the number of an unknown hash
 MERGE_SHARE = 8  # recent texts are merged when they are 1/8 of the others
 
@@ -85,8 +82,12 @@ class Numbering:
         numbers = np.empty(len(texts), dtype=np.uint32)
         numbers[order] = self._numbers_by_hash(texts, hashes, order[first])[np.cumsum(first) - 1]
         different = (self.texts().gather(numbers) != texts).to_numpy()
-        for row in np.flatnonzero(different):
-            numbers[row] = self._collided_number(texts[int(row)])
+        for row in np.flatnonzero(different).tolist():
+            text = texts[row]
+            if text not in self._collided:
+                self._collided[text] = len(self)
+                self._add(pl.Series([text]), np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint32))
+            numbers[row] = self._collided[text]
         return numbers
 
     def _numbers_by_hash(self, texts: pl.Series, hashes: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -106,12 +107,6 @@ class Numbering:
         self._recent = self._recent.merged(_TextTable(copied, hashes, numbers))
         if len(self._recent.texts) * MERGE_SHARE > len(self._merged.texts):
             self._merged, self._recent = self._merged.merged(self._recent), _TextTable.empty()
-
-    def _collided_number(self, text: str) -> int:
-        if text not in self._collided:
-            self._collided[text] = len(self)
-            self._add(pl.Series([text]), np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint32))
-        return self._collided[text]
 
 
 def text_hashes(texts: pl.Series) -> np.ndarray:
@@ -167,7 +162,10 @@ class EventTable:
         done = 0
         while done < len(events):
             if self._free is None or self._filled == CHUNK_EVENTS:
-                self._free, self._filled = _empty_like(events), 0
+                types = {name: column.dtype for name, column in events.columns().items()}
+                memory = {name: mmap.mmap(-1, CHUNK_EVENTS * dtype.itemsize) for name, dtype in types.items()}
+                self._free = Chunk(**{name: np.frombuffer(memory[name], dtype) for name, dtype in types.items()})
+                self._filled = 0
                 self.chunks.append(self._free)
             size = min(CHUNK_EVENTS - self._filled, len(events) - done)
             self._free.put(slice(self._filled, self._filled + size), events.take(slice(done, done + size)))
@@ -227,9 +225,9 @@ class EventTable:
         while begin < len(counts):
             before = ends[begin - 1] if begin else 0
             end = max(begin + 1, int(np.searchsorted(ends, before + GROUP_EVENTS, side="right")))
-            slices = [_slice_of(chunk.user, begin, end) for chunk in self.chunks]
-            parts = [chunk.take(rows) for chunk, rows in zip(self.chunks, slices, strict=True)]
-            yield slices, concatenated(parts)
+            limits = np.array([begin, end], dtype=np.uint32)  # the type of users, which would be copied for another
+            slices = [slice(*np.searchsorted(chunk.user, limits).tolist()) for chunk in self.chunks]
+            yield slices, concatenated([chunk.take(rows) for chunk, rows in zip(self.chunks, slices, strict=True)])
             begin = end
 
 
@@ -286,21 +284,7 @@ def _shared(column: np.ndarray) -> pl.Series:
     return pl.Series(pl.from_arrow(pa.Array.from_buffers(dtype, len(column), [None, pa.py_buffer(column)])))
 
 
-def _slice_of(users: np.ndarray, begin: int, end: int) -> slice:
-    low, high = np.searchsorted(users, np.array([begin, end], dtype=users.dtype))  # one type, or users are copied
-    return slice(int(low), int(high))
-
-
 def concatenated(chunks: list[Chunk]) -> Chunk:
     """The events of several chunks, one after another."""
     parts = [chunk.columns() for chunk in chunks]
     return Chunk(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-
-
-def _empty_like(events: Chunk) -> Chunk:
-    """Memory for a chunk with the same columns."""
-
-    def empty(dtype: np.dtype[Any]) -> np.ndarray:
-        return np.frombuffer(mmap.mmap(-1, CHUNK_EVENTS * dtype.itemsize), dtype=dtype)
-
-    return Chunk(**{name: empty(column.dtype) for name, column in events.columns().items()})

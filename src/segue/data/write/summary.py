@@ -54,8 +54,9 @@ class Shares:
 def summary_lines(manifest: dict[str, Any]) -> list[str]:
     """What was found, read, rejected and written, a line each."""
     settings, log, counts = manifest["settings"], manifest["log"], manifest["counts"]
+    names = [f"{role} = {name!r}{' (found)' if role in log['found'] else ''}" for role, name in log["columns"].items()]
     lines = [
-        f"columns    {_columns(log)}",
+        f"columns    {', '.join(names)}{'; one row a user' if log['layout'] == 'one row a user' else ''}",
         f"times      {log['time']['description']}",
         f"rows       {counts['rows']:,} read, {counts['good']:,} good, {sum(counts['rejected'].values()):,} rejected",
     ]
@@ -65,10 +66,14 @@ def summary_lines(manifest: dict[str, Any]) -> list[str]:
     if counts["duplicates"]:
         fate = "dropped" if settings["drop_duplicates"] else "kept (--drop-duplicates leaves them out)"
         lines.append(f"duplicates {counts['duplicates']:,} exact repeats of a row, {fate}")
+    split = "the last event of each user for test, the one before for validation"
+    if manifest["split"]["kind"] == "time":
+        time = settings["split"].removeprefix("time:")
+        split = f"every event from {time} on for test, as many before for validation"
     lines += [
         f"kept       {counts['users']:,} users, {counts['items']:,} items, {counts['events']:,} events "
         f"(at least {settings['min_user']} a user, {settings['min_item']} an item)",
-        f"split      {_split(manifest)}",
+        f"split      {split}",
         f"ties       {manifest['tie_share']:.1%} of the users have two last events of the same time",
         f"repeats    {manifest['repeat_share']:.1%} of the test targets occur in their history",
     ]
@@ -79,18 +84,6 @@ def summary_lines(manifest: dict[str, Any]) -> list[str]:
             f"vectors    {name}: {sizes['width']:,} numbers, for {sizes['items']:,} of {counts['items']:,} items"
         )
     return lines
-
-
-def _columns(log: dict[str, Any]) -> str:
-    parts = [f"{role} = {name!r}{' (found)' if role in log['found'] else ''}" for role, name in log["columns"].items()]
-    return ", ".join(parts) + ("; one row a user" if log["layout"] == "one row a user" else "")
-
-
-def _split(manifest: dict[str, Any]) -> str:
-    if manifest["split"]["kind"] == "last":
-        return "the last event of each user for test, the one before for validation"
-    time = manifest["settings"]["split"].removeprefix("time:")
-    return f"every event from {time} on for test, as many before for validation"
 
 
 def _catalogue(counts: dict[str, Any]) -> str:
