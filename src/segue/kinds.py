@@ -7,6 +7,7 @@ key `kind` names the variant; a plain string stands for the variant with its def
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 import tomllib
@@ -58,6 +59,12 @@ def is_section(annotation: Any) -> bool:
     return bool(variants_of(annotation)) or (isinstance(annotation, type) and issubclass(annotation, Struct))
 
 
+@functools.cache
+def fields_of(struct: type[Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    """The fields of a struct by name; msgspec evaluates their annotations anew at each call."""
+    return {field.name: field for field in msgspec.structs.fields(struct)}
+
+
 @dataclass(frozen=True, slots=True)
 class _Key:
     """A key of the settings: its type, its path in messages and its default."""
@@ -90,7 +97,7 @@ class _Key:
 
     def inner(self, struct: type[Struct], name: str) -> _Key:
         """A key of the struct that was chosen here; an unknown one is refused."""
-        fields = {field.name: field for field in msgspec.structs.fields(struct)}
+        fields = fields_of(struct)
         owner = f"{self.path} = {kind_of(struct)!r}" if issubclass(struct, Kind) else ""
         if name not in fields:
             whose = owner or (f"[{self.path}]" if self.path else "the settings")

@@ -292,6 +292,7 @@ def tried_out(chosen: Combination) -> bool:
     )
 
 
+@functools.cache
 def combined(task: str, loss: str, sampler: str, shared: bool, **more: Any) -> ObjectiveSettings:
     return settings_of(**{"task": task, "loss": loss, **negatives_of(loss, sampler, shared), **more})
 
