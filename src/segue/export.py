@@ -70,12 +70,16 @@ def export_onnx(
     for name in ("onnx", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
             raise SettingsError(f"An export needs {name}, which is not installed; run `pip install 'segue[onnx]'`.")
+    import onnx
+
     model, facts = recommender.model, _export_facts(recommender)
     with folders.complete_file(path, option="--onnx") as staging:
         begin(0)
         _write_graph(model, facts, staging)
         begin(1)
-        _add_facts(facts, staging)
+        graph = onnx.load_model(staging)
+        onnx.helper.set_model_props(graph, {METADATA: msgspec.json.encode(facts).decode()})
+        onnx.save_model(graph, staging)
         begin(2)
         slim, difference = _compare(model, staging)
         size = staging.stat().st_size
@@ -190,15 +194,6 @@ def _no_output() -> Iterator[None]:
         os.dup2(saved[1], 2)
         for handle in (null, *saved):
             os.close(handle)
-
-
-def _add_facts(facts: ExportFacts, path: Path) -> None:
-    """Write the facts into the file's metadata."""
-    import onnx
-
-    model = onnx.load_model(path)
-    onnx.helper.set_model_props(model, {METADATA: msgspec.json.encode(facts).decode()})
-    onnx.save_model(model, path)
 
 
 def _compare(model: SequenceModel, path: Path) -> tuple[SlimRecommender, float]:

@@ -100,7 +100,15 @@ class SlimRecommender(BaseRecommender):
         facts = session.get_modelmeta().custom_metadata_map.get(METADATA)
         if facts is None:
             raise FolderError(f"{path} is a model, but not of `segue export`: its metadata has no items; export a run.")
-        return SlimRecommender(session, _read_facts(facts, path))
+        try:
+            number = msgspec.json.decode(facts, type=dict[str, Any]).get("format")
+            if number != FORMAT:
+                raise FolderError(
+                    f"{path} has export format {number}, this segue reads format {FORMAT}; export it again."
+                )
+            return SlimRecommender(session, msgspec.json.decode(facts, type=ExportFacts))
+        except msgspec.MsgspecError as error:
+            raise FolderError(f"{path} is damaged ({error}); export it again.") from error
 
     def rank(self, histories: Batch, rules: Sequence[Rules]) -> Ranking:
         """See `BaseRecommender.rank`."""
@@ -182,16 +190,6 @@ class _Names:
 
     def titles(self, numbers: np.ndarray) -> list[str | None]:
         return [self._titles[number] for number in numbers.tolist()]
-
-
-def _read_facts(text: str, path: Path | str) -> ExportFacts:
-    try:
-        number = msgspec.json.decode(text, type=dict[str, Any]).get("format")
-        if number != FORMAT:
-            raise FolderError(f"{path} has export format {number}, this segue reads format {FORMAT}; export it again.")
-        return msgspec.json.decode(text, type=ExportFacts)
-    except msgspec.MsgspecError as error:
-        raise FolderError(f"{path} is damaged ({error}); export it again.") from error
 
 
 def in_short(error: Exception) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import msgspec
 import numpy as np
 
 from segue.data.batch import Batch
 from segue.recommend.history import History, KnownItems, Timestamp, pack_histories, query_times_of, read_histories
-from segue.recommend.rules import Rules, read_rules
+from segue.recommend.rules import Filters, Rules, read_rules
 
 
 class ScoredItem(msgspec.Struct, frozen=True):
@@ -164,17 +164,10 @@ class BaseRecommender(ABC):
         """Answers in numbers to whole histories of known items; an empty history is answered by popularity."""
 
     def recommend(
-        self,
-        history: Iterable[Any],
-        k: int = 10,
-        *,
-        now: Timestamp | None = None,
-        exclude: Iterable[Any] | None = None,
-        only: Iterable[Any] | None = None,
-        keep_seen: bool | None = None,
+        self, history: Iterable[Any], k: int = 10, *, now: Timestamp | None = None, **filters: Unpack[Filters]
     ) -> Recommendation:
         """The k items that come next: `recommend_many` for one history."""
-        return self.recommend_many([history], k, now=now, exclude=exclude, only=only, keep_seen=keep_seen)[0]
+        return self.recommend_many([history], k, now=now, **filters)[0]
 
     def recommend_many(
         self,

@@ -17,7 +17,7 @@ from segue.index.search import ItemIndex
 from segue.models.facts import DataFacts
 from segue.models.items.coded import CodeTable
 from segue.models.items.content import ContentTable, VectorSettings
-from segue.models.items.tables import CategorySettings, CategoryTable, ItemTable
+from segue.models.items.tables import CategorySettings, CategoryTable
 from segue.models.sequence import SequenceModel
 from segue.recommend.search import whole_groups
 
@@ -101,78 +101,55 @@ def new_items(recommender: Recommender, table: pl.DataFrame) -> NewItems:
 
 def extended(recommender: Recommender, rows: pl.DataFrame) -> tuple[SequenceModel, ItemIndex, Vocabulary, np.ndarray]:
     """New model, index and vocabulary with the items of `NewItems.rows`, and the numbers of these items, ascending."""
-    vocabulary = recommender.vocabulary.with_rows(rows)
+    vocabulary, items = recommender.vocabulary.with_rows(rows), recommender.model.items
     numbers = vocabulary.numbers(rows["id"].to_list(), unknown="error")
-    model = recommender.model.with_items(_item_table(recommender, rows, numbers))
-    numbers = np.sort(numbers)
+    order, content = np.argsort(numbers), _content(recommender, rows)
+    old, new = np.split(order, [np.count_nonzero(numbers <= items.n_items)])  # old: added before, with new content
+    added = content[np.concatenate(([PADDING], 1 + new))]
+    facts = DataFacts(content=added) if isinstance(items, ContentTable) else DataFacts(categories=added)
+    table = items.extended(facts)
+    assert isinstance(table, ContentTable | CategoryTable)
+    contents = table.content if isinstance(table, ContentTable) else table.categories
+    contents[torch.from_numpy(numbers[old])] = torch.from_numpy(content[1 + old])
+    model, numbers = recommender.model.with_items(table), numbers[order]
     with torch.inference_mode():
         vectors = model.item_vectors(whole_groups(numbers))[: len(numbers)]
     return model, recommender.index.with_items(vectors, numbers, n_items=len(vocabulary)), vocabulary, numbers
 
 
-def _item_table(recommender: Recommender, rows: pl.DataFrame, numbers: np.ndarray) -> ItemTable:
-    """The model's item table with the items of `rows`, whose `numbers` [n] are new or those of items added before."""
-    items, facts = recommender.model.items, _facts(recommender, rows)
-    new = np.flatnonzero(numbers > items.n_items)
-    old = np.flatnonzero(numbers <= items.n_items)
-    longer = items.extended(_of(facts, new[np.argsort(numbers[new])]))
-    changed, known = _of(facts, old), torch.from_numpy(numbers[old])
-    if isinstance(longer, ContentTable) and changed.content is not None:
-        longer.content[known] = torch.from_numpy(changed.content[1:])
-    elif isinstance(longer, CategoryTable) and changed.categories is not None:
-        longer.categories[known] = torch.from_numpy(changed.categories[1:])
-    return longer
-
-
-def _of(facts: DataFacts, rows: np.ndarray) -> DataFacts:
-    """The facts of some rows, counted from 0; padding stays the first."""
-    chosen = np.concatenate(([PADDING], rows + 1))
-    return DataFacts(
-        categories=None if facts.categories is None else facts.categories[chosen],
-        content=None if facts.content is None else facts.content[chosen],
-    )
-
-
-def _facts(recommender: Recommender, rows: pl.DataFrame) -> DataFacts:
-    """The content or categories of new items, as of a catalogue of their own. A category that the run does not have is
-    -1; empty content is zero."""
+def _content(recommender: Recommender, rows: pl.DataFrame) -> np.ndarray:
+    """The content [n + 1, F] or the categories [n + 1] of new items; row 0 is padding. A category that the run does not
+    have is -1; empty content is zero."""
     items = recommender.model.items
     assert recommender.settings is not None
     settings = recommender.settings.items
     if isinstance(items, ContentTable):
         assert isinstance(settings, VectorSettings)
-        return DataFacts(content=settings.content(Vocabulary(rows), items.texts))
+        return settings.content(Vocabulary(rows), items.texts)
     assert isinstance(items, CategoryTable) and isinstance(settings, CategorySettings)
     names = recommender.vocabulary.table[settings.column].cast(pl.String).fill_null("").to_list()
     numbers = dict(zip(names, items.categories[1:].tolist(), strict=True))
     new = rows[settings.column].cast(pl.String).fill_null("").to_list()
-    return DataFacts(categories=np.array([PADDING, *(numbers.get(name, UNKNOWN) for name in new)], dtype=np.int64))
+    return np.array([PADDING, *(numbers.get(name, UNKNOWN) for name in new)], dtype=np.int64)
 
 
 def _without_content(recommender: Recommender, rows: pl.DataFrame) -> pl.Series:
     """The reason why the content of an item cannot be used [n]; null if it can."""
     assert recommender.settings is not None
-    facts, settings = _facts(recommender, rows), recommender.settings.items
+    items, settings, content = recommender.model.items, recommender.settings.items, _content(recommender, rows)[1:]
     if isinstance(settings, CategorySettings):
-        assert facts.categories is not None
-        unknown = facts.categories[1:] == UNKNOWN
+        unknown = content == UNKNOWN
         names = rows[settings.column].cast(pl.String).fill_null("")
         why = pl.format("its {} is '{}', which no item of the run has", pl.lit(settings.column), names)
     else:
-        assert isinstance(settings, VectorSettings) and facts.content is not None
-        unknown = ~facts.content[1:].any(axis=1)
+        assert isinstance(settings, VectorSettings) and isinstance(items, ContentTable)
         columns = " or ".join(repr(name) for name in (settings.vectors, *settings.texts) if name)
-        why = pl.lit(f"the run knows items by {columns}, which is empty for it")
-        too_far = _too_far(recommender.model.items, facts.content[1:])
+        with np.errstate(over="ignore"):
+            deviations = np.abs(content - items.centre.numpy()) / items.spread.numpy()
+        # Scores would overflow, or all other features would not count.
+        too_far = (deviations > MOST_DEVIATIONS).any(axis=1)
         far = f"its {settings.vectors!r} is more than {MOST_DEVIATIONS:,.0f} deviations from the mean of the training"
-        why, unknown = pl.when(pl.Series(too_far)).then(pl.lit(far)).otherwise(why), unknown | too_far
+        empty = pl.lit(f"the run knows items by {columns}, which is empty for it")
+        unknown = ~content.any(axis=1) | too_far
+        why = pl.when(pl.Series(too_far)).then(pl.lit(far)).otherwise(empty)
     return pl.select(pl.when(pl.Series(unknown, dtype=pl.Boolean)).then(why)).to_series()
-
-
-def _too_far(items: ItemTable, content: np.ndarray) -> np.ndarray:
-    """Which contents [n, F] are so large that scores would overflow, or all other features would not count."""
-    assert isinstance(items, ContentTable)
-    with np.errstate(over="ignore"):
-        deviations = np.abs(content - items.centre.numpy()) / items.spread.numpy()
-    far: np.ndarray = (deviations > MOST_DEVIATIONS).any(axis=1)
-    return far

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import polars as pl
@@ -52,7 +52,7 @@ from segue.recommend.kv_caches import KVCaches
 from segue.recommend.new_items import extended, new_items
 from segue.recommend.plan import BeamSearch, plan_histories
 from segue.recommend.query import encode_queries
-from segue.recommend.rules import Rules, read_rules
+from segue.recommend.rules import Filters, Rules, read_rules
 from segue.recommend.search import search_items, unit_vectors
 
 ITEMS, INDEX = "items.parquet", "index.safetensors"
@@ -211,16 +211,12 @@ class Recommender(BaseRecommender):
         n: int = 5,
         *,
         beam: int = BEAM,
-        exclude: Iterable[Any] | None = None,
-        only: Iterable[Any] | None = None,
-        keep_seen: bool | None = None,
         repeats: bool = False,
         now: Timestamp | None = None,
+        **filters: Unpack[Filters],
     ) -> Plan:
         """The next n items as one plan: `plan_many` for one history."""
-        return self.plan_many(
-            [history], n, beam=beam, exclude=exclude, only=only, keep_seen=keep_seen, repeats=repeats, now=now
-        )[0]
+        return self.plan_many([history], n, beam=beam, repeats=repeats, now=now, **filters)[0]
 
     def plan_many(
         self,
@@ -228,25 +224,23 @@ class Recommender(BaseRecommender):
         n: int = 5,
         *,
         beam: int = BEAM,
-        exclude: Iterable[Any] | None = None,
-        only: Iterable[Any] | None = None,
-        keep_seen: bool | None = None,
         repeats: bool = False,
         now: Timestamp | None = None,
+        **filters: Unpack[Filters],
     ) -> list[Plan]:
         """The next n items of each history as one plan, in order; fewer only if fewer remain.
 
         `recommend_many` scores each item alone; here each item is chosen given those before it. Only models with a
         decoder can plan, such as those of the recipe seq2seq; others raise an InputError.
 
-        histories, exclude, only, keep_seen, now: as for `recommend_many`. A history without any known id gets the most
-            frequent items, and the plan has `fallback` set.
+        histories, now, filters: as for `recommend_many`; filters are exclude, only and keep_seen. A history without any
+            known id gets the most frequent items, and the plan has `fallback` set.
         beam: width of the beam search; with 1, each item is the likeliest after those before it.
         repeats: whether an item may occur twice in a plan.
         """
         search = BeamSearch(n=n, beam=beam, repeats=repeats)
         read = read_histories(histories)
-        rules = read_rules(self.known, k=1, exclude=exclude, only=only, keep_seen=keep_seen)
+        rules = read_rules(self.known, k=1, **filters)
         return plan_histories(self, read, rules, search, query_times=query_times_of(now, len(read)))
 
     def embed(self, histories: Iterable[Iterable[Any]], *, now: Timestamp | None = None) -> np.ndarray:
@@ -316,10 +310,8 @@ class Recommender(BaseRecommender):
         item: str | int | None = None,
         *,
         now: Timestamp | None = None,
-        exclude: Iterable[Any] | None = None,
-        only: Iterable[Any] | None = None,
-        keep_seen: bool | None = None,
         attention: bool = True,
+        **filters: Unpack[Filters],
     ) -> Explanation:
         """Why an item is recommended: the contribution of each entry of the history, and the attention weights.
 
@@ -327,13 +319,13 @@ class Recommender(BaseRecommender):
         is defined for every model; attention weights are there for models that have attention.
 
         item: an id; None is the best item. If the rules forbid the item, its rank is None.
-        now, exclude, only, keep_seen: as for `recommend_many`; they decide the best item and the rank.
+        now, filters: as for `recommend_many`; they decide the best item and the rank.
         attention: whether to compute attention weights.
         """
         return explain_history(
             self,
             read_history(history),
-            read_rules(self.known, k=1, exclude=exclude, only=only, keep_seen=keep_seen),
+            read_rules(self.known, k=1, **filters),
             item=None if item is None else self.known_number(item, "so it has no score to explain"),
             query_times=query_times_of(now, 1),
             attention=attention,

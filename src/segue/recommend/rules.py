@@ -18,13 +18,18 @@ def _nothing() -> np.ndarray:
     return np.zeros(0, dtype=np.int64)
 
 
-class RuleOptions(TypedDict, total=False):
-    """Rules in ids, as keywords."""
+class Filters(TypedDict, total=False):
+    """What an answer may contain, in ids; see `BaseRecommender.recommend_many`."""
 
-    k: int
     exclude: Iterable[Any] | None
     only: Iterable[Any] | None
     keep_seen: bool | None
+
+
+class RuleOptions(Filters, total=False):
+    """Rules in ids, as keywords."""
+
+    k: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

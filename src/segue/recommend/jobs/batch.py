@@ -64,7 +64,10 @@ def recommend_users(
     rows, unknown, fallback = 0, 0, 0
     with folders.complete_folder(Path(out)) as staging:
         writer = _Parts(staging)
-        chunks = ((chunk, chunk.arrays()) for chunk in read_users(Path(users), data))
+        chunks = (
+            (rows, {"users": rows.numbers} | ({} if rows.times is None else {"before": rows.times}))
+            for rows in read_users(Path(users), data)
+        )
         with closing(runner.map(partial(rank_users, rules=rules), chunks)) as results:
             for chunk, result in results:
                 writer.add(_table(recommender, chunk, Ranking(**result)))
@@ -73,7 +76,8 @@ def recommend_users(
                 rows += len(chunk.numbers)
                 if progress is not None:
                     progress(rows)
-        writer.finish()
+        if writer.waiting or not writer.files:  # a data set without any row still has its columns
+            writer.write()
     return BatchReport(users=rows, unknown_users=unknown, fallback=fallback, rows=writer.rows, files=writer.files)
 
 
@@ -83,11 +87,7 @@ def rank_users(context: JobContext, chunk: Arrays, *, rules: Rules) -> Arrays:
         context.recommender.rank(histories, [rules] * len(rows))
         for rows, histories in context.histories.of(chunk["users"], chunk.get("before"))
     ]
-    return {
-        "items": np.concatenate([ranking.items for ranking in rankings]),
-        "scores": np.concatenate([ranking.scores for ranking in rankings]),
-        "fallback": np.concatenate([ranking.fallback for ranking in rankings]),
-    }
+    return {name: np.concatenate([getattr(one, name) for one in rankings]) for name in ("items", "scores", "fallback")}
 
 
 def user_history(data: Data, user: str) -> list[Entry]:
@@ -138,25 +138,18 @@ class _Parts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.rows = 0
-        self.files = 0
-        self._pending: list[pl.DataFrame] = []
-        self._pending_rows = 0
+        self.rows = self.files = self.waiting = 0
+        self._tables: list[pl.DataFrame] = []
 
-    def add(self, rows: pl.DataFrame) -> None:
-        self._pending.append(rows)
-        self._pending_rows += rows.height
-        if self._pending_rows >= PART_ROWS:
-            self._write()
+    def add(self, table: pl.DataFrame) -> None:
+        self._tables.append(table)
+        self.waiting += table.height
+        if self.waiting >= PART_ROWS:
+            self.write()
 
-    def finish(self) -> None:
-        """Write the rest; a data set without any row still has its columns."""
-        if self._pending_rows or not self.files:
-            self._write()
-
-    def _write(self) -> None:
-        table = pl.concat(self._pending)
-        table.write_parquet(self.folder / f"part-{self.files:05}.parquet")
-        self.rows += table.height
+    def write(self) -> None:
+        """Write the rows that wait."""
+        pl.concat(self._tables).write_parquet(self.folder / f"part-{self.files:05}.parquet")
+        self.rows += self.waiting
         self.files += 1
-        self._pending, self._pending_rows = [], 0
+        self._tables, self.waiting = [], 0

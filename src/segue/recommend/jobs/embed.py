@@ -73,14 +73,6 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     part_users: int
 
 
-class _Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Users of one part."""
-
-    rows: int
-    unknown: int
-    unchanged: int
-
-
 def embed_users(
     recommender: Recommender,
     data: Data,
@@ -114,13 +106,13 @@ def embed_users(
     folders.refuse_existing(out, overwrite=None)
     data.verify()  # everything is read anyway
     with _resumed(out, job) as partial, folders.explained_writing(out):
-        counts = _Writer(partial, data, earlier, runner or LocalRunner(recommender, data)).users(progress)
+        counts = _write_users(partial, data, earlier, runner or LocalRunner(recommender, data), progress)
         n_items = _write_items(recommender, partial / ITEM_PARTS) if items else 0
         report = EmbedReport(
             users=data.sequences.n_users,
-            rows=sum(part.rows for part in counts),
-            unknown=sum(part.unknown for part in counts),
-            unchanged=sum(part.unchanged for part in counts),
+            rows=sum(part["rows"] for part in counts),
+            unknown=sum(part["unknown"] for part in counts),
+            unchanged=sum(part["unchanged"] for part in counts),
             items=n_items,
             parts=len(counts),
             width=width,
@@ -226,55 +218,42 @@ class _UserRange:
     changed: np.ndarray  # [≤ n] int64: rows of `log` that are embedded
 
 
-class _Writer:
-    """Writes the missing parts."""
+def _write_users(
+    folder: Path, data: Data, earlier: _Earlier | None, runner: JobRunner, progress: Callable[[int, int], None] | None
+) -> list[dict[str, int]]:
+    """Write the missing user parts in order; returns the counts of all parts."""
+    total = data.sequences.n_users
+    with closing(runner.map(embed_range, _missing_parts(folder, data, earlier))) as results:
+        for users, result in results:
+            known, changed = result["known"], len(users.changed)
+            counts = {"rows": len(known), "unknown": changed - len(known), "unchanged": users.log.height - changed}
+            rows = users.log[known]
+            time = rows["newest"].cast(pl.Datetime("us", "UTC")) if data.manifest["has_time"] else rows["newest"]
+            table = rows.select("user", "events", time.alias("time")).to_arrow()
+            table = table.append_column("embedding", _fixed_size(result["vectors"]))
+            table = table.replace_schema_metadata({COUNTS: msgspec.json.encode(counts)})
+            _write_table(table, folder / USERS / users.name)
+            if progress is not None:
+                progress(users.end, total)
+    paths = [folder / USERS / _part_name(number) for number in range(-(-total // PART_USERS))]
+    return [msgspec.json.decode(parquet.read_schema(path).metadata[COUNTS], type=dict[str, int]) for path in paths]
 
-    def __init__(self, folder: Path, data: Data, earlier: _Earlier | None, runner: JobRunner) -> None:
-        self.folder = folder
-        self.data = data
-        self.earlier = earlier
-        self.runner = runner
 
-    def users(self, progress: Callable[[int, int], None] | None) -> list[_Counts]:
-        """Write the missing user parts in order; returns the counts of all parts."""
-        total = self.data.sequences.n_users
-        with closing(self.runner.map(embed_range, self._missing(total))) as results:
-            for users, result in results:
-                self._write(users, result["known"], result["vectors"])
-                if progress is not None:
-                    progress(users.end, total)
-        paths = [self.folder / USERS / _part_name(number) for number in range(-(-total // PART_USERS))]
-        return [msgspec.json.decode(parquet.read_schema(path).metadata[COUNTS], type=_Counts) for path in paths]
-
-    def _missing(self, total: int) -> Iterator[tuple[_UserRange, Arrays]]:
-        """The parts without a file in `users`, each with its chunk of the job; the file in `log` is written first."""
-        for number, begin in enumerate(range(0, total, PART_USERS)):
-            name, end = _part_name(number), min(begin + PART_USERS, total)
-            if (self.folder / USERS / name).exists():
-                continue
-            ids, sequences = self.data.some_users(begin, end)
-            newest = sequences.times[sequences.offsets[1:] - 1]
-            log = pl.DataFrame({"user": ids, "events": np.diff(sequences.offsets), "newest": newest})
-            if not (self.folder / LOG / name).exists():
-                _write_table(log.to_arrow(), self.folder / LOG / name)
-            unchanged = np.zeros(len(ids), dtype=bool) if self.earlier is None else self.earlier.unchanged(log)
-            changed = np.flatnonzero(~unchanged)
-            users = _UserRange(name=name, end=end, log=log, changed=changed)
-            yield users, {"range": np.array([begin, end]), "changed": changed}
-
-    def _write(self, users: _UserRange, known: np.ndarray, vectors: np.ndarray) -> None:
-        """Write the rows `known` [m] of a part, with their embeddings [m, D]."""
-        counts = _Counts(
-            rows=len(known),
-            unknown=len(users.changed) - len(known),
-            unchanged=users.log.height - len(users.changed),
-        )
-        rows = users.log[known]
-        time = rows["newest"].cast(pl.Datetime("us", "UTC")) if self.data.manifest["has_time"] else rows["newest"]
-        table = rows.select("user", "events", time.alias("time")).to_arrow()
-        table = table.append_column("embedding", _fixed_size(vectors))
-        table = table.replace_schema_metadata({COUNTS: msgspec.json.encode(counts)})
-        _write_table(table, self.folder / USERS / users.name)
+def _missing_parts(folder: Path, data: Data, earlier: _Earlier | None) -> Iterator[tuple[_UserRange, Arrays]]:
+    """The parts without a file in `users`, each with its chunk of the job; the file in `log` is written first."""
+    total = data.sequences.n_users
+    for number, begin in enumerate(range(0, total, PART_USERS)):
+        name, end = _part_name(number), min(begin + PART_USERS, total)
+        if (folder / USERS / name).exists():
+            continue
+        ids, sequences = data.some_users(begin, end)
+        newest = sequences.times[sequences.offsets[1:] - 1]
+        log = pl.DataFrame({"user": ids, "events": np.diff(sequences.offsets), "newest": newest})
+        if not (folder / LOG / name).exists():
+            _write_table(log.to_arrow(), folder / LOG / name)
+        changed = np.arange(len(ids)) if earlier is None else np.flatnonzero(~earlier.unchanged(log))
+        users = _UserRange(name=name, end=end, log=log, changed=changed)
+        yield users, {"range": np.array([begin, end]), "changed": changed}
 
 
 def _part_name(number: int) -> str:

@@ -50,9 +50,9 @@ class LogHistories:
         starts[known] = offsets[users[known]]
         lengths[known] = offsets[users[known] + 1] - starts[known]
         for rows in cut_by_budget(lengths, MOST_EVENTS):
-            yield rows, self._gather(starts[rows], lengths[rows], None if before is None else before[rows])
+            yield rows, self._batch(starts[rows], lengths[rows], None if before is None else before[rows])
 
-    def _gather(self, starts: np.ndarray, lengths: np.ndarray, before: np.ndarray | None) -> Batch:
+    def _batch(self, starts: np.ndarray, lengths: np.ndarray, before: np.ndarray | None) -> Batch:
         rows = ragged_rows(starts, lengths)
         owners = np.repeat(np.arange(len(starts)), lengths)
         items = self.numbers[self.sequences.items[rows]]
@@ -82,14 +82,14 @@ class JobContext:
 
 ChunkFunction = Callable[[JobContext, Arrays], Arrays]
 """Computes the result of a chunk; it is the same in every process."""
+Results = Generator[tuple[T, Arrays], None, None]
+"""The label of each chunk with its result."""
 
 
 class JobRunner(Protocol):
     """Applies a function to chunks."""
 
-    def map(
-        self, function: ChunkFunction, chunks: Iterable[tuple[T, Arrays]]
-    ) -> Generator[tuple[T, Arrays], None, None]:
+    def map(self, function: ChunkFunction, chunks: Iterable[tuple[T, Arrays]]) -> Results[T]:
         """Yield each chunk's label with its result, in the order of the chunks.
 
         Chunks are read when they are needed, a few ahead at most. Close the generator if not all results are read.
@@ -102,8 +102,6 @@ class LocalRunner:
     def __init__(self, recommender: Recommender, data: Data) -> None:
         self._context = JobContext(recommender, data)
 
-    def map(
-        self, function: ChunkFunction, chunks: Iterable[tuple[T, Arrays]]
-    ) -> Generator[tuple[T, Arrays], None, None]:
+    def map(self, function: ChunkFunction, chunks: Iterable[tuple[T, Arrays]]) -> Results[T]:
         for label, chunk in chunks:
             yield label, function(self._context, chunk)

@@ -13,7 +13,7 @@ import io
 import socket
 import uuid
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -27,7 +27,7 @@ from segue.data.dataset import Data
 from segue.data.spark.session import explained, open_session
 from segue.errors import FolderError, InputError, SegueError
 from segue.recommend.jobs.embed import run_digest
-from segue.recommend.jobs.runner import Arrays, ChunkFunction, JobContext
+from segue.recommend.jobs.runner import Arrays, ChunkFunction, JobContext, Results
 from segue.recommend.recommender import INDEX, Recommender
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ class SparkRunner:
         self._folders = _folders(recommender, data)
         self._remote = remote
 
-    def map(
-        self, function: ChunkFunction, chunks: Iterable[tuple[T, Arrays]]
-    ) -> Generator[tuple[T, Arrays], None, None]:
+    def map(self, function: ChunkFunction, chunks: Iterable[tuple[T, Arrays]]) -> Results[T]:
         """See `JobRunner.map`. At least two chunks for each core of the cluster are submitted at a time; fewer if their
         results would not fit in memory, judged by the largest result so far."""
         from pyspark.sql import functions as columns

@@ -29,10 +29,6 @@ class UserRows:
     numbers: np.ndarray  # [n] int64: the data's number of each user, -1 for one that it does not have
     times: np.ndarray | None  # [n] int64 microseconds, as the data's times
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The chunk of a job: users, and the times that their events must precede."""
-        return {"users": self.numbers} | ({} if self.times is None else {"before": self.times})
-
 
 def read_users(path: Path, data: Data) -> Iterator[UserRows]:
     """Yield the rows of a file in order, some at a time. A row that cannot be used raises an InputError."""
@@ -43,8 +39,10 @@ def read_users(path: Path, data: Data) -> Iterator[UserRows]:
     for _, block in read_blocks(log.inputs, log.columns):
         frame = _checked(block, opened.label, rule)
         for rows in frame.iter_slices(CHUNK_ROWS):
+            indices = known.search_sorted(rows["user"]).to_numpy().astype(np.int64)
+            same = (known.gather(np.minimum(indices, len(known) - 1)) == rows["user"]).to_numpy()
             times = None if rule is None else rows["microseconds"].to_numpy()
-            yield UserRows(ids=rows["user"], numbers=_numbers(known, rows["user"]), times=times)
+            yield UserRows(ids=rows["user"], numbers=np.where(same, indices, -1), times=times)
 
 
 def _columns(log: LogInput, data: Data) -> dict[Role, str]:
@@ -103,10 +101,3 @@ def _checked(block: Block, label: str, rule: TimeRule | None) -> pl.DataFrame:
         row, reason = bad.row(0)
         raise InputError(f"{label}, row {row}: {reason}; correct the row or take it out.")
     return frame
-
-
-def _numbers(known: pl.Series, users: pl.Series) -> np.ndarray:
-    """Indices in the sorted ids `known`, -1 for those that are not there."""
-    indices = known.search_sorted(users).to_numpy().astype(np.int64)
-    same = (known.gather(np.minimum(indices, len(known) - 1)) == users).to_numpy()
-    return np.where(same, indices, -1)
