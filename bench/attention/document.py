@@ -22,7 +22,7 @@ from segue.layers.blocks.transformer import SASRecBlock
 from segue.layers.packed import PackedBatch
 from segue.layers.positions.embeddings import sinusoids
 from segue.layers.positions.relative import Rotary, distance_buckets
-from segue.recommend.explain.attention_text import View, attention_lines
+from segue.recommend.explain.text import View, attention_lines
 from segue.recommend.recommender import Recommender
 
 TEMPLATE = Path(__file__).with_suffix(".template.md")

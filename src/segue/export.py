@@ -197,10 +197,22 @@ def _no_output() -> Iterator[None]:
 
 
 def _compare(model: SequenceModel, path: Path) -> tuple[SlimRecommender, float]:
-    """Open the file, and compare its numbers with torch's; a difference above `MOST_DIFFERENCE` is refused."""
+    """Open the file; its numbers for random windows may differ from torch's by at most `MOST_DIFFERENCE`. Returns the
+    largest difference, too."""
+    difference, rng = 0.0, np.random.default_rng(0)
     try:
         slim = SlimRecommender.open(path, threads=1)
-        difference = _difference(model, slim)
+        length = slim.facts.length
+        some = rng.integers(1, length + 1, 5).tolist()
+        for lengths in ([1], [length], [length, 1], [1, *some, length]):
+            windows = _random_windows(rng, lengths, slim.facts)
+            with torch.inference_mode():
+                query = model.query(tensors(windows))
+                expected = query.numpy(), model.score_all(query)[:, 1:].numpy()
+            queries, scores = slim.run(windows)
+            for actual, torchs in zip((queries, scores[:, 1:]), expected, strict=True):
+                scale = np.maximum(1, np.abs(torchs).max(axis=1, initial=0))
+                difference = max(difference, float((np.abs(actual - torchs).max(axis=1, initial=0) / scale).max()))
     except Exception as error:  # onnxruntime's errors have no common class of their own
         raise InputError(f"This run cannot be exported: its graph fails ({in_short(error)}).") from error
     if not difference <= MOST_DIFFERENCE:
@@ -209,22 +221,6 @@ def _compare(model: SequenceModel, path: Path) -> tuple[SlimRecommender, float]:
             f"rounding explains ({MOST_DIFFERENCE:.0e}); its encoder does something that a trace misses."
         )
     return slim, difference
-
-
-def _difference(model: SequenceModel, slim: SlimRecommender) -> float:
-    """The largest difference between the file's numbers and torch's over random windows."""
-    length, rng, worst = slim.facts.length, np.random.default_rng(0), 0.0
-    some = rng.integers(1, length + 1, 5).tolist()
-    for lengths in ([1], [length], [length, 1], [1, *some, length]):
-        windows = _random_windows(rng, lengths, slim.facts)
-        with torch.inference_mode():
-            query = model.query(tensors(windows))
-            expected = query.numpy(), model.score_all(query)[:, 1:].numpy()
-        queries, scores = slim.run(windows)
-        for actual, torchs in zip((queries, scores[:, 1:]), expected, strict=True):
-            scale = np.maximum(1, np.abs(torchs).max(axis=1, initial=0))
-            worst = max(worst, float((np.abs(actual - torchs).max(axis=1, initial=0) / scale).max()))
-    return worst
 
 
 def _random_windows(rng: np.random.Generator, lengths: list[int], facts: ExportFacts) -> Batch:

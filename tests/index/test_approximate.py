@@ -12,6 +12,7 @@ from torch import Tensor
 from segue.errors import FolderError
 from segue.index import approximate
 from segue.index.approximate import ApproximateIndex, Lists
+from segue.index.build import load_index
 from segue.index.exact import ExactIndex
 from segue.index.search import Ragged, Recall, recall, recall_of_scores
 
@@ -129,7 +130,8 @@ def test_the_same_vectors_make_the_same_file_and_it_is_all_of_the_index(
     index.save(tmp_path / "one")
     again = ApproximateIndex.build(clustered(ITEMS + 1, seed=1), queries=clustered(400, seed=2))
     again.save(tmp_path / "again")
-    loaded = ApproximateIndex.load(tmp_path / "one")
+    loaded = load_index(tmp_path / "one")
+    assert isinstance(loaded, ApproximateIndex)
     loaded.save(tmp_path / "loaded")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "again").read_bytes() == (tmp_path / "loaded").read_bytes()
     assert (loaded.n_items, loaded.probes, loaded.recall) == (ITEMS, index.probes, index.recall)
@@ -144,7 +146,7 @@ def test_lists_that_are_not_those_of_the_items_are_refused(tmp_path: Path) -> No
         made.lists.owners = owners
         made.save(tmp_path / "index")
         with pytest.raises(FolderError, match="its lists do not match its items"):
-            ApproximateIndex.load(tmp_path / "index")
+            load_index(tmp_path / "index")
 
 
 def test_recall_by_hand() -> None:

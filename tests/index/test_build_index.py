@@ -135,9 +135,6 @@ def test_a_damaged_or_missing_file_is_a_sentence(tmp_path: Path) -> None:
     path.write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}      nonsense")
     with pytest.raises(FolderError, match="is not an index"):
         load_index(path)
-    for kind in (ExactIndex, ApproximateIndex):
-        with pytest.raises(FolderError, match="is not an index"):
-            kind.load(path)
 
 
 def test_a_kind_of_a_newer_version_is_a_sentence(tmp_path: Path) -> None:

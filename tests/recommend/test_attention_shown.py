@@ -23,10 +23,9 @@ from segue.errors import InputError
 from segue.index.exact import ExactIndex
 from segue.layers.packed import PackedBatch
 from segue.models.attention_map import AttentionMap, attention_maps
-from segue.recommend.explain.attention_text import View, attention_lines, labels
 from segue.recommend.explain.explanation import Attention, Contribution, Explanation
 from segue.recommend.explain.page import html
-from segue.recommend.explain.text import lines
+from segue.recommend.explain.text import View, attention_lines, labels, lines
 from segue.recommend.recommender import Recommender
 from segue.serving.engine.served_model import ServedModel
 

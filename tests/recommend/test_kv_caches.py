@@ -162,7 +162,9 @@ def test_answers_are_those_without_a_cache() -> None:
     rules = [Rules(k=3, keep_seen=True), Rules(k=5), Rules(k=2, only=np.array([3, 4, 5]), keep_seen=True)]
     for events in range(17, 90):
         histories = [
-            History(items[begin:events], [time * 10**9 for time in range(begin, events)], [None] * (events - begin))
+            History(
+                items[begin:events], [time * 10**9 for time in range(begin, events)], *2 * [[None] * (events - begin)]
+            )
             for begin in (0, 1, events)
         ]
         query_times = np.full(3, events * 1000 + int(rng.integers(0, 10**6)))

@@ -44,9 +44,8 @@ def explain(
     if json and (layer, head, query) != (None, None, None):
         raise typer.BadParameter("--json has all of the attention; leave out --layer, --head and --query")
     from segue import api
-    from segue.recommend.explain.attention_text import View
     from segue.recommend.explain.page import html as explanation_page
-    from segue.recommend.explain.text import lines
+    from segue.recommend.explain.text import View, lines
 
     model = api.Recommender.open(run)
     explanation = model.explain(read_history(model, history, user, data), item, keep_seen=keep_seen)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segue.index.exact import ExactIndex, Pairs, finite, is_allowed, read_file, reading, write_file
+from segue.index.exact import ExactIndex, Pairs, finite, is_allowed, write_file
 from segue.index.search import RECALL_AT, BestItems, Only, Ragged, Recall, merged_rows, recall, recall_of_scores
 from segue.index.settings import CHUNK, RECALL
 
@@ -62,21 +62,17 @@ class ApproximateIndex:
             queries = exact.vectors[torch.from_numpy(rows)]
         unmeasured = Recall(k=RECALL_AT, share=1.0, queries=0)
         index = ApproximateIndex(exact, Lists.of(exact.vectors), probes=1, recall=unmeasured)
-        index.probes = index._fewest_probes(finite(queries[::2]), least_recall)
-        others = queries[1::2]
-        index.recall = Recall(k=RECALL_AT, share=recall(index, exact, others, RECALL_AT), queries=len(others))
-        return index
-
-    def _fewest_probes(self, queries: Tensor, least_recall: float) -> int:
-        """The fewest probes that reach a recall."""
-        _, best = self.exact.search(queries, RECALL_AT)
+        some, others = finite(queries[::2]), queries[1::2]
+        _, best = exact.search(some, RECALL_AT)
 
         def share(probes: int) -> float:
-            depth = math.ceil(SPARE * RECALL_AT)
-            return recall_of_scores(self._best(queries, depth, best.shape[1], probes=probes)[1], best)
+            index.probes = probes
+            return recall_of_scores(index._best(some, math.ceil(SPARE * RECALL_AT), best.shape[1])[1], best)
 
-        steps = np.unique(np.geomspace(1, len(self.lists.centres), 64).astype(np.int64)).tolist()
-        return int(steps[min(bisect_left(steps, least_recall, key=share), len(steps) - 1)])
+        steps = np.unique(np.geomspace(1, len(index.lists.centres), 64).astype(np.int64)).tolist()
+        index.probes = int(steps[min(bisect_left(steps, least_recall, key=share), len(steps) - 1)])
+        index.recall = Recall(k=RECALL_AT, share=recall(index, exact, others, RECALL_AT), queries=len(others))
+        return index
 
     def search(self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: Only = None) -> BestItems:
         """See `ItemIndex.search`. Results do not depend on the other queries but for rounding; memory is bounded."""
@@ -85,10 +81,9 @@ class ApproximateIndex:
             return self.exact.search(queries, k, exclude=exclude, only=only)
         queries, allowed = finite(queries), None if only is None else is_allowed(self.exact.numbers, only)
         remaining = len(self.exact.numbers) if allowed is None else int(np.count_nonzero(allowed))
-        depths = self._depths(k, exclude, len(queries), remaining)
         items = torch.zeros(len(queries), min(k, remaining), dtype=torch.int64)
         scores = torch.full(items.shape, -torch.inf)
-        for rows, depth in _by_depth(depths, queries.shape[1]):
+        for rows, depth in self._by_depth(k, exclude, queries, remaining):
             if len(rows) == len(queries):
                 items, scores = self._best(queries, depth, min(k, remaining), exclude, allowed)
             else:
@@ -100,27 +95,26 @@ class ApproximateIndex:
             items[short], scores[short] = self.exact.search(queries[short], k, exclude=banned, only=only)
         return items, scores
 
-    def _depths(self, k: int, exclude: Ragged | None, queries: int, remaining: int) -> np.ndarray:
-        """Candidates of each query [B], so that k are left after filtering; 0: all items must be scored."""
-        results = np.full(queries, float(k)) if exclude is None else np.diff(exclude.offsets) + float(k)
+    def _by_depth(
+        self, k: int, exclude: Ragged | None, queries: Tensor, remaining: int
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Queries that need equally many candidates so that k are left after filtering, as many at a time as memory
+        allows, and this depth; without the queries for which all items must be scored."""
+        results = np.full(len(queries), float(k)) if exclude is None else np.diff(exclude.offsets) + float(k)
         items = len(self.exact.numbers)
         depths = np.ceil(results * (SPARE / STEP * items / max(1, remaining))).astype(np.int64) * STEP
-        return np.where(depths * LEAST_ITEMS <= items, depths, 0)
+        for depth in np.unique(depths[(depths > 0) & (depths * LEAST_ITEMS <= items)]).tolist():
+            rows = np.flatnonzero(depths == depth)
+            size = max(1, MAX_FLOATS // (depth * queries.shape[1]))
+            for begin in range(0, len(rows), size):
+                yield rows[begin : begin + size], depth
 
     def _best(
-        self,
-        queries: Tensor,
-        depth: int,
-        k: int,
-        banned: Ragged | None = None,
-        allowed: np.ndarray | None = None,
-        *,
-        probes: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        self, queries: Tensor, depth: int, k: int, banned: Ragged | None = None, allowed: np.ndarray | None = None
+    ) -> BestItems:
         """The best k of `depth` candidates [b, k], and their scores; in numpy, which is faster than torch for the small
         arrays of a query."""
-        if probes is None:
-            probes = math.ceil(self.probes * max(1.0, depth / (SPARE * RECALL_AT)) ** GROWTH)
+        probes = math.ceil(self.probes * max(1.0, depth / (SPARE * RECALL_AT)) ** GROWTH)
         vectors = queries.numpy()
         rows = self.lists.search(vectors, depth, probes=probes)  # [b, depth], -1: none
         rows.sort(axis=1)  # by number: a stable sort then keeps ties in the order of numbers
@@ -160,19 +154,16 @@ class ApproximateIndex:
         )
 
     @staticmethod
-    def load(path: Path) -> ApproximateIndex:
-        """Read what `save` wrote."""
-        with reading(path):
-            arrays, facts = read_file(path, _Facts)
-            exact = ExactIndex(arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, chunk=facts.chunk)
-            centres, owners, ranges = (arrays[name].numpy() for name in ("centres", "owners", "ranges"))
-            lists = Lists(centres, owners, ranges, exact.vectors)
-            return ApproximateIndex(exact, lists, probes=facts.probes, recall=facts.recall)
+    def of_file(arrays: dict[str, Tensor], header: str) -> ApproximateIndex:
+        """From the contents of a file that `save` wrote."""
+        facts = msgspec.json.decode(header, type=_Facts)
+        exact = ExactIndex(arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, chunk=facts.chunk)
+        centres, owners, ranges = (arrays[name].numpy() for name in ("centres", "owners", "ranges"))
+        lists = Lists(centres, owners, ranges, exact.vectors)
+        return ApproximateIndex(exact, lists, probes=facts.probes, recall=facts.recall)
 
 
 class _Facts(msgspec.Struct, tag_field="kind", tag="approximate", forbid_unknown_fields=True, kw_only=True):
-    """The file's header."""
-
     n_items: int
     chunk: int
     probes: int
@@ -258,12 +249,3 @@ def _is_in(rows: np.ndarray, pairs: Pairs, items: int) -> np.ndarray:
         return np.zeros(rows.shape, dtype=bool)
     wanted = rows + np.arange(len(rows))[:, None] * items
     return np.asarray(keys[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)] == wanted)
-
-
-def _by_depth(depths: np.ndarray, width: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Queries of equal depth, as many at a time as memory allows, and their depth; without those of depth 0."""
-    for depth in sorted({*depths.tolist()} - {0}):
-        rows = np.flatnonzero(depths == depth)
-        size = max(1, MAX_FLOATS // (depth * width))
-        for begin in range(0, len(rows), size):
-            yield rows[begin : begin + size], depth

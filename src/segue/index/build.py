@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import safetensors
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from segue.data.batch import case_batches, newest
@@ -16,7 +19,7 @@ from segue.data.sequences import Sequences
 from segue.data.split import Cases
 from segue.errors import FolderError
 from segue.index.codes import CodeIndex
-from segue.index.exact import ExactIndex, read_header, reading
+from segue.index.exact import HEADER, ExactIndex
 from segue.index.mol import Cut, MolIndex
 from segue.index.search import RECALL_AT, ItemIndex, Recall, recall
 from segue.index.settings import (
@@ -131,21 +134,25 @@ def _mol_recall(index: MolIndex, sample: Tensor | None) -> Recall | None:
 
 def load_index(path: Path) -> ItemIndex:
     """Read what an index of any kind wrote with `save`."""
-    with reading(path):
-        kind = read_header(path, dict[str, Any]).get("kind")
-    if kind == "exact":
-        return ExactIndex.load(path)
-    if kind == "mol":
-        return MolIndex.load(path)
-    if kind == "codes":
-        return CodeIndex.load(path)
-    if kind != "approximate":
-        raise FolderError(f"{path} holds an index of the unknown kind {kind!r}; update segue, or train again.")
-    if not faiss_installed():
-        raise FolderError(
-            f"{path} needs faiss, which is not installed; run `pip install 'segue[ann]'`, or train again "
-            "with --set index=exact."
-        )
-    from segue.index.approximate import ApproximateIndex
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = (file.metadata() or {})[HEADER]
+        kind = msgspec.json.decode(header, type=dict[str, Any]).get("kind")
+        if kind == "exact":
+            return ExactIndex.of_file(load_file(path), header)
+        if kind == "mol":
+            return MolIndex.of_file(load_file(path), header)
+        if kind == "codes":
+            return CodeIndex.of_file(load_file(path), header)
+        if kind != "approximate":
+            raise FolderError(f"{path} holds an index of the unknown kind {kind!r}; update segue, or train again.")
+        if not faiss_installed():
+            raise FolderError(
+                f"{path} needs faiss, which is not installed; run `pip install 'segue[ann]'`, or train again "
+                "with --set index=exact."
+            )
+        from segue.index.approximate import ApproximateIndex
 
-    return ApproximateIndex.load(path)
+        return ApproximateIndex.of_file(load_file(path), header)
+    except (OSError, KeyError, RuntimeError, msgspec.MsgspecError, safetensors.SafetensorError) as error:
+        raise FolderError(f"{path} is not an index that can be read ({error}); train again.") from error

@@ -15,15 +15,7 @@ from torch import Tensor
 
 from segue.data.batch import ragged_rows
 from segue.errors import SettingsError
-from segue.index.exact import (
-    best_columns,
-    candidate_numbers,
-    finite,
-    read_file,
-    reading,
-    search_singly,
-    write_file,
-)
+from segue.index.exact import best_columns, candidate_numbers, finite, search_singly, write_file
 from segue.index.search import BestItems, Only, Ragged
 from segue.models.similarity.dot import LEAST_LENGTH
 
@@ -194,18 +186,15 @@ class CodeIndex:
         write_file(path, arrays, _Facts(n_items=self.n_items, normal=self.lengths is not None))
 
     @staticmethod
-    def load(path: Path) -> CodeIndex:
-        """Read what `save` wrote."""
-        with reading(path):
-            arrays, facts = read_file(path, _Facts)
-            centroids, codes, numbers = arrays["centroids"], arrays["codes"].numpy(), arrays["numbers"].numpy()
-            pairs = _pair_codes(codes, np.arange(len(codes)), centroids.shape[1])
-            return CodeIndex(centroids, pairs, numbers, n_items=facts.n_items, normal=facts.normal)
+    def of_file(arrays: dict[str, Tensor], header: str) -> CodeIndex:
+        """From the contents of a file that `save` wrote."""
+        facts = msgspec.json.decode(header, type=_Facts)
+        centroids, codes, numbers = arrays["centroids"], arrays["codes"].numpy(), arrays["numbers"].numpy()
+        pairs = _pair_codes(codes, np.arange(len(codes)), centroids.shape[1])
+        return CodeIndex(centroids, pairs, numbers, n_items=facts.n_items, normal=facts.normal)
 
 
 class _Facts(msgspec.Struct, tag_field="kind", tag="codes", forbid_unknown_fields=True):
-    """The file's header."""
-
     n_items: int
     normal: bool
 

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
-import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
 from segue.errors import FolderError
 from segue.index.search import BestItems, Only, Ragged, merged_rows
 from segue.index.settings import CHUNK
-
-F = TypeVar("F")
 
 HEADER = "segue"
 MAX_SCORES = 4_000_000  # scores in memory at a time
@@ -47,7 +42,8 @@ class ExactIndex:
 
         `candidates` [V + 1] bool: items that may be recommended; usually those seen in training.
         """
-        rows, numbers = candidate_rows(vectors, candidates)
+        numbers = candidate_numbers(len(vectors), candidates)
+        rows = finite(vectors[torch.from_numpy(numbers).to(vectors.device)], "An item vector")
         return ExactIndex(rows, numbers, n_items=len(vectors) - 1, chunk=chunk)
 
     def search(self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: Only = None) -> BestItems:
@@ -115,16 +111,13 @@ class ExactIndex:
         )
 
     @staticmethod
-    def load(path: Path) -> ExactIndex:
-        """Read what `save` wrote."""
-        with reading(path):
-            arrays, facts = read_file(path, _Facts)
-            return ExactIndex(arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, chunk=facts.chunk)
+    def of_file(arrays: dict[str, Tensor], header: str) -> ExactIndex:
+        """From the contents of a file that `save` wrote."""
+        facts = msgspec.json.decode(header, type=_Facts)
+        return ExactIndex(arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, chunk=facts.chunk)
 
 
 class _Facts(msgspec.Struct, tag_field="kind", tag="exact", forbid_unknown_fields=True):
-    """The file's header."""
-
     n_items: int
     chunk: int
 
@@ -146,24 +139,6 @@ def write_file(path: Path, arrays: dict[str, Tensor], facts: msgspec.Struct) -> 
     """Write one safetensors file; the tag of `facts` names the kind of index."""
     # One entry, because safetensors writes several in any order, and equal indices must be equal files.
     save_file(arrays, path, metadata={HEADER: msgspec.json.encode(facts).decode()})
-
-
-def read_file(path: Path, facts: type[F]) -> tuple[dict[str, Tensor], F]:
-    return load_file(path), read_header(path, facts)
-
-
-def read_header(path: Path, facts: type[F]) -> F:
-    with safetensors.safe_open(path, framework="pt") as file:
-        return msgspec.json.decode((file.metadata() or {})[HEADER], type=facts)
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raise failures inside as a `FolderError` about the file."""
-    try:
-        yield
-    except (OSError, KeyError, RuntimeError, msgspec.MsgspecError, safetensors.SafetensorError) as error:
-        raise FolderError(f"{path} is not an index that can be read ({error}); train again.") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,14 +188,6 @@ def best_columns(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     columns = columns.sort(dim=1).values
     values, order = torch.sort(scores.gather(1, columns), dim=1, descending=True, stable=True)
     return columns.gather(1, order), values
-
-
-def candidate_rows(vectors: Tensor, candidates: np.ndarray | None) -> tuple[Tensor, np.ndarray]:
-    """The rows of `candidates` [V + 1] bool, without padding, in vectors of all items [V + 1, D], and their numbers
-    [n]."""
-    assert vectors.dim() == 2
-    numbers = candidate_numbers(len(vectors), candidates)
-    return finite(vectors[torch.from_numpy(numbers).to(vectors.device)], "An item vector"), numbers
 
 
 def candidate_numbers(rows: int, candidates: np.ndarray | None) -> np.ndarray:

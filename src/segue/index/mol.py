@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import ragged_rows
-from segue.index.exact import best_columns, candidate_rows, finite, read_file, reading, search_singly, write_file
+from segue.index.exact import best_columns, candidate_numbers, finite, search_singly, write_file
 from segue.index.search import BestItems, Only, Ragged, merged_rows
 from segue.models.items.clusters import Clusters
 from segue.models.similarity.mol import Mixture, Side
@@ -61,7 +61,8 @@ class MolIndex:
         mixture: Mixture, vectors: Tensor, *, candidates: np.ndarray | None = None, cut: Cut | None = None
     ) -> MolIndex:
         """From the flat vectors of all items [V + 1, I]; see `ExactIndex.build`."""
-        rows, numbers = candidate_rows(vectors, candidates)
+        numbers = candidate_numbers(len(vectors), candidates)
+        rows = finite(vectors[torch.from_numpy(numbers).to(vectors.device)], "An item vector")
         items = Side(*(part.contiguous() for part in mixture.side(rows)))
         return MolIndex(mixture.settled(), items, numbers, n_items=len(vectors) - 1, cut=cut)
 
@@ -134,23 +135,19 @@ class MolIndex:
         write_file(path, arrays, facts)
 
     @staticmethod
-    def load(path: Path) -> MolIndex:
-        """Read what `save` wrote."""
-        with reading(path):
-            arrays, facts = read_file(path, _Facts)
-            prefix = "mixture."
-            weights = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-            mixture = Mixture.of_weights(
-                facts.query_parts, facts.item_parts, facts.part_width, facts.gate_hidden, weights=weights
-            )
-            items, numbers = Side(arrays["components"], arrays["gate"]), arrays["numbers"].numpy()
-            groups = None if facts.cut is None else Groups(arrays["owners"].numpy(), items)
-            return MolIndex(mixture, items, numbers, n_items=facts.n_items, cut=facts.cut, groups=groups)
+    def of_file(arrays: dict[str, Tensor], header: str) -> MolIndex:
+        """From the contents of a file that `save` wrote."""
+        facts, prefix = msgspec.json.decode(header, type=_Facts), "mixture."
+        weights = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+        mixture = Mixture.of_weights(
+            facts.query_parts, facts.item_parts, facts.part_width, facts.gate_hidden, weights=weights
+        )
+        items, numbers = Side(arrays["components"], arrays["gate"]), arrays["numbers"].numpy()
+        groups = None if facts.cut is None else Groups(arrays["owners"].numpy(), items)
+        return MolIndex(mixture, items, numbers, n_items=facts.n_items, cut=facts.cut, groups=groups)
 
 
 class _Facts(msgspec.Struct, tag_field="kind", tag="mol", forbid_unknown_fields=True, kw_only=True):
-    """The file's header."""
-
     n_items: int
     cut: Cut | None
     query_parts: int

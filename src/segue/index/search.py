@@ -83,10 +83,8 @@ def merged_rows(old: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarra
 class ItemIndex(Protocol):
     """Finds the items with the highest scores for a query."""
 
-    @property
-    def n_items(self) -> int:
-        """Items of the catalogue, including those that are never recommended."""
-        ...
+    n_items: int
+    """Items of the catalogue, including those that are never recommended."""
 
     def search(self, queries: Tensor, k: int, *, exclude: Ragged | None = None, only: Only = None) -> BestItems:
         """The best items of each query and their scores.
@@ -95,7 +93,6 @@ class ItemIndex(Protocol):
         have. Among equal scores, lower numbers come first. k' is less than k if the index has, or `only` allows, fewer
         items; a query with fewer results ends with items 0 of score -inf.
         """
-        ...
 
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> ItemIndex:
         """A new index of the same kind with these items added: vectors [m, D] and ascending numbers [m].
@@ -103,11 +100,9 @@ class ItemIndex(Protocol):
         Vectors of items that the index already has are replaced. Nothing is fitted again. `n_items`: items of the
         catalogue, including the new ones.
         """
-        ...
 
     def save(self, path: Path) -> None:
         """Write the index to one file."""
-        ...
 
 
 class Recall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

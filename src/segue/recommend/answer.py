@@ -104,22 +104,17 @@ def begin_ranking(known: KnownItems, lengths: np.ndarray, rules: Sequence[Rules]
     )
     popular: dict[int, np.ndarray] = {}  # many histories may share one set of rules
     for row in np.flatnonzero(ranking.fallback).tolist():
-        if id(rules[row]) not in popular:
-            popular[id(rules[row])] = _popular_items(known, rules[row])
-        best = popular[id(rules[row])]
+        rule = rules[row]
+        if id(rule) not in popular:
+            if rule.only is None:
+                candidates = known.by_count[: rule.k + len(rule.exclude)]
+            else:
+                candidates = known.by_count[np.isin(known.by_count, rule.only)]
+            allowed = (known.counts[candidates] > 0) & ~np.isin(candidates, rule.exclude)
+            popular[id(rule)] = candidates[allowed][: rule.k]
+        best = popular[id(rule)]
         ranking.fill(np.array([row]), best[None], known.counts[best][None])
     return ranking
-
-
-def _popular_items(known: KnownItems, rules: Rules) -> np.ndarray:
-    """The most frequent items in training that the rules allow [≤ k]; equal counts, the lower number first."""
-    if rules.only is None:
-        candidates = known.by_count[: rules.k + len(rules.exclude)]
-    else:
-        candidates = known.by_count[np.isin(known.by_count, rules.only)]
-    allowed = (known.counts[candidates] > 0) & ~np.isin(candidates, rules.exclude)
-    best: np.ndarray = candidates[allowed][: rules.k]
-    return best
 
 
 def recommendations(

@@ -125,8 +125,7 @@ class History:
     times: list[int]
     """Microseconds; all zero if any entry has no time."""
     values: list[float | None]
-    kinds: list[str | None] | None = None
-    """None if no event has one."""
+    kinds: list[str | None]
 
     @property
     def has_times(self) -> bool:
@@ -171,7 +170,7 @@ def pack_histories(
     numbers = known.names.numbers(ids, unknown="zero")
     readable = known.answerable[numbers] & (numbers != PADDING)
     times = np.array([time for history in histories for time in history.times], dtype=np.int64) // MICROSECONDS
-    kinds = [kind for history in histories for kind in (history.kinds or [None] * len(history.items))]
+    kinds = [kind for history in histories for kind in history.kinds]
     owners = np.repeat(np.arange(len(histories)), [len(history.items) for history in histories])
     unknown: list[dict[str, None]] = [{} for _ in histories]
     for row in np.flatnonzero(~readable).tolist():

@@ -32,18 +32,15 @@ class Planner(Protocol):
 
     def begin_plan(self, batch: PackedBatch) -> tuple[Tensor, Any]:
         """The query of the first item after each history [B, Q], and the state that the next steps need."""
-        ...
 
     def extend_plan(self, decoding: Any, rows: Tensor, items: Tensor) -> tuple[Tensor, Any]:
         """The query of the next item of each plan [P, Q], whose newest item is in `items` [P], and the next state.
 
         rows [P]: the previous plan that each plan extends.
         """
-        ...
 
     def score_all(self, queries: Tensor) -> Tensor:
         """Scores of every item [P, V + 1]; column 0 is padding."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

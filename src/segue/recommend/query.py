@@ -19,11 +19,7 @@ MOST_ROWS = 1024  # histories encoded, and then searched for, at a time
 
 
 def encode_queries(
-    model: SequenceModel,
-    histories: Batch,
-    *,
-    users: Sequence[str | None] | None = None,
-    caches: KVCaches | None = None,
+    model: SequenceModel, histories: Batch, *, users: Sequence[str | None] | None = None, caches: KVCaches | None = None
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Yield (rows of `histories`, their query vectors [b, Q]), in groups of similar length so that memory is bounded.
 

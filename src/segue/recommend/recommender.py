@@ -35,8 +35,7 @@ from segue.recommend.answer import (
     recommendations,
     scored_items,
 )
-from segue.recommend.explain.attention import attention_of
-from segue.recommend.explain.contributions import explain_history
+from segue.recommend.explain.explain import attention_of, explain_history
 from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import (
     History,
@@ -114,13 +113,7 @@ class Recommender(BaseRecommender):
         if not len(vocabulary) == index.n_items == model.items.n_items:
             raise FolderError(f"{folder} is damaged: its model, index and items.parquet differ in size; train again.")
         return Recommender(
-            model,
-            index,
-            vocabulary,
-            seen=manifest["seen"],
-            settings=settings,
-            manifest=manifest,
-            folder=folder,
+            model, index, vocabulary, seen=manifest["seen"], settings=settings, manifest=manifest, folder=folder
         )
 
     def save(self, folder: Path | str) -> None:

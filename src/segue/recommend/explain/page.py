@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from html import escape
 
-from segue.recommend.explain.attention_text import QUERY, cut_note, labels, of_steps
 from segue.recommend.explain.explanation import Attention, Explanation
-from segue.recommend.explain.text import POPULARITY, headline, reason
+from segue.recommend.explain.text import POPULARITY, QUERY, cut_note, headline, labels, of_steps, reason
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 STYLE = """

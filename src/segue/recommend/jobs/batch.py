@@ -85,7 +85,7 @@ def rank_users(context: JobContext, chunk: Arrays, *, rules: Rules) -> Arrays:
     """The ranking of a chunk's users [n], field by field."""
     rankings = [
         context.recommender.rank(histories, [rules] * len(rows))
-        for rows, histories in context.histories.of(chunk["users"], chunk.get("before"))
+        for rows, histories in context.histories(context.data.sequences, chunk["users"], chunk.get("before"))
     ]
     return {name: np.concatenate([getattr(one, name) for one in rankings]) for name in ("items", "scores", "fallback")}
 

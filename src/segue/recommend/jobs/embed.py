@@ -268,7 +268,7 @@ def embed_range(context: JobContext, chunk: Arrays) -> Arrays:
     recommender, changed = context.recommender, chunk["changed"]
     known, vectors = [np.zeros(0, dtype=np.int64)], [np.zeros((0, recommender.embedding_width), np.float32)]
     events = context.data.some_events(*chunk["range"].tolist())
-    for rows, batch in context.histories.within(events).of(changed):
+    for rows, batch in context.histories(events, changed):
         some = batch.lengths > 0
         known.append(changed[rows[some]])
         vectors.append(recommender.embed_batch(batch)[some])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Protocol, TypeVar
 
@@ -21,63 +20,52 @@ Arrays = dict[str, np.ndarray]
 """A chunk, or its result: it can be sent between processes without pickle."""
 
 
-class LogHistories:
-    """Users' events of a data folder, in the item numbers of a run, which may have been trained on other data."""
-
-    def __init__(self, data: Data, recommender: Recommender) -> None:
-        self.sequences = data.sequences
-        numbers = recommender.vocabulary.numbers(data.vocabulary.table["id"].to_list(), unknown="zero")
-        known = np.where(recommender.answerable[numbers], numbers, 0)
-        self.numbers = np.concatenate(([0], known))  # [data's items + 1]: the run's numbers; 0 is unknown to the run
-        self.kinds = recommender.known.kinds.numbers(data.kinds) if recommender.known.kinds else None  # [data's kinds]
-        self.has_times = data.manifest["has_time"]
-
-    def within(self, sequences: Sequences) -> LogHistories:
-        """The same over the users of `sequences`, numbered as they are there."""
-        some = copy.copy(self)
-        some.sequences = sequences
-        return some
-
-    def of(self, users: np.ndarray, before: np.ndarray | None = None) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield (rows of `users`, their histories of known items), a bounded number of events at a time.
-
-        users [n]: the data's numbers; -1 is a user that it does not have.
-        before [n]: microseconds; only earlier events are used.
-        """
-        offsets = self.sequences.offsets
-        known = users >= 0
-        starts, lengths = np.zeros((2, len(known)), dtype=np.int64)
-        starts[known] = offsets[users[known]]
-        lengths[known] = offsets[users[known] + 1] - starts[known]
-        for rows in cut_by_budget(lengths, MOST_EVENTS):
-            yield rows, self._batch(starts[rows], lengths[rows], None if before is None else before[rows])
-
-    def _batch(self, starts: np.ndarray, lengths: np.ndarray, before: np.ndarray | None) -> Batch:
-        rows = ragged_rows(starts, lengths)
-        owners = np.repeat(np.arange(len(starts)), lengths)
-        items = self.numbers[self.sequences.items[rows]]
-        used = items > 0
-        if before is not None:
-            used &= self.sequences.times[rows] < before[owners]
-        rows, kinds, values = rows[used], self.sequences.kinds, self.sequences.values
-        times = self.sequences.times[rows] // MICROSECONDS
-        return Batch(
-            items=items[used],
-            times=times if self.has_times else np.zeros_like(times),  # an order is no time
-            lengths=np.bincount(owners[used], minlength=len(starts)),
-            query_times=None if before is None else before // MICROSECONDS,
-            kinds=None if self.kinds is None or kinds is None else self.kinds[kinds[rows]],
-            values=None if values is None else values[rows],
-        )
-
-
 class JobContext:
-    """What every process of a job opens: a run, and the histories of a data folder in its numbers."""
+    """What every process of a job opens: a run, and a data folder, whose histories it reads in the run's item numbers.
+    The run may have been trained on other data."""
 
     def __init__(self, recommender: Recommender, data: Data) -> None:
         self.recommender = recommender
         self.data = data
-        self.histories = LogHistories(data, recommender)
+        numbers = recommender.vocabulary.numbers(data.vocabulary.table["id"].to_list(), unknown="zero")
+        known = np.where(recommender.answerable[numbers], numbers, 0)
+        self._numbers = np.concatenate(([0], known))  # [data's items + 1]: the run's numbers; 0 is unknown to the run
+        self._kinds = recommender.known.kinds.numbers(data.kinds) if recommender.known.kinds else None  # [data's kinds]
+
+    def histories(
+        self, sequences: Sequences, users: np.ndarray, before: np.ndarray | None = None
+    ) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield (rows of `users`, their histories of known items), a bounded number of events at a time.
+
+        sequences: of the data, or of some of its users.
+        users [n]: numbers in `sequences`; -1 is a user that it does not have.
+        before [n]: microseconds; only earlier events are used.
+        """
+        known = users >= 0
+        starts, lengths = np.zeros((2, len(known)), dtype=np.int64)
+        starts[known] = sequences.offsets[users[known]]
+        lengths[known] = sequences.offsets[users[known] + 1] - starts[known]
+        for rows in cut_by_budget(lengths, MOST_EVENTS):
+            limits = None if before is None else before[rows]
+            yield rows, self._batch(sequences, starts[rows], lengths[rows], limits)
+
+    def _batch(self, sequences: Sequences, starts: np.ndarray, lengths: np.ndarray, before: np.ndarray | None) -> Batch:
+        rows = ragged_rows(starts, lengths)
+        owners = np.repeat(np.arange(len(starts)), lengths)
+        items = self._numbers[sequences.items[rows]]
+        used = items > 0
+        if before is not None:
+            used &= sequences.times[rows] < before[owners]
+        rows, kinds, values = rows[used], sequences.kinds, sequences.values
+        times = sequences.times[rows] // MICROSECONDS
+        return Batch(
+            items=items[used],
+            times=times if self.data.manifest["has_time"] else np.zeros_like(times),  # an order is no time
+            lengths=np.bincount(owners[used], minlength=len(starts)),
+            query_times=None if before is None else before // MICROSECONDS,
+            kinds=None if self._kinds is None or kinds is None else self._kinds[kinds[rows]],
+            values=None if values is None else values[rows],
+        )
 
 
 ChunkFunction = Callable[[JobContext, Arrays], Arrays]
