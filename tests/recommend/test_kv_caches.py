@@ -163,7 +163,10 @@ def test_answers_are_those_without_a_cache() -> None:
     for events in range(17, 90):
         histories = [
             History(
-                items[begin:events], [time * 10**9 for time in range(begin, events)], *2 * [[None] * (events - begin)]
+                items=items[begin:events],
+                times=[time * 10**9 for time in range(begin, events)],
+                values=[None] * (events - begin),
+                kinds=[None] * (events - begin),
             )
             for begin in (0, 1, events)
         ]
