@@ -63,15 +63,16 @@ class SequenceModel(nn.Module):
         positions: Positions,
         blocks: Sequence[nn.Module],
         *,
-        norm: nn.Module,
-        scale: float,
         dropout: float,
+        scale: float = 1.0,
+        norm: nn.Module | None = None,
         norm_tokens: nn.Module | None = None,
         query_transform: nn.Module | None = None,
         target_time: bool = False,
     ) -> None:
-        """`norm_tokens` is applied before the blocks and `norm` after them; `query_transform` and then the output part
-        only to states that become queries. `target_time`: whether queries depend on their request time.
+        """Tokens are multiplied by `scale`. `norm_tokens` is applied before the blocks and `norm` after them;
+        `query_transform` and then the output part only to states that become queries. `target_time`: whether queries
+        depend on their request time.
         """
         super().__init__()
         self.items = parts.items
@@ -79,7 +80,7 @@ class SequenceModel(nn.Module):
         self.positions = positions
         self.target_time = target_time
         self.blocks = nn.ModuleList(blocks)
-        self.norm = norm
+        self.norm = norm or nn.Identity()
         self.scale = scale
         self.drop = Dropout(dropout)
         self.similarity = parts.similarity

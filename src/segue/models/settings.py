@@ -12,6 +12,7 @@ from segue.models.inputs import EventInputSettings, InputSettings, ItemInputSett
 from segue.models.items import ItemSettings
 from segue.models.items.coded import CodeSettings
 from segue.models.items.tables import IdSettings
+from segue.models.positions import LearnedPositionSettings, NewestPositionSettings
 from segue.models.sequence import Parts, SequenceModel
 from segue.models.similarity.dot import CosineSettings, DotSettings
 from segue.models.similarity.mol import SimilaritySettings
@@ -80,10 +81,25 @@ class EncoderSettings(Kind, frozen=True):
         raise NotImplementedError
 
 
-def refuse_uneven_heads(settings: EncoderSettings, heads: int) -> None:
-    """Heads share a token's features evenly."""
-    if settings.token_width % heads:
-        raise SettingsError(
-            f"model.heads must divide the features of a token, got {heads} heads of {settings.token_width} features; "
-            "change model.heads or model.width."
-        )
+class AttentionSettings(EncoderSettings, frozen=True):
+    """The section `model` for an encoder with attention."""
+
+    heads: Count = 1
+    """Attention heads; they share the features of a token evenly."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.token_width % self.heads:
+            raise SettingsError(
+                f"model.heads must divide the features of a token, got {self.heads} heads of {self.token_width} "
+                "features; change model.heads or model.width."
+            )
+
+
+class TransformerBlockSettings(AttentionSettings, frozen=True):
+    """The section `model` for an encoder of blocks with attention and a feed-forward part."""
+
+    feed_forward: Count = 4
+    """Hidden width of a block's feed-forward part, in multiples of the token's width."""
+    positions: LearnedPositionSettings = NewestPositionSettings()
+    """Where learned positions are counted from."""

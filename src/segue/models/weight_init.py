@@ -1,6 +1,8 @@
-"""Random initialisation of a model's weights."""
+"""Random initialisation of a model's weights; each function returns its model."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +17,10 @@ POSITION_SPREAD = 0.02  # about that of item vectors in a catalogue of thousands
 # dominate items in every normalised input, and the first epochs would have to unlearn them
 SPREAD = 0.02  # standard deviation in BERT, HSTU and the Transformer
 
+M = TypeVar("M", bound=nn.Module)
 
-def xavier_init(model: nn.Module, generator: torch.Generator) -> None:
+
+def xavier_init(model: M, generator: torch.Generator) -> M:
     """Xavier-normal matrices and tables; small positions and times; biases and padding rows zero."""
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -32,22 +36,31 @@ def xavier_init(model: nn.Module, generator: torch.Generator) -> None:
             part.clear_unknown()
         if isinstance(part, EventInputs):
             part.quieten_times()
+    return model
 
 
-def recurrent_init(model: nn.Module, generator: torch.Generator) -> None:
+def recurrent_init(model: M, generator: torch.Generator) -> M:
     """Xavier-normal matrices and tables, orthogonal matrices from state to gates; biases and padding rows zero."""
     xavier_init(model, generator)
     for part in model.modules():
         if isinstance(part, nn.GRU):
             for name, parameter in part.named_parameters():
-                if name.startswith("bias"):
-                    nn.init.zeros_(parameter)
-                elif name.startswith("weight_hh"):
+                if name.startswith("weight_hh"):
                     for gate in parameter.detach().chunk(3):
                         nn.init.orthogonal_(gate, generator=generator)
+    zero_recurrent_biases(model)
+    return model
 
 
-def truncated_normal_init(model: nn.Module, generator: torch.Generator) -> None:
+def zero_recurrent_biases(model: nn.Module) -> None:
+    for part in model.modules():
+        if isinstance(part, nn.GRU):
+            for name, parameter in part.named_parameters():
+                if name.startswith("bias"):
+                    nn.init.zeros_(parameter)
+
+
+def truncated_normal_init(model: M, generator: torch.Generator) -> M:
     """Matrices, tables and the mask from a truncated normal distribution; biases and padding rows zero."""
     parameters = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     for part in model.modules():
@@ -60,9 +73,10 @@ def truncated_normal_init(model: nn.Module, generator: torch.Generator) -> None:
     for part in model.modules():
         if isinstance(part, ItemTable):
             part.clear_padding()
+    return model
 
 
-def hstu_init(model: nn.Module, generator: torch.Generator) -> None:
+def hstu_init(model: M, generator: torch.Generator) -> M:
     """Small item and value tables, positions with the spread of a scaled item, other matrices Xavier-normal.
 
     HSTU blocks have small products and biases, so that each is close to the identity at first.
@@ -82,9 +96,10 @@ def hstu_init(model: nn.Module, generator: torch.Generator) -> None:
             nn.init.xavier_uniform_(part.outer.weight, generator=generator)
             for bias in (part.bias.positions, part.bias.times):
                 nn.init.normal_(bias, std=SPREAD, generator=generator)
+    return model
 
 
-def transformer_init(model: nn.Module, generator: torch.Generator) -> None:
+def transformer_init(model: M, generator: torch.Generator) -> M:
     """Xavier-normal matrices; small item vectors and distance biases.
 
     With sinusoidal positions, scaled item vectors are as large as the sinusoids, which would dominate smaller ones.
@@ -101,6 +116,7 @@ def transformer_init(model: nn.Module, generator: torch.Generator) -> None:
             if sinusoidal and part.learned:
                 nn.init.normal_(part.into, std=part.width**-0.5, generator=generator)
             part.clear_padding()
+    return model
 
 
 def _truncated(parameter: Tensor, spread: float, generator: torch.Generator) -> None:

@@ -28,5 +28,9 @@ class Block(Protocol):
 class WithoutAttention(nn.Module):
     """Base of blocks without attention."""
 
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        output: Tensor = self(x, batch)
+        return output[batch.last]
+
     def attention_weights(self, x: Tensor, batch: PackedBatch) -> None:
         """None."""

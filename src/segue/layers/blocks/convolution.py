@@ -54,9 +54,6 @@ class DilatedBlock(WithoutAttention):
         result: Tensor = x + self.drop(functional.relu(self.norm_far(self.far(middle, batch))))
         return result
 
-    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        return self.forward(x, batch)[batch.last]
-
 
 class CaserBlock(WithoutAttention):
     """Caser's convolutions at every token, over the image of its user's last `events` tokens, one a row.
@@ -82,9 +79,6 @@ class CaserBlock(WithoutAttention):
         vertical = self.vertical(rows.transpose(1, 2)).flatten(1)  # [T, D * vertical]
         features = torch.cat((self.highest(images, batch), vertical), dim=1)
         return functional.relu(self.joined(self.drop(features)))
-
-    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        return self.forward(x, batch)[batch.last]
 
     def highest(self, images: Tensor, batch: PackedBatch) -> Tensor:
         """The maximum of each horizontal filter in the image, by rising height [T, L * horizontal].

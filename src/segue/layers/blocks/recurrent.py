@@ -26,5 +26,7 @@ class GRUBlock(WithoutAttention):
         result: Tensor = self.drop(pack(states, batch))
         return result
 
-    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        return self.forward(x, batch)[batch.last]
+
+def gru_blocks(width: int, state_width: int, depth: int, dropout: float) -> list[GRUBlock]:
+    """`depth` layers: the first reads tokens [T, width], the others states."""
+    return [GRUBlock(state_width if layer else width, state_width, dropout) for layer in range(depth)]

@@ -3,7 +3,7 @@ Transformer", CIKM 2019."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.layers.blocks.transformer import PostNormBlock
-from segue.layers.positions.embeddings import Positions
-from segue.models.encoders.sasrec import SASRecSettings
 from segue.models.inputs import CombinedInputSettings, ItemInputSettings, RatedInputSettings
 from segue.models.sequence import Parts, SequenceModel
+from segue.models.settings import TransformerBlockSettings
 from segue.models.weight_init import truncated_normal_init
 
 
@@ -32,46 +31,30 @@ class MaskedHead(nn.Module):
         return result
 
 
-def bert4rec(
-    parts: Parts,
-    positions: Positions,
-    *,
-    depth: int,
-    heads: int,
-    hidden: int,
-    dropout: float,
-    generator: torch.Generator,
-) -> SequenceModel:
-    """Bidirectional post-norm blocks; the query is the state of a mask token after the history. The mask has number
-    n + 1 in a batch and is never a recommendation.
+class BERT4RecSettings(TransformerBlockSettings, frozen=True, tag="bert4rec"):
+    """BERT4Rec: bidirectional post-norm blocks, trained to recover masked items.
 
-    The original's token type embedding is left out: with one type, the position embeddings can contain it.
+    The query is the state of a mask token after the history. The mask has number n + 1 in a batch and is never a
+    recommendation. The original's token type embedding is left out: with one type, the position embeddings can contain
+    it.
     """
-    width = parts.width
-    model = SequenceModel(
-        parts,
-        positions,
-        [
-            PostNormBlock(width, heads, hidden, dropout, causal=False, activation=functional.gelu, eps=1e-12)
-            for _ in range(depth)
-        ],
-        norm_tokens=nn.LayerNorm(width, eps=1e-12),
-        norm=nn.Identity(),
-        query_transform=MaskedHead(width),
-        scale=1.0,
-        dropout=dropout,
-    )
-    truncated_normal_init(model, generator)
-    return model
 
-
-class BERT4RecSettings(SASRecSettings, frozen=True, tag="bert4rec"):
-    """BERT4Rec: bidirectional post-norm blocks, trained to recover masked items."""
-
-    builder: ClassVar[Callable[..., SequenceModel]] = bert4rec
     bidirectional: ClassVar[bool] = True
 
     length: Annotated[int, Meta(ge=2)] = 200
     """Newest events of a history that the model reads, at most, with the mask that makes the query."""
     inputs: ItemInputSettings | RatedInputSettings | CombinedInputSettings = ItemInputSettings()
     """What a token is made of. 'events' is missing: its tokens would reveal the kind and the time of a masked event."""
+
+    def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        width, hidden = parts.width, self.feed_forward * parts.width
+        block = partial(PostNormBlock, causal=False, activation=functional.gelu, eps=1e-12)
+        model = SequenceModel(
+            parts,
+            self.positions.build(parts.tokens(self.length), width),
+            [block(width, self.heads, hidden, self.dropout) for _ in range(self.depth)],
+            norm_tokens=nn.LayerNorm(width, eps=1e-12),
+            query_transform=MaskedHead(width),
+            dropout=self.dropout,
+        )
+        return truncated_normal_init(model, generator)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from segue.kinds import CountOrZero
-from segue.layers.blocks.recurrent import GRUBlock
+from segue.layers.blocks.recurrent import gru_blocks
 from segue.layers.positions.embeddings import NoPositions
 from segue.models.sequence import Parts, SequenceModel
 from segue.models.settings import EncoderSettings
@@ -15,46 +15,24 @@ from segue.models.weight_init import recurrent_init
 
 
 class GRU4RecSettings(EncoderSettings, frozen=True, tag="gru4rec"):
-    """GRU4Rec: gated recurrent units."""
+    """GRU4Rec: gated recurrent units.
+
+    The original trains on parallel sessions, one event a step, and truncates gradients after one event; here gradients
+    go through whole histories. Its cell is the older form of the GRU: see `GRUBlock`. Its losses are `top1` and `bpr`
+    in the first paper, `top1-max` and `bpr-max` in the second."""
 
     state_width: CountOrZero = 0
     """Features of a recurrent state; 0: as many as a token has."""
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
-        return gru4rec(
+        """The layers, and a linear map from a state to a query."""
+        states = self.state_width or parts.width
+        model = SequenceModel(
             parts,
-            width=self.width,
-            state_width=self.state_width or parts.width,
-            depth=self.depth,
-            length=self.length,
+            NoPositions(parts.tokens(self.length)),
+            gru_blocks(parts.width, states, self.depth, self.dropout),
+            scale=parts.width**0.5,
             dropout=self.dropout,
-            generator=generator,
+            query_transform=nn.Linear(states, self.width),
         )
-
-
-def gru4rec(
-    parts: Parts,
-    *,
-    width: int,
-    state_width: int,
-    depth: int,
-    length: int,
-    dropout: float,
-    generator: torch.Generator,
-) -> SequenceModel:
-    """Layers of gated recurrent units, and a linear map from a state to a query of `width` features.
-
-    The original trains on parallel sessions, one event a step, and truncates gradients after one event; here gradients
-    go through whole histories. Its cell is the older form of the GRU: see `GRUBlock`. Its losses are `top1` and `bpr`
-    in the first paper, `top1-max` and `bpr-max` in the second."""
-    model = SequenceModel(
-        parts,
-        NoPositions(parts.tokens(length)),
-        [GRUBlock(state_width if layer else parts.width, state_width, dropout) for layer in range(depth)],
-        norm=nn.Identity(),
-        scale=parts.width**0.5,
-        dropout=dropout,
-        query_transform=nn.Linear(state_width, width),
-    )
-    recurrent_init(model, generator)
-    return model
+        return recurrent_init(model, generator)

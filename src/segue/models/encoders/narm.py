@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from segue.kinds import CountOrZero, Kind, NonNegative, PositiveNumber, kind_of
 from segue.layers.blocks.narm import NarmBlock
-from segue.layers.blocks.recurrent import GRUBlock
+from segue.layers.blocks.recurrent import gru_blocks
 from segue.layers.positions.embeddings import NoPositions
 from segue.models.encoders.transformer import Scores
 from segue.models.sampled_attention import SampledAttention
@@ -44,40 +44,6 @@ class ReinforceChoiceSettings(_HardChoiceSettings, frozen=True, tag="reinforce")
 ChoiceSettings = SoftChoiceSettings | StraightThroughChoiceSettings | GumbelChoiceSettings | ReinforceChoiceSettings
 
 
-class NARMSettings(EncoderSettings, frozen=True, tag="narm"):
-    """NARM: gated recurrent units, then attention from the newest state to all states."""
-
-    state_width: CountOrZero = 0
-    """Features of a recurrent state; 0: as many as a token has."""
-    scores: Scores = "scaled-dot"
-    """The attention score of two states; 'additive' is the original's."""
-    choice: ChoiceSettings = SoftChoiceSettings()
-    """Whether attention returns the weighted mean of all states, or a single state."""
-
-    def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
-        choice = self.choice
-        states = self.state_width or parts.width
-        attention = NarmBlock(
-            states,
-            parts.width,
-            self.dropout,
-            scores=self.scores,
-            choice=kind_of(choice),  # type: ignore[arg-type]  # the kinds are the block's choices
-            temperature=choice.temperature if isinstance(choice, _HardChoiceSettings) else 1.0,
-        )
-        model = narm(
-            parts,
-            attention,
-            state_width=states,
-            depth=self.depth,
-            length=self.length,
-            dropout=self.dropout,
-            generator=generator,
-        )
-        model.entropy_bonus = choice.entropy_bonus if isinstance(choice, ReinforceChoiceSettings) else 0.0
-        return model
-
-
 class NarmModel(SequenceModel):
     """A `SequenceModel` whose last block may sample a state. Its states then end with log-probability and entropy."""
 
@@ -90,33 +56,38 @@ class NarmModel(SequenceModel):
         return SampledAttention(log_probability=states[:, -2], entropy=states[:, -1], bonus=self.entropy_bonus)
 
 
-def narm(
-    parts: Parts,
-    attention: NarmBlock,
-    *,
-    state_width: int,
-    depth: int,
-    length: int,
-    dropout: float,
-    generator: torch.Generator,
-) -> NarmModel:
-    """Layers of gated recurrent units; then each state attends to its user's states, and the result is joined to it and
-    mapped to a query.
+class NARMSettings(EncoderSettings, frozen=True, tag="narm"):
+    """NARM: gated recurrent units, then attention from the newest state to all states.
 
-    As in its authors' code and unlike the paper, one recurrent network serves both parts, and weights add up to one.
-    With `scores` 'additive' and `choice` 'soft' it is the original, except that there gates are hard sigmoids and
-    sessions are cut to their oldest 19 events.
+    Attention is computed at every event; its result is joined to the state and mapped to a query. As in its authors'
+    code and unlike the paper, one recurrent network serves both parts, and weights add up to one. With `scores`
+    'additive' and `choice` 'soft' it is the original, except that there gates are hard sigmoids and sessions are cut to
+    their oldest 19 events.
     """
-    model = NarmModel(
-        parts,
-        NoPositions(parts.tokens(length)),
-        [
-            *(GRUBlock(state_width if layer else parts.width, state_width, dropout) for layer in range(depth)),
-            attention,
-        ],
-        norm=nn.Identity(),
-        scale=parts.width**0.5,
-        dropout=dropout,
-    )
-    recurrent_init(model, generator)
-    return model
+
+    state_width: CountOrZero = 0
+    """Features of a recurrent state; 0: as many as a token has."""
+    scores: Scores = "scaled-dot"
+    """The attention score of two states; 'additive' is the original's."""
+    choice: ChoiceSettings = SoftChoiceSettings()
+    """Whether attention returns the weighted mean of all states, or a single state."""
+
+    def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        width, states, choice = parts.width, self.state_width or parts.width, self.choice
+        attention = NarmBlock(
+            states,
+            width,
+            self.dropout,
+            scores=self.scores,
+            choice=kind_of(choice),  # type: ignore[arg-type]  # the kinds are the block's choices
+            temperature=choice.temperature if isinstance(choice, _HardChoiceSettings) else 1.0,
+        )
+        model = NarmModel(
+            parts,
+            NoPositions(parts.tokens(self.length)),
+            [*gru_blocks(width, states, self.depth, self.dropout), attention],
+            scale=width**0.5,
+            dropout=self.dropout,
+        )
+        model.entropy_bonus = choice.entropy_bonus if isinstance(choice, ReinforceChoiceSettings) else 0.0
+        return recurrent_init(model, generator)

@@ -17,7 +17,11 @@ from segue.models.weight_init import truncated_normal_init
 
 
 class NextItNetSettings(EncoderSettings, frozen=True, tag="nextitnet"):
-    """NextItNet: dilated causal convolutions. `depth` is the number of repetitions of its dilations."""
+    """NextItNet: dilated causal convolutions. `depth` is the number of repetitions of its dilations.
+
+    The original also trains on padding, which is left out, and has separate output vectors for items; here input and
+    output share them unless `model.items.tied` is false.
+    """
 
     kernel: Count = 3
     """Events that a convolution reads."""
@@ -25,40 +29,13 @@ class NextItNetSettings(EncoderSettings, frozen=True, tag="nextitnet"):
     """Distance between these events, block by block; in a block's second convolution it is twice as large."""
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
-        return nextitnet(
+        """Residual blocks, and a linear map from a state to a query."""
+        width, dilations = parts.width, self.dilations * self.depth
+        model = SequenceModel(
             parts,
-            width=self.width,
-            kernel=self.kernel,
-            dilations=self.dilations * self.depth,
-            length=self.length,
+            NoPositions(parts.tokens(self.length)),
+            [DilatedBlock(width, self.kernel, dilation, self.dropout) for dilation in dilations],
             dropout=self.dropout,
-            generator=generator,
+            query_transform=nn.Linear(width, self.width),
         )
-
-
-def nextitnet(
-    parts: Parts,
-    *,
-    width: int,
-    kernel: int,
-    dilations: tuple[int, ...],
-    length: int,
-    dropout: float,
-    generator: torch.Generator,
-) -> SequenceModel:
-    """Residual blocks of dilated causal convolutions, and a linear map from a state to a query of `width` features.
-
-    The original also trains on padding, which is left out, and has separate output vectors for items; here input and
-    output share them unless `model.items.tied` is false.
-    """
-    model = SequenceModel(
-        parts,
-        NoPositions(parts.tokens(length)),
-        [DilatedBlock(parts.width, kernel, dilation, dropout) for dilation in dilations],
-        norm=nn.Identity(),
-        scale=1.0,
-        dropout=dropout,
-        query_transform=nn.Linear(parts.width, width),
-    )
-    truncated_normal_init(model, generator)
-    return model
+        return truncated_normal_init(model, generator)

@@ -26,7 +26,7 @@ from segue.models.inputs import ItemInputSettings
 from segue.models.positions import LearnedPositionSettings, NewestPositionSettings
 from segue.models.sequence import Parts, SequenceModel
 from segue.models.settings import EncoderSettings
-from segue.models.weight_init import xavier_init
+from segue.models.weight_init import xavier_init, zero_recurrent_biases
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +54,8 @@ class EncoderDecoder(SequenceModel):
         blocks: Sequence[nn.Module],
         decoder: nn.Module,
         *,
-        norm: nn.Module,
         dropout: float,
+        norm: nn.Module | None = None,
     ) -> None:
         """`blocks`: the encoder; `decoder`: a `Decoder`; `norm` is applied to its outputs."""
         super().__init__(parts, positions, blocks, norm=norm, scale=math.sqrt(parts.width), dropout=dropout)
@@ -190,7 +190,6 @@ class TransformerBodySettings(Kind, frozen=True, tag="transformer"):
             self.positions.build(length, width),
             [PostNormBlock(width, self.heads, hidden, dropout, causal=False) for _ in range(depth)],
             TransformerDecoder(width, depth, self.heads, hidden, dropout),
-            norm=nn.Identity(),  # the last block ends with one
             dropout=dropout,
         )
 
@@ -214,20 +213,12 @@ class Seq2SeqSettings(EncoderSettings, frozen=True, tag="seq2seq"):
             )
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        """The initial item vectors, scaled, have features of size one, like the decoder's positions."""
         model = self.body.build(parts, depth=self.depth, length=self.length, dropout=self.dropout)
-        return seq2seq(model, generator)
-
-
-def seq2seq(model: EncoderDecoder, generator: torch.Generator) -> EncoderDecoder:
-    """Initialise the weights. Scaled item vectors have features of size one, like the decoder's positions."""
-    xavier_init(model, generator)
-    nn.init.normal_(model.start, generator=generator)
-    for table in model.items.learned:
-        nn.init.normal_(table, std=model.inputs.width**-0.5, generator=generator)
-    model.items.clear_padding()
-    for part in model.modules():
-        if isinstance(part, nn.GRU):
-            for name, weight in part.named_parameters():
-                if name.startswith("bias"):
-                    nn.init.zeros_(weight)
-    return model
+        xavier_init(model, generator)
+        nn.init.normal_(model.start, generator=generator)
+        for table in model.items.learned:
+            nn.init.normal_(table, std=parts.width**-0.5, generator=generator)
+        model.items.clear_padding()
+        zero_recurrent_biases(model)
+        return model

@@ -4,31 +4,24 @@ positions and attention scores are choices."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import nn
 
 from segue.errors import SettingsError
-from segue.kinds import Count
 from segue.layers.blocks.transformer import PostNormBlock, PreNormBlock
-from segue.layers.positions.embeddings import Positions
 from segue.models.positions import AnyPositionSettings, NewestPositionSettings, RotaryPositionSettings
 from segue.models.sequence import Parts, SequenceModel
-from segue.models.settings import EncoderSettings, refuse_uneven_heads
+from segue.models.settings import TransformerBlockSettings
 from segue.models.weight_init import transformer_init
 
 Scores = Literal["dot", "scaled-dot", "bilinear", "additive"]
 
 
-class TransformerSettings(EncoderSettings, frozen=True, tag="transformer"):
+class TransformerSettings(TransformerBlockSettings, frozen=True, tag="transformer"):
     """A Transformer whose parts are chosen."""
 
-    heads: Count = 1
-    """Attention heads; they share the features of a token evenly."""
-    feed_forward: Count = 4
-    """Hidden width of a block's feed-forward part, in multiples of the token's width."""
     norm: Literal["pre", "post"] = "pre"
     """Whether norms are before each part of a block, or after each residual sum as in the original."""
     scores: Scores = "scaled-dot"
@@ -39,7 +32,6 @@ class TransformerSettings(EncoderSettings, frozen=True, tag="transformer"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_uneven_heads(self, self.heads)
         if not isinstance(self.positions, RotaryPositionSettings):
             return
         if self.scores not in ("dot", "scaled-dot"):
@@ -54,6 +46,7 @@ class TransformerSettings(EncoderSettings, frozen=True, tag="transformer"):
             )
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
+        """Item vectors are scaled by sqrt(width). Post-norm blocks need no norm after the last of them."""
         length, width = parts.tokens(self.length), parts.width
         block = PreNormBlock if self.norm == "pre" else PostNormBlock
         blocks = [
@@ -67,21 +60,12 @@ class TransformerSettings(EncoderSettings, frozen=True, tag="transformer"):
             )
             for _ in range(self.depth)
         ]
-        norm = nn.LayerNorm(width) if self.norm == "pre" else nn.Identity()
-        positions = self.positions.build(length, width)
-        return transformer(parts, positions, blocks, norm=norm, dropout=self.dropout, generator=generator)
-
-
-def transformer(
-    parts: Parts,
-    positions: Positions,
-    blocks: Sequence[nn.Module],
-    *,
-    norm: nn.Module,
-    dropout: float,
-    generator: torch.Generator,
-) -> SequenceModel:
-    """Item vectors scaled by sqrt(width); `norm` after the last block, unless every block ends with one."""
-    model = SequenceModel(parts, positions, blocks, norm=norm, scale=math.sqrt(parts.width), dropout=dropout)
-    transformer_init(model, generator)
-    return model
+        model = SequenceModel(
+            parts,
+            self.positions.build(length, width),
+            blocks,
+            norm=nn.LayerNorm(width) if self.norm == "pre" else None,
+            scale=math.sqrt(width),
+            dropout=self.dropout,
+        )
+        return transformer_init(model, generator)
