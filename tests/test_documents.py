@@ -19,6 +19,7 @@ from segue.config.recipes import read_recipe
 from segue.config.settings import make_settings
 from segue.models.build import build_model
 from segue.models.items.coded import CodeSettings
+from segue.models.items.tables import DataFacts
 from segue.models.sequence import SequenceModel
 
 ROOT = Path(__file__).parent.parent
@@ -82,7 +83,7 @@ def built(command: Command, data: Data) -> SequenceModel:
     settings = make_settings(read_recipe(command.recipe), command.overrides).model
     parts = settings.items.parts if isinstance(settings.items, CodeSettings) else 0
     codes = np.zeros((N_ITEMS + 1, parts), dtype=np.uint8)
-    facts = settings.items.facts(data.vocabulary, tuple(data.kinds), codes=codes)
+    facts = settings.items.facts(data.vocabulary, DataFacts(kinds=tuple(data.kinds), codes=codes))
     return build_model(settings, N_ITEMS, generator=torch.Generator().manual_seed(1), facts=facts)
 
 

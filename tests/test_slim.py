@@ -20,7 +20,7 @@ from small_exports import assert_same_answers, exported, recommender_of
 
 from segue.errors import FolderError, InputError, SettingsError
 from segue.models.build import build_model
-from segue.models.facts import DataFacts as ContentFacts
+from segue.models.items.tables import DataFacts as ContentFacts
 from segue.models.sequence import SequenceModel
 from segue.recommend.recommender import Recommender
 from segue.slim import METADATA, SlimRecommender

@@ -42,9 +42,9 @@ from segue.index.exact import ExactIndex, best_columns
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.encoders import ModelSettings
-from segue.models.facts import DataFacts
 from segue.models.items.code_assignment import assigned_codes
 from segue.models.items.coded import CodeSettings, CodeTable
+from segue.models.items.tables import DataFacts
 from segue.objective.objective import Objective
 from segue.recommend.recommender import Recommender
 from segue.terminal import TrainDisplay

@@ -51,7 +51,6 @@ def torch_decoder(ours: DecoderBlock) -> nn.TransformerDecoderLayer:
         dropout=0.0,
         layer_norm_eps=ours.norm_own.eps,
         batch_first=True,
-        norm_first=ours.pre,
         dtype=torch.float64,
     )
     pairs = [

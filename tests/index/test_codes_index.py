@@ -20,7 +20,7 @@ from segue.index.exact import ExactIndex
 from segue.index.search import Ragged
 from segue.index.settings import refuse_misfit
 from segue.models.build import build_model
-from segue.models.facts import DataFacts
+from segue.models.items.tables import DataFacts
 from segue.models.sequence import SequenceModel
 
 

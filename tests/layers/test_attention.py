@@ -11,7 +11,6 @@ from torch_twins import torch_attention
 
 from segue.layers.attention.multi_head import Attention, Relative
 from segue.layers.attention.scores import ScoreKind
-from segue.layers.attention.weights import Choice
 from segue.layers.packed import PackedBatch, pack
 from segue.layers.positions.relative import RelativeBuckets, Rotary
 
@@ -41,11 +40,8 @@ def attention_of(
     seed: int = 0,
     scores: ScoreKind = "scaled-dot",
     relative: Relative | None = None,
-    choice: Choice = "soft",
 ) -> Attention:
-    attention = Attention(
-        width, heads, output=output, causal=causal, scores=scores, relative=relative, choice=choice
-    ).double()
+    attention = Attention(width, heads, output=output, causal=causal, scores=scores, relative=relative).double()
     with torch.no_grad():
         for index, parameter in enumerate(attention.parameters()):
             parameter.copy_(normal(*parameter.shape, seed=seed + index))
@@ -331,9 +327,9 @@ def test_among_padded_tokens_it_is_torchs_own_with_every_mask(heads: int, padded
         average_attn_weights=False,
     )
     assert_close(ours.attend(x, ours.keys_values(x), may_attend), expected, 1e-12)
-    found, how = ours.attend_with_weights(x, ours.keys_values(x), may_attend)
-    assert_close(found, expected, 1e-12)
-    assert_close(how.weights, expected_weights, 1e-12)
+    output, weights = ours.attend_with_weights(x, ours.keys_values(x), may_attend)
+    assert_close(output, expected, 1e-12)
+    assert_close(weights, expected_weights, 1e-12)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -349,9 +345,7 @@ def test_across_to_another_stream_it_is_torchs_own(heads: int) -> None:
         asking, memory, memory, key_padding_mask=~may_attend[:, 0, 0], average_attn_weights=False
     )
     assert_close(ours.attend(asking, ours.keys_values(memory), may_attend), expected, 1e-12)
-    assert_close(
-        ours.attend_with_weights(asking, ours.keys_values(memory), may_attend)[1].weights, expected_weights, 1e-12
-    )
+    assert_close(ours.attend_with_weights(asking, ours.keys_values(memory), may_attend)[1], expected_weights, 1e-12)
 
 
 @pytest.mark.parametrize("kind", SCORES)
@@ -416,45 +410,6 @@ def test_a_bucket_adds_its_number_to_the_scores_of_its_head() -> None:
     assert (after[1, 3, 1] / after[1, 3, 0] / (before[1, 3, 1] / before[1, 3, 0])).log().item() == pytest.approx(3.0)
 
 
-# --- hard ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("choice", ["straight-through", "gumbel", "reinforce"])
-def test_a_hard_choice_answers_with_the_value_of_the_best(choice: Choice) -> None:
-    attention, x, batch = attention_of(4, 2, choice=choice, output=False).eval(), normal(5, 4, seed=27), batch_of(5)
-    soft = attention_of(4, 2, output=False)
-    best = soft.weights(x, x, batch).argmax(-1)[0]  # [H, N]
-    values = split_heads(values_of(attention, x, 4), 2)
-    expected = torch.stack([own[places] for own, places in zip(values, best, strict=True)]).transpose(0, 1)
-    assert_close(attention(x, x, batch), expected.reshape(5, 4), 1e-12)
-    assert_close(attention.newest(x[-1:], x, batch), expected.reshape(5, 4)[-1:], 1e-12)
-
-
-def test_straight_through_learns_as_soft_attention_does_of_its_weights() -> None:
-    """Of a function that is linear in the mixture the two have one gradient."""
-    hard, soft = attention_of(4, 2, choice="straight-through").train(), attention_of(4, 2)
-    x, batch, wanted = normal(5, 4, seed=28), batch_of(5), normal(5, 4, seed=29)
-    for attention in (hard, soft):
-        torch.autograd.backward((attention(x, x, batch) * wanted).sum())
-    assert hard.query.weight.grad is not None and soft.query.weight.grad is not None
-    assert_close(hard.query.weight.grad, soft.query.weight.grad, 1e-12)
-    assert not torch.allclose(hard(x, x, batch), soft(x, x, batch))
-
-
-def test_reinforce_learns_from_chances_only_and_says_so() -> None:
-    attention, x = attention_of(4, 2, choice="reinforce", causal=False).train(), normal(1, 3, 4)
-    kept = attention.keys_values(x)
-    attention.generator = torch.Generator().manual_seed(1)
-    mixed, how = attention.attend_with_weights(x, kept)
-    assert how.log_probability is not None and how.log_probability.shape == (1, 2, 3)
-    through = torch.autograd.grad(mixed.sum(), attention.query.weight, allow_unused=True, retain_graph=True)
-    assert [gradient is None for gradient in through] == [True]
-    (of_chances,) = torch.autograd.grad(how.log_probability.sum(), attention.query.weight)
-    assert (of_chances != 0).any()
-    with pytest.raises(AssertionError, match="attend_with_weights"):
-        attention.attend(x, kept)
-
-
 # --- which kernel -------------------------------------------------------------------------------------------------
 
 
@@ -485,12 +440,6 @@ def test_the_fused_kernel_is_used_wherever_it_can_be_and_that_is_said(
             attention.newest(x[batch.last], x, batch)
     word = "always" if learning else "without gradients" if asking else "never"
     assert f"fused={word}" in repr(attention)
-
-
-@pytest.mark.parametrize("choice", ["straight-through", "gumbel", "reinforce"])
-def test_a_hard_choice_is_never_fused(choice: Choice) -> None:
-    attention = attention_of(4, 2, choice=choice)
-    assert not attention.fused and f"choice={choice}, fused=never" in repr(attention)
 
 
 def test_the_fused_kernel_is_called_where_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,12 +13,9 @@ from torch_twins import torch_decoder
 from segue.layers.decoders.transformer import DecoderBlock, DecoderKV
 from segue.layers.dropout import set_generator
 
-Norm = Literal["pre", "post"]
-both_norms = pytest.mark.parametrize("norm", ["pre", "post"])
 
-
-def block_of(norm: Norm, heads: int = 2, seed: int = 0) -> DecoderBlock:
-    block = DecoderBlock(4, heads, 6, 0.0, norm=norm).double()
+def block_of(heads: int = 2, seed: int = 0) -> DecoderBlock:
+    block = DecoderBlock(4, heads, 6, 0.0).double()
     with torch.no_grad():
         for index, parameter in enumerate(block.parameters()):
             parameter.copy_(normal(*parameter.shape, seed=seed + index))
@@ -40,12 +35,11 @@ def step_by_step(block: DecoderBlock, x: Tensor, kv: DecoderKV) -> Tensor:
     return torch.stack(found, dim=1)
 
 
-@both_norms
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("padded", [True, False], ids=["padding", "no padding"])
-def test_it_is_torchs_own(norm: Norm, heads: int, padded: bool) -> None:
+def test_it_is_torchs_own(heads: int, padded: bool) -> None:
     """torch.nn.TransformerDecoderLayer with the same weights; there True is where one may not look."""
-    block, x, memory = block_of(norm, heads), normal(3, 5, 4, seed=60), normal(3, 4, 4, seed=61)
+    block, x, memory = block_of(heads), normal(3, 5, 4, seed=60), normal(3, 4, 4, seed=61)
     may_attend = padding(4, 1, 2) if padded else None
     expected = torch_decoder(block)(
         x,
@@ -56,22 +50,18 @@ def test_it_is_torchs_own(norm: Norm, heads: int, padded: bool) -> None:
     assert_close(block(x, memory, may_attend), expected, 1e-12)
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
 @settings(max_examples=15)
 @given(rows=st.integers(1, 4), tokens=st.integers(1, 7), seed=st.integers(0, 99), data=st.data())
-def test_one_step_at_a_time_is_what_it_is_at_once(
-    norm: Norm, rows: int, tokens: int, seed: int, data: st.DataObject
-) -> None:
-    block, x = block_of(norm, seed=seed), normal(rows, tokens, 4, seed=seed)
+def test_one_step_at_a_time_is_what_it_is_at_once(rows: int, tokens: int, seed: int, data: st.DataObject) -> None:
+    block, x = block_of(seed=seed), normal(rows, tokens, 4, seed=seed)
     lengths = data.draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows))
     memory, may_attend = normal(rows, max(lengths), 4, seed=seed + 1), padding(*lengths)
     assert_close(step_by_step(block, x, block.begin(memory, may_attend)), block(x, memory, may_attend), 1e-12)
 
 
-@both_norms
-def test_a_beam_goes_on_from_some_of_its_rows(norm: Norm) -> None:
+def test_a_beam_goes_on_from_some_of_its_rows() -> None:
     """Two rows become four: the second three times, each with another token, and the first once."""
-    block, x, memory, may_attend = block_of(norm), normal(2, 3, 4, seed=62), normal(2, 4, 4, seed=63), padding(4, 2)
+    block, x, memory, may_attend = block_of(), normal(2, 3, 4, seed=62), normal(2, 4, 4, seed=63), padding(4, 2)
     kv = block.begin(memory, may_attend)
     for place in range(3):
         _, kv = block.step(x[:, place], kv)
@@ -83,9 +73,8 @@ def test_a_beam_goes_on_from_some_of_its_rows(norm: Norm) -> None:
     assert_close(first, block(more[:, None], memory[chosen])[:, 0], 1e-12)
 
 
-@both_norms
-def test_no_token_sees_a_later_one_or_padding_of_the_memory(norm: Norm) -> None:
-    block, x, memory, may_attend = block_of(norm), normal(2, 5, 4, seed=65), normal(2, 4, 4, seed=66), padding(4, 2)
+def test_no_token_sees_a_later_one_or_padding_of_the_memory() -> None:
+    block, x, memory, may_attend = block_of(), normal(2, 5, 4, seed=65), normal(2, 4, 4, seed=66), padding(4, 2)
     before = block(x, memory, may_attend)
     for place in range(5):
         changed = x.clone()
@@ -101,26 +90,23 @@ def test_no_token_sees_a_later_one_or_padding_of_the_memory(norm: Norm) -> None:
     assert torch.equal(after[0], before[0]) and (after[1] != before[1]).any(-1).all()
 
 
-@both_norms
-def test_weights_say_who_looked_back_at_whom_and_across(norm: Norm) -> None:
+def test_weights_say_who_looked_back_at_whom_and_across() -> None:
     """As torch's own attention has them, of the streams that reach it."""
-    block, x, memory, may_attend = block_of(norm), normal(2, 5, 4, seed=67), normal(2, 4, 4, seed=68), padding(4, 2)
+    block, x, memory, may_attend = block_of(), normal(2, 5, 4, seed=67), normal(2, 4, 4, seed=68), padding(4, 2)
     theirs = torch_decoder(block)
     back, across = block.attention_weights(x, memory, may_attend)
     blocked = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    normal_x = theirs.norm1(x) if norm == "pre" else x
-    update, expected = theirs.self_attn(normal_x, normal_x, normal_x, attn_mask=blocked, average_attn_weights=False)
+    update, expected = theirs.self_attn(x, x, x, attn_mask=blocked, average_attn_weights=False)
     assert_close(back, expected, 1e-12)
-    middle = theirs.norm2(x + update) if norm == "pre" else theirs.norm1(x + update)
+    middle = theirs.norm1(x + update)
     _, expected = theirs.multihead_attn(
         middle, memory, memory, key_padding_mask=~may_attend[:, 0, 0], average_attn_weights=False
     )
     assert_close(across, expected, 1e-12)
 
 
-@both_norms
-def test_gradients_of_the_decoders_block(norm: Norm) -> None:
-    block, may_attend = block_of(norm), padding(3, 2)
+def test_gradients_of_the_decoders_block() -> None:
+    block, may_attend = block_of(), padding(3, 2)
     x, memory = normal(2, 3, 4, seed=69).requires_grad_(), normal(2, 3, 4, seed=70).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, memory: block(x, memory, may_attend), (x, memory))
     assert sum(1 for _ in block.parameters()) == 22
@@ -128,14 +114,20 @@ def test_gradients_of_the_decoders_block(norm: Norm) -> None:
     assert all(parameter.grad is not None and (parameter.grad != 0).any() for parameter in block.parameters())
 
 
-def test_dropout_is_on_all_three_updates_and_not_on_the_stream() -> None:
-    """Updates of one, everywhere: the stream gets nothing or two of each."""
+def test_dropout_is_applied_to_all_three_updates_and_not_to_the_stream() -> None:
+    """Updates of one, everywhere: a norm gets the stream plus nothing or two."""
     block, x = DecoderBlock(8, 2, 8, 0.5).double().train(), normal(4, 30, 8, seed=71)
     set_generator(block, torch.Generator().manual_seed(0))
     for last in (block.own.output, block.across.output, block.feed_forward.outer):
         assert isinstance(last, torch.nn.Linear)
         torch.nn.init.zeros_(last.weight)
         torch.nn.init.ones_(last.bias)
-    added = block(x, normal(4, 2, 8, seed=72)) - x
-    counts = [((added - amount).abs() < 1e-9).double().mean().item() for amount in (0, 2, 4, 6)]
-    assert counts == pytest.approx([1 / 8, 3 / 8, 3 / 8, 1 / 8], abs=0.06) and sum(counts) == pytest.approx(1)
+    sums: list[tuple[Tensor, Tensor]] = []
+    for norm in (block.norm_own, block.norm_across, block.norm_forward):
+        norm.register_forward_hook(lambda _, inputs, output: sums.append((inputs[0], output)))
+    block(x, normal(4, 2, 8, seed=72))
+    streams = [x, *(output for _, output in sums[:2])]
+    for stream, (before_norm, _) in zip(streams, sums, strict=True):
+        added = before_norm - stream
+        shares = [((added - amount).abs() < 1e-9).double().mean().item() for amount in (0, 2)]
+        assert shares == pytest.approx([1 / 2, 1 / 2], abs=0.06) and sum(shares) == pytest.approx(1)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.layers.positions.periods import ABSOLUTE, RELATIVE, Periods, log_seconds, log_spaced
+from segue.layers.positions.periods import ABSOLUTE, RELATIVE, Periods, log_seconds
 
 DAY = 86_400
 
@@ -21,7 +21,6 @@ def test_relative_periods_grow_by_one_ratio_from_a_second_to_four_weeks() -> Non
     assert len(RELATIVE) == 32
     assert RELATIVE[:4] == pytest.approx((1, 1.606663, 2.581367, 4.147388), abs=1e-6)
     assert RELATIVE[-2:] == pytest.approx((1_505_729, 2_419_200), rel=1e-6)
-    assert log_spaced(3, 1, 100) == pytest.approx((1, 10, 100))
 
 
 def test_absolute_periods_are_those_of_a_clock_and_a_calendar() -> None:

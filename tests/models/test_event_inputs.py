@@ -23,8 +23,8 @@ from segue.errors import SettingsError
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
-from segue.models.facts import DataFacts
 from segue.models.inputs import EventInputs
+from segue.models.items.tables import DataFacts
 from segue.models.sequence import SequenceModel
 
 KINDS = ("buy", "look", "save@home")

@@ -19,9 +19,8 @@ from segue.errors import InputError, SettingsError
 from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
-from segue.models.facts import DataFacts
 from segue.models.inputs import CombinedInputs, RatedInputs
-from segue.models.items.tables import CategoryTable
+from segue.models.items.tables import CategoryTable, DataFacts
 from segue.models.sequence import SequenceModel
 
 EDGES = (1.5, 2.5)

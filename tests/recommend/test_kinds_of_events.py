@@ -21,7 +21,7 @@ import segue
 from segue.data.dataset import Data
 from segue.data.vocabulary import Kinds
 from segue.models.build import build_model
-from segue.models.facts import DataFacts
+from segue.models.items.tables import DataFacts
 from segue.recommend.history import Entry, KnownItems, pack_histories, read_history
 from segue.recommend.jobs.batch import recommend_users, user_history
 from segue.recommend.recommender import Recommender

@@ -18,7 +18,7 @@ from segue.data.split import Split, split_last
 from segue.evaluation.settings import EvaluateSettings, SeenRule
 from segue.evaluation.split_log import SplitLog
 from segue.models.build import build_model
-from segue.models.facts import NO_FACTS, DataFacts
+from segue.models.items.tables import NO_FACTS, DataFacts
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.training.loop import TrainingProgress, Validate, fit

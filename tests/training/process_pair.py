@@ -27,7 +27,7 @@ from segue.evaluation.window.evaluate import rank_targets, user_values
 from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.facts import DataFacts
+from segue.models.items.tables import DataFacts
 from segue.models.sequence import SequenceModel
 from segue.objective.batch_shard import BatchShard
 from segue.objective.losses import catalogue

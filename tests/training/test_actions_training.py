@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from segue.data.sequences import Sequences
 from segue.errors import FolderError, SettingsError, TrainingError
-from segue.models.facts import DataFacts
+from segue.models.items.tables import DataFacts
 from segue.training.train import STATE, choose_epoch
 
 MIXED = {

@@ -12,7 +12,7 @@ from cycle_logs import Log, recipe_of
 
 from segue.data.sequences import Sequences
 from segue.evaluation.evaluator import Evaluator, ModelScorer
-from segue.models.facts import NO_FACTS, DataFacts
+from segue.models.items.tables import NO_FACTS, DataFacts
 
 ITEMS, STEPS = 12, 3
 KINDS = ("buy", "look", "save@home")

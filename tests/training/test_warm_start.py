@@ -24,8 +24,8 @@ from segue.errors import InputError
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.checkpoint import fill_model
-from segue.models.facts import DataFacts
 from segue.models.items.content import ContentTable
+from segue.models.items.tables import DataFacts
 from segue.models.sequence import SequenceModel
 from segue.models.warm_start import transfer_weights
 from segue.training.state import TrainingRecord
@@ -43,7 +43,10 @@ def built(known: Vocabulary, seed: int, kinds: tuple[str, ...] = (), **model: An
     """A model with every weight drawn, biases too."""
     shape = model_settings(**{**SMALL, **model})
     made = build_model(
-        shape, len(known), generator=torch.Generator().manual_seed(seed), facts=shape.items.facts(known, kinds)
+        shape,
+        len(known),
+        generator=torch.Generator().manual_seed(seed),
+        facts=shape.items.facts(known, DataFacts(kinds=kinds)),
     ).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -136,7 +139,7 @@ def test_content_is_read_as_it_was(items: str) -> None:
     old = built(before, 1, **model)
     assert isinstance(old.items, ContentTable)
     shape = model_settings(**{**SMALL, **model})
-    facts = shape.items.facts(now, texts=old.items.texts)
+    facts = shape.items.facts(now, DataFacts(texts=old.items.texts))
     new = build_model(shape, len(now), generator=torch.Generator().manual_seed(2), facts=facts).eval()
     transfer_weights(old, new, before=before, now=now)
     assert torch.allclose(new.item_vectors()[2:], old.item_vectors()[[5, 3, 1]], atol=1e-6)

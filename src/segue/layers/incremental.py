@@ -7,7 +7,7 @@ long as the work of numpy. There is no dropout: this is inference.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -55,27 +55,17 @@ def numpy_map(part: nn.Module) -> VectorMap:
     """Convert a linear map, a layer norm or the identity to numpy, for one token."""
     match part:
         case nn.Linear():
-            bias: Tensor | None = part.bias
-            return _linear(array(part.weight), None if bias is None else array(bias))
-        case nn.LayerNorm(elementwise_affine=True):
-            return numpy_layer_norm(part.normalized_shape[0], part.eps, array(part.weight), array(part.bias))
+            weight, parameter = array(part.weight), cast(Tensor | None, part.bias)
+            if parameter is None:
+                return weight.dot
+            bias = array(parameter)
+            return lambda x: weight.dot(x) + bias
         case nn.LayerNorm():
-            return numpy_layer_norm(part.normalized_shape[0], part.eps)
+            affine = (array(part.weight), array(part.bias)) if part.elementwise_affine else ()
+            return numpy_layer_norm(part.normalized_shape[0], part.eps, *affine)
         case nn.Identity():
             return lambda x: x
     raise AssertionError(part)
-
-
-def _linear(weight: np.ndarray, bias: np.ndarray | None) -> VectorMap:
-    if bias is None:
-        return weight.dot
-
-    def linear(x: np.ndarray) -> np.ndarray:
-        result: np.ndarray = weight.dot(x)
-        result += bias
-        return result
-
-    return linear
 
 
 def numpy_layer_norm(

@@ -7,9 +7,9 @@ a causal mask, padding on the right is never attended to; without one, `may_atte
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -120,7 +120,7 @@ class PackedBatch:
             return values[:, None].expand(self.size, self.longest).flatten()
         return values.repeat_interleave(self.lengths)
 
-    def with_padding(self) -> PackedBatch:
+    def with_padding(self) -> Self:
         """Pad the batch, so that no block moves tokens to the padded view and back, unless that adds too many rows.
 
         Then only each user's newest state is meaningful.
@@ -129,42 +129,47 @@ class PackedBatch:
             return self
         return self._with_tokens(self._spread, self.lengths, padded=True)
 
-    def with_query_token(self, item: int) -> PackedBatch:
+    def with_query_token(self, item: int) -> Self:
         """Append the token `item` to each user's tokens, at the query time if it is known.
 
         The token is no event: it has no value, and its kind is 0, like that of a masked event.
         """
         newest = self.last  # asserts that every user has events
+        times = self.times[newest] if self.query_times is None else self.query_times
         ends = self.lengths.cumsum(0).cpu().numpy()
 
         def append(tokens: Tensor, value: Any) -> Tensor:
             return torch.from_numpy(np.insert(tokens.cpu().numpy(), ends, value)).to(tokens.device)
 
-        return PackedBatch(
+        return self._appended(append, item, times.cpu().numpy())
+
+    def _appended(self, append: Callable[[Tensor, Any], Tensor], item: int, times: Any) -> Self:
+        """The batch with `append` applied to every tensor of tokens [T] and the query token's value of it."""
+        return replace(
+            self,
             items=append(self.items, item),
-            times=append(
-                self.times, (self.times[newest] if self.query_times is None else self.query_times).cpu().numpy()
-            ),
+            times=append(self.times, times),
             lengths=self.lengths + 1,
-            query_times=self.query_times,
             kinds=None if self.kinds is None else append(self.kinds, 0),
             values=None if self.values is None else append(self.values, np.nan),
+            histories=None,
         )
 
-    def with_tokens_twice(self) -> PackedBatch:
+    def with_tokens_twice(self) -> Self:
         """Repeat every token, right after itself."""
-        return self._with_tokens(lambda tokens: tokens.repeat_interleave(2), self.lengths * 2)
+        return self._with_tokens(lambda tokens: tokens[:, None].expand(-1, 2).flatten(), self.lengths * 2)
 
-    def _with_tokens(self, change: Callable[[Tensor], Tensor], lengths: Tensor, *, padded: bool = False) -> PackedBatch:
-        """The batch with every tensor of tokens [T] changed in the same way."""
-        return PackedBatch(
+    def _with_tokens(self, change: Callable[[Tensor], Tensor], lengths: Tensor, *, padded: bool = False) -> Self:
+        """The batch with every tensor of tokens [T] changed in the same way; `padded`: it is padded now."""
+        return replace(
+            self,
             items=change(self.items),
             times=change(self.times),
             lengths=lengths,
-            query_times=self.query_times,
             kinds=None if self.kinds is None else change(self.kinds),
             values=None if self.values is None else change(self.values),
-            padded=padded,
+            histories=None,
+            padded=self.padded or padded,
         )
 
     def _buckets(self, until: Tensor) -> Tensor:
@@ -201,17 +206,15 @@ class PackedBatch:
 def tensors(batch: Batch, device: torch.device | None = None) -> PackedBatch:
     """Convert a batch to tensors; on the CPU they share its memory."""
 
-    def tensor(array: Any) -> Tensor | None:
+    def tensor(array: Any) -> Any:
         if array is None:
             return None
         return torch.from_numpy(array) if device is None else torch.from_numpy(array).to(device)
 
-    items, times, lengths = tensor(batch.items), tensor(batch.times), tensor(batch.lengths)
-    assert items is not None and times is not None and lengths is not None
     return PackedBatch(
-        items=items,
-        times=times,
-        lengths=lengths,
+        items=tensor(batch.items),
+        times=tensor(batch.times),
+        lengths=tensor(batch.lengths),
         query_times=tensor(batch.query_times),
         kinds=tensor(batch.kinds),
         values=tensor(batch.values),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -78,10 +78,10 @@ class PaddedBatch(PackedBatch):
         assert self.query_times is not None
         return torch.where(newest, self.query_times[:, None], times.roll(-1, dims=1)).flatten()
 
-    def with_padding(self) -> PaddedBatch:
+    def with_padding(self) -> Self:
         return self
 
-    def with_query_token(self, item: int) -> PaddedBatch:
+    def with_query_token(self, item: int) -> Self:
         assert self.query_times is not None
         appended = torch.arange(self.capacity + 1, device=self.lengths.device) == self.lengths[:, None]  # [B, N + 1]
 
@@ -89,26 +89,10 @@ class PaddedBatch(PackedBatch):
             padded = self._padded(tokens)
             return torch.where(appended, value, torch.cat((padded, padded[:, :1]), dim=1)).flatten()
 
-        return replace(
-            self,
-            items=append(self.items, item),
-            times=append(self.times, self.query_times[:, None]),
-            lengths=self.lengths + 1,
-            kinds=None if self.kinds is None else append(self.kinds, 0),
-            values=None if self.values is None else append(self.values, torch.nan),
-            capacity=self.capacity + 1,
-        )
+        return replace(self._appended(append, item, self.query_times[:, None]), capacity=self.capacity + 1)
 
-    def with_tokens_twice(self) -> PaddedBatch:
-        return replace(
-            self,
-            items=_twice(self.items),
-            times=_twice(self.times),
-            lengths=self.lengths * 2,
-            kinds=None if self.kinds is None else _twice(self.kinds),
-            values=None if self.values is None else _twice(self.values),
-            capacity=self.capacity * 2,
-        )
+    def with_tokens_twice(self) -> Self:
+        return replace(super().with_tokens_twice(), capacity=self.capacity * 2)
 
     def _buckets(self, until: Tensor) -> Tensor:
         times = self._padded(self.times)
@@ -125,8 +109,3 @@ class PaddedBatch(PackedBatch):
 def tracing() -> bool:
     """Whether torch traces the computation to a graph: then it has no loops over users or tiles, and no gradients."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
-
-
-def _twice(tokens: Tensor) -> Tensor:
-    """Repeat every token, right after itself."""
-    return tokens[:, None].expand(-1, 2).flatten()

@@ -13,8 +13,8 @@ import torch
 from segue.errors import SettingsError
 from segue.kinds import kind_of
 from segue.models.encoders import ModelSettings
-from segue.models.facts import NO_FACTS, DataFacts
 from segue.models.items.content import ContentTable
+from segue.models.items.tables import NO_FACTS, DataFacts
 from segue.models.sequence import Parts, SequenceModel
 from segue.models.similarity.dot import DotSettings
 

@@ -14,8 +14,8 @@ from segue.errors import FolderError, SettingsError
 from segue.kinds import decode, parse_toml, to_toml
 from segue.models.build import Builder, build_model, refuse_other_builder
 from segue.models.encoders import ModelSettings
-from segue.models.facts import DataFacts
 from segue.models.items.content import VectorSettings
+from segue.models.items.tables import DataFacts
 from segue.models.sequence import SequenceModel
 from segue.models.text.encoder import TextEncoder
 

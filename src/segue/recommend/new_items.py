@@ -14,10 +14,9 @@ from segue.data.read.new_items import fitted
 from segue.data.vocabulary import PADDING, Vocabulary
 from segue.errors import InputError
 from segue.index.search import ItemIndex
-from segue.models.facts import DataFacts
 from segue.models.items.coded import CodeTable
 from segue.models.items.content import ContentTable, VectorSettings
-from segue.models.items.tables import CategorySettings, CategoryTable
+from segue.models.items.tables import CategorySettings, CategoryTable, DataFacts
 from segue.models.sequence import SequenceModel
 from segue.recommend.search import whole_groups
 

@@ -18,6 +18,7 @@ from segue.kinds import kind_of
 from segue.models.build import builder_name, refuse_other_builder
 from segue.models.inputs import EventInputSettings
 from segue.models.items.content import ContentTable
+from segue.models.items.tables import DataFacts
 from segue.models.sequence import SequenceModel
 from segue.models.text.encoder import TextEncoder
 from segue.objective.tasks.positive import PositiveEvents
@@ -99,7 +100,8 @@ def _write_initial_weights(origin: Recommender, data: Data, partial: PartialRun)
         all_events=all_events,
         setup=partial.setup,
         facts=settings.model.items.facts(
-            data.vocabulary, tuple(data.kinds), texts=_text_encoder(origin.model), codes=codes
+            data.vocabulary,
+            DataFacts(kinds=tuple(data.kinds), texts=_text_encoder(origin.model), codes=codes),
         ),
         before=origin.vocabulary,
         now=data.vocabulary,

@@ -18,6 +18,7 @@ from segue.errors import FolderError, SettingsError
 from segue.evaluation.settings import seen_rule
 from segue.evaluation.split_log import SplitLog
 from segue.models.checkpoint import saved_texts
+from segue.models.items.tables import DataFacts
 from segue.process_group import ProcessGroup
 from segue.recommend.recommender import Recommender
 from segue.runs.begin import begin
@@ -115,7 +116,7 @@ def _train(
     start = group.on_first(lambda: partial.initial_weights(WARM_START))
     texts = saved_texts(start, settings.model) if start is not None else None
     codes = group.on_first(lambda: partial.codes(CODES, data, data.split.train_end, progress))
-    facts = settings.model.items.facts(data.vocabulary, tuple(data.kinds), texts=texts, codes=codes)
+    facts = settings.model.items.facts(data.vocabulary, DataFacts(kinds=tuple(data.kinds), texts=texts, codes=codes))
     model, chosen = choose_epoch(
         partial.setup,
         log,

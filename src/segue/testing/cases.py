@@ -17,7 +17,7 @@ from segue.layers.packed import PackedBatch, tensors
 from segue.models.build import Builder, build_model, builder_name
 from segue.models.encoders import ModelSettings
 from segue.models.encoders.esasrec import ESASRecSettings
-from segue.models.facts import NO_FACTS, DataFacts
+from segue.models.items.tables import NO_FACTS, DataFacts
 from segue.models.sequence import SequenceModel
 
 N_ITEMS = 30

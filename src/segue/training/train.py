@@ -22,7 +22,7 @@ from segue.evaluation.window.evaluate import rank_targets, user_values
 from segue.models.build import Builder, build_model
 from segue.models.checkpoint import fill_model
 from segue.models.encoders import ModelSettings
-from segue.models.facts import NO_FACTS, DataFacts
+from segue.models.items.tables import NO_FACTS, DataFacts
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.objective.settings import ObjectiveSettings

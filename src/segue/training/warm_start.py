@@ -15,9 +15,8 @@ from segue.errors import InputError
 from segue.folders import write_whole
 from segue.models.build import build_model
 from segue.models.checkpoint import save_weights
-from segue.models.facts import DataFacts
 from segue.models.items.coded import CodeTable
-from segue.models.items.tables import CategorySettings
+from segue.models.items.tables import CategorySettings, DataFacts
 from segue.models.sequence import SequenceModel
 from segue.models.warm_start import ITEM_CODES, merge_codes, transfer_weights
 from segue.training.item_codes import CODES

@@ -20,6 +20,7 @@ from segue.evaluation.settings import SeenRule, seen_rule
 from segue.evaluation.split_log import SplitLog
 from segue.folders import explained_writing
 from segue.kinds import kind_of
+from segue.models.items.tables import DataFacts
 from segue.training.item_codes import CODES, ensure_item_codes
 from segue.training.loop import SCORE, TrainingProgress
 from segue.training.state import read_training_record
@@ -156,7 +157,8 @@ class _Trainer:
                 folder=folder,
                 progress=watch,
                 facts=settings.model.items.facts(
-                    self.data.vocabulary, tuple(self.data.kinds), codes=self._codes(settings, watch)
+                    self.data.vocabulary,
+                    DataFacts(kinds=tuple(self.data.kinds), codes=self._codes(settings, watch)),
                 ),
             )
         except (MemoryError, RuntimeError) as error:

@@ -16,8 +16,8 @@ from segue.errors import InputError, SettingsError
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
-from segue.models.facts import NO_FACTS, DataFacts
 from segue.models.items.coded import CodeTable
+from segue.models.items.tables import NO_FACTS, DataFacts
 from segue.models.sequence import SequenceModel
 from segue.models.warm_start import transfer_weights
 from segue.objective.objective import Objective

@@ -18,9 +18,8 @@ from segue.errors import InputError, SettingsError
 from segue.layers.packed import tensors
 from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
-from segue.models.facts import DataFacts
 from segue.models.items.content import ContentTable
-from segue.models.items.tables import CategoryTable, IdTable
+from segue.models.items.tables import CategoryTable, DataFacts, IdTable
 from segue.models.sequence import SequenceModel
 from segue.objective.objective import Objective
 from segue.testing.cases import Case, batch_of, packed_of, random_users
@@ -277,13 +276,13 @@ CATALOGUE = pl.DataFrame(
 
 def test_content_is_vectors_and_words_side_by_side() -> None:
     settings = settings_of(items__vectors="v", items__texts=("title",), items__text_encoder__width=3)
-    facts = settings.items.facts(Vocabulary(CATALOGUE), ("click",))
+    facts = settings.items.facts(Vocabulary(CATALOGUE), DataFacts(kinds=("click",)))
     assert facts.content is not None and facts.texts is not None and facts.kinds == ("click",)
     assert facts.content.shape == (4, 5) and facts.content.dtype == np.float32
     assert facts.content[:, :2].tolist() == [[0, 0], [1, 2], [0, 0], [0, 0]]
     assert facts.content[1:3, 2:].any() and not facts.content[[0, 3], 2:].any()
     # New items through what was fitted to the first ones.
-    more = settings.items.facts(Vocabulary(CATALOGUE[[1]]), texts=facts.texts).content
+    more = settings.items.facts(Vocabulary(CATALOGUE[[1]]), DataFacts(texts=facts.texts)).content
     assert more is not None
     np.testing.assert_allclose(more[1], facts.content[2], atol=1e-6)
 
@@ -292,7 +291,15 @@ def content_settings(**changed: Any) -> Any:
     return settings_of(**changed).items
 
 
-def test_a_catalogue_that_says_nothing_is_refused() -> None:
+def test_a_text_encoder_without_texts_is_refused() -> None:
+    with pytest.raises(SettingsError, match="model.items.texts names, and it names none: name some, as in"):
+        content_settings(items__vectors="v", items__text_encoder__width=3)
+    with pytest.raises(SettingsError, match="or leave model.items.text_encoder out"):
+        content_settings(items__vectors="v", items__text_encoder="sentences")
+    content_settings(items__vectors="v", items__text_encoder="hashed")  # the default, which a run's settings state
+
+
+def test_a_catalogue_without_content_is_refused() -> None:
     with pytest.raises(InputError, match="has no content for any item in title: add the columns that model"):
         content_settings(items__vectors="", items__texts=("title",)).refuse_silent_catalogue(Vocabulary(CATALOGUE[[2]]))
     with pytest.raises(InputError, match="no column 'brand' to take texts from"):
@@ -302,7 +309,7 @@ def test_a_catalogue_that_says_nothing_is_refused() -> None:
 
 def test_content_and_what_reads_words_are_saved_with_the_model(tmp_path: Path) -> None:
     settings = settings_of(items__vectors="v", items__texts=("title",), items__text_encoder__width=3)
-    facts = settings.items.facts(Vocabulary(CATALOGUE), ("click", "buy"))
+    facts = settings.items.facts(Vocabulary(CATALOGUE), DataFacts(kinds=("click", "buy")))
     model = build_model(settings, 3, generator=torch.Generator().manual_seed(0), facts=facts).eval()
     save_model(model, settings, tmp_path)
     again = load_model(tmp_path)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from segue.layers.packed import tensors
 from segue.models.build import build_model
-from segue.models.facts import DataFacts
+from segue.models.items.tables import DataFacts
 from segue.models.sequence import SequenceModel
 from segue.objective.losses import catalogue, softmax
 from segue.objective.losses.softmax import coded_softmax

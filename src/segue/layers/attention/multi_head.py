@@ -1,8 +1,8 @@
 """Multi-head attention over packed tokens, or of padded queries over the keys and values of other tokens.
 
-Scores are of any kind, and weights may be soft or hard. torch's fused kernel is used for soft weights of inner products
-(`fused`). With causal attention, `is_causal` alone is an exact mask on the right-padded view; without, padding is
-masked. There is no attention dropout, which would force the slow kernel on a CPU.
+Scores are of any kind. torch's fused kernel is used for inner products (`fused`). With causal attention, `is_causal`
+alone is an exact mask on the right-padded view; without, padding is masked. There is no attention dropout, which would
+force the slow kernel on a CPU.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.layers.attention.scores import Product, Score, ScoreKind, make_score
-from segue.layers.attention.weights import AttentionWeights, Choice, select_weights
+from segue.layers.attention.scores import Product, ScoreKind, make_score
+from segue.layers.attention.weights import soft_weights
 from segue.layers.incremental import numpy_map
 from segue.layers.packed import PackedBatch, pack, pad
 from segue.layers.positions.relative import RelativeBuckets, Rotary
@@ -24,12 +24,6 @@ from segue.layers.positions.relative import RelativeBuckets, Rotary
 fused_attention = functional.scaled_dot_product_attention
 
 Relative = Rotary | RelativeBuckets
-
-
-def fused_scale(score: Score, choice: Choice, temperature: float) -> float | None:
-    """The factor of inner products in the fused kernel; None if the kernel cannot be used, because scores are no inner
-    products or weights are hard."""
-    return score.scale / temperature if isinstance(score, Product) and choice == "soft" else None
 
 
 class Attention(nn.Module):
@@ -44,8 +38,6 @@ class Attention(nn.Module):
         causal: bool,
         scores: ScoreKind = "scaled-dot",
         relative: Relative | None = None,
-        choice: Choice = "soft",
-        temperature: float = 1.0,
     ) -> None:
         """`output`: whether a projection follows the joined heads; the original SASRec has none.
 
@@ -62,11 +54,8 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width) if output else nn.Identity()
         self.score = make_score(scores, width // heads, width // heads, width // heads)
         self.relative = relative
-        self.choice: Choice = choice
-        self.temperature = temperature
-        self.generator: torch.Generator | None = None
         # Read in every call: plain attributes are faster than submodules.
-        self._scale = fused_scale(self.score, choice, temperature)
+        self._scale = self.score.scale if isinstance(self.score, Product) else None
         self._learned_bias = isinstance(relative, RelativeBuckets)
         self._plain = self._scale is not None and relative is None and type(self.score) is Product
 
@@ -78,7 +67,7 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """Show in a printed model which kernel it uses."""
         kernel = "never" if self._scale is None else "without gradients" if self._learned_bias else "always"
-        return f"heads={self.heads}, causal={self.causal}, choice={self.choice}, fused={kernel}"
+        return f"heads={self.heads}, causal={self.causal}, fused={kernel}"
 
     def forward(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         """Packed tokens [T, D] attend to their user's tokens."""
@@ -134,25 +123,22 @@ class Attention(nn.Module):
 
     def attend_with_weights(
         self, queries: Tensor, kv: Tensor, may_attend: Tensor | None = None
-    ) -> tuple[Tensor, AttentionWeights]:
-        """`attend`, and the weights [B, H, M, N] with REINFORCE's terms."""
+    ) -> tuple[Tensor, Tensor]:
+        """`attend`, and the weights [B, H, M, N]."""
         q, k, v = self._split_heads(queries, kv)
-        q, k, bias = self._apply_relative_to_newest(q, k)
-        selected = self._select(q, k, self._mask(q, k, may_attend), bias)
-        result: Tensor = self.output(_join_heads(selected.weights @ v))
-        return result, selected
+        weights = self._weights_of_newest(q, k, may_attend)
+        result: Tensor = self.output(_join_heads(weights @ v))
+        return result, weights
 
     def weights(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         """Attention weights [B, H, N, N]: rows are queries, columns keys; rows of padding are meaningless."""
         q, k, _ = self._heads(queries, keys, batch)
-        q, k, bias = self._apply_relative_to_newest(q, k)
-        return self._select(q, k, self._mask(q, k, None if self.causal else batch.may_attend), bias).weights
+        return self._weights_of_newest(q, k, None if self.causal else batch.may_attend)
 
     def token_step(self) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
         """The attention of one token, in numpy: its query stream [D], its key stream [D], and the keys and values
         [2, H, n, d] up to it, of which it writes its own, the last."""
         assert self.causal, "the output of a token must not depend on later tokens"
-        assert self.choice == "soft" and self.temperature == 1
         heads, output = self.heads, numpy_map(self.output)
         query, key_value = numpy_map(self.query), numpy_map(self.key_value)
         score = self.score.token_step()
@@ -188,10 +174,7 @@ class Attention(nn.Module):
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
         """Mixtures [B, H, M, d] under the whole mask; the bias is added to scores."""
         if not self.fused:
-            assert self.choice != "reinforce" or not self.training, (
-                "REINFORCE needs probabilities: use `attend_with_weights`"
-            )
-            return self._select(q, k, mask, bias).weights @ v
+            return self._weights(q, k, mask, bias) @ v
         if bias is not None:
             mask = bias if mask is None else torch.where(mask, bias, -math.inf)
         return fused_attention(self._project(q), k, v, attn_mask=mask, scale=self._scale)
@@ -199,17 +182,15 @@ class Attention(nn.Module):
     def _project(self, q: Tensor) -> Tensor:
         return self.score.project(q) if isinstance(self.score, Product) else q
 
-    def _select(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> AttentionWeights:
-        """Weights [B, H, M, N]."""
-        logits = self.score(q, k, causal=self.causal and q.shape[2] == k.shape[2])
-        return select_weights(
-            logits if bias is None else logits + bias,
-            mask,
-            self.choice,
-            temperature=self.temperature,
-            training=self.training,
-            generator=self.generator,
-        )
+    def _weights_of_newest(self, q: Tensor, k: Tensor, may_attend: Tensor | None) -> Tensor:
+        """Weights [B, H, M, N] of queries of the last M tokens, or of another stream."""
+        q, k, bias = self._apply_relative_to_newest(q, k)
+        return self._weights(q, k, self._mask(q, k, may_attend), bias)
+
+    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Weights [B, H, M, N] under the whole mask; the bias is added to scores."""
+        logits: Tensor = self.score(q, k, causal=self.causal and q.shape[2] == k.shape[2])
+        return soft_weights(logits if bias is None else logits + bias, mask)
 
     def _mask(self, q: Tensor, k: Tensor, may_attend: Tensor | None) -> Tensor | None:
         """`may_attend`, and causal if the attention is; True: may attend."""

@@ -39,10 +39,10 @@ def select_weights(
 
     A low temperature sharpens soft weights. Outside training, the hard choices take the highest score.
     """
+    if how == "soft":
+        return AttentionWeights(soft_weights(logits, may_attend, temperature))
     if may_attend is not None:
         logits = logits.masked_fill(~may_attend, -math.inf)
-    if how == "soft":
-        return AttentionWeights(_sharpen(logits, temperature).softmax(-1))
     if not training:
         return AttentionWeights(one_hot(logits.argmax(-1), logits))
     match how:
@@ -54,10 +54,18 @@ def select_weights(
             return AttentionWeights(straight_through(_sharpen(noisy, temperature).softmax(-1), noisy.argmax(-1)))
         case "reinforce":
             log_probabilities = _sharpen(logits, temperature).log_softmax(-1)
-            samples = _sample(log_probabilities.detach().exp(), generator)
+            rows = log_probabilities.detach().exp().flatten(0, -2).cpu()  # like the generator
+            samples = torch.multinomial(rows, 1, generator=generator).to(logits.device).view(logits.shape[:-1])
             return AttentionWeights(
                 one_hot(samples, logits), log_probability_of(log_probabilities, samples), entropy(log_probabilities)
             )
+
+
+def soft_weights(logits: Tensor, may_attend: Tensor | None, temperature: float = 1.0) -> Tensor:
+    """The softmax of scores [..., N] over the keys where `may_attend` is True."""
+    if may_attend is not None:
+        logits = logits.masked_fill(~may_attend, -math.inf)
+    return _sharpen(logits, temperature).softmax(-1)
 
 
 def one_hot(indices: Tensor, like: Tensor) -> Tensor:
@@ -100,10 +108,3 @@ def reinforce_loss(
 
 def _sharpen(logits: Tensor, temperature: float) -> Tensor:
     return logits if temperature == 1 else logits / temperature
-
-
-def _sample(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
-    """An index for each row [..., N] → [...]."""
-    rows = probabilities.reshape(-1, probabilities.shape[-1])
-    samples = torch.multinomial(rows.cpu(), 1, generator=generator).to(probabilities.device)  # a CPU generator
-    return samples.view(probabilities.shape[:-1])

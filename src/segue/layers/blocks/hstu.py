@@ -93,10 +93,7 @@ class HSTUBlock(nn.Module):
     def token_step(self) -> TokenStep:
         inner, outer, width, heads = numpy_map(self.inner), numpy_map(self.outer), self.outer.in_features, self.heads
         normal, length = numpy_layer_norm(width, EPS), np.float32(self.length)
-        positions, times = (
-            array(self.bias.positions)[::-1],
-            array(self.bias.times),
-        )  # distance 0 last
+        positions, times = array(self.bias.positions)[::-1], array(self.bias.times)  # distance 0 last
 
         def step(x: np.ndarray, kv: np.ndarray, buckets: np.ndarray | None) -> np.ndarray:
             assert buckets is not None

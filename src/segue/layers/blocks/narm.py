@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from segue.layers.attention.multi_head import fused_attention, fused_scale
+from segue.layers.attention.multi_head import fused_attention
 from segue.layers.attention.scores import Product, ScoreKind, make_score
 from segue.layers.attention.weights import AttentionWeights, Choice, select_weights
 from segue.layers.dropout import Dropout
@@ -30,7 +30,9 @@ class NarmBlock(nn.Module):
         self.choice: Choice = choice
         self.temperature = temperature
         self.generator: torch.Generator | None = None
-        self._scale = fused_scale(self.score, choice, temperature)
+        self._scale: float | None = None  # of the fused kernel; None: it cannot be used
+        if isinstance(self.score, Product) and choice == "soft":
+            self._scale = self.score.scale / temperature
 
     def extra_repr(self) -> str:
         """Show in a printed model which kernel it uses."""

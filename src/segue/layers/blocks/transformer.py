@@ -18,15 +18,55 @@ from segue.layers.incremental import TokenStep, numpy_map, sigmoid
 from segue.layers.packed import PackedBatch
 
 
-class SASRecBlock(nn.Module):
+class _AttentionBlock(nn.Module):
+    """The common part of all blocks: attention between queries and keys of the stream, and an update of the stream."""
+
+    timed = False
+    adds_to_queries = True
+    """Whether the output of attention is added to the stream of the queries, or to the block's input."""
+    attention: Attention
+
+    @property
+    def causal(self) -> bool:
+        return self.attention.causal
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        keys = self._keys(x)
+        queries = self._queries(keys)
+        return self._update(queries if self.adds_to_queries else x, self.attention(queries, keys, batch))
+
+    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        keys = self._keys(x)
+        queries = self._queries(keys[batch.last])
+        attended = self.attention.newest(queries, keys, batch)
+        return self._update(queries if self.adds_to_queries else x[batch.last], attended)
+
+    def keys_values(self, x: Tensor) -> Tensor:
+        return self.attention.keys_values(self._keys(x))
+
+    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        keys = self._keys(x)
+        return self.attention.weights(self._queries(keys), keys, batch)
+
+    def _keys(self, x: Tensor) -> Tensor:
+        """The stream that keys and values are computed from."""
+        return x
+
+    def _queries(self, keys: Tensor) -> Tensor:
+        """The stream that queries are computed from, for tokens with these keys."""
+        return keys
+
+    def _update(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The output of a block whose attention returned `attended`; `x` starts the residual connections."""
+        raise NotImplementedError
+
+
+class SASRecBlock(_AttentionBlock):
     """The block of the original SASRec: queries are normalised, keys and values are not, and the residual connections
     start from the normalised streams.
 
     The original has no output projection in attention, and its norms have weights.
     """
-
-    timed = False
-    causal = True
 
     def __init__(
         self,
@@ -45,21 +85,14 @@ class SASRecBlock(nn.Module):
         self.feed_forward = FeedForward(width, hidden, dropout)
         self.drop = Dropout(dropout)
 
-    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        query = self.norm_query(x)
-        return self._feed_forward(query + self.attention(query, x, batch))
+    def _queries(self, keys: Tensor) -> Tensor:
+        queries: Tensor = self.norm_query(keys)
+        return queries
 
-    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        query = self.norm_query(x[batch.last])
-        return self._feed_forward(query + self.attention.newest(query, x, batch))
-
-    def _feed_forward(self, attended: Tensor) -> Tensor:
-        middle = self.norm_forward(attended)
+    def _update(self, x: Tensor, attended: Tensor) -> Tensor:
+        middle = self.norm_forward(x + attended)
         result: Tensor = middle + self.drop(self.feed_forward(middle))
         return result
-
-    def keys_values(self, x: Tensor) -> Tensor:
-        return self.attention.keys_values(x)
 
     def token_step(self) -> TokenStep:
         norm_query, attend = numpy_map(self.norm_query), self.attention.token_step()
@@ -71,9 +104,6 @@ class SASRecBlock(nn.Module):
             return middle + forward(middle)
 
         return step
-
-    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        return self.attention.weights(self.norm_query(x), x, batch)
 
 
 class _Gated(torch.autograd.Function):
@@ -100,37 +130,20 @@ def gated(stream: Tensor, gate: Tensor, update: Tensor) -> Tensor:
     return result
 
 
-class _PreNorm(nn.Module):
+class _PreNorm(_AttentionBlock):
     """The common part of pre-norm blocks: attention reads the normalised stream, and its output is added to the stream
     itself."""
 
+    adds_to_queries = False
     norm_attention: nn.LayerNorm
-    attention: Attention
 
-    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        normal = self.norm_attention(x)
-        return self._update(x, self.attention(normal, normal, batch))
-
-    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        normal = self.norm_attention(x)
-        return self._update(x[batch.last], self.attention.newest(normal[batch.last], normal, batch))
-
-    def keys_values(self, x: Tensor) -> Tensor:
-        return self.attention.keys_values(self.norm_attention(x))
-
-    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        normal = self.norm_attention(x)
-        return self.attention.weights(normal, normal, batch)
-
-    def _update(self, x: Tensor, attended: Tensor) -> Tensor:
-        raise NotImplementedError
+    def _keys(self, x: Tensor) -> Tensor:
+        keys: Tensor = self.norm_attention(x)
+        return keys
 
 
 class GatedBlock(_PreNorm):
     """The gated pre-norm block (LiGR): each update is multiplied by a sigmoid gate of the un-normalised stream."""
-
-    timed = False
-    causal = True
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -163,8 +176,6 @@ class GatedBlock(_PreNorm):
 class PreNormBlock(_PreNorm):
     """A pre-norm Transformer block: each part reads a normalised stream; the stream itself is not normalised."""
 
-    timed = False
-
     def __init__(
         self,
         width: int,
@@ -183,10 +194,6 @@ class PreNormBlock(_PreNorm):
         self.feed_forward = FeedForward(width, hidden, dropout=0.0)
         self.drop = Dropout(dropout)
 
-    @property
-    def causal(self) -> bool:
-        return self.attention.causal
-
     def _update(self, x: Tensor, attended: Tensor) -> Tensor:
         x = x + self.drop(attended)
         result: Tensor = x + self.drop(self.feed_forward(self.norm_forward(x)))
@@ -204,10 +211,8 @@ class PreNormBlock(_PreNorm):
         return step
 
 
-class PostNormBlock(nn.Module):
+class PostNormBlock(_AttentionBlock):
     """A post-norm Transformer block, as in the original Transformer and BERT: each residual sum is normalised."""
-
-    timed = False
 
     def __init__(
         self,
@@ -229,24 +234,10 @@ class PostNormBlock(nn.Module):
         self.norm_forward = nn.LayerNorm(width, eps=eps)
         self.drop = Dropout(dropout)
 
-    @property
-    def causal(self) -> bool:
-        return self.attention.causal
-
-    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        return self._update(x, self.attention(x, x, batch))
-
-    def newest(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        newest = x[batch.last]
-        return self._update(newest, self.attention.newest(newest, x, batch))
-
     def _update(self, x: Tensor, attended: Tensor) -> Tensor:
         x = self.norm_attention(x + self.drop(attended))
         result: Tensor = self.norm_forward(x + self.drop(self.feed_forward(x)))
         return result
-
-    def keys_values(self, x: Tensor) -> Tensor:
-        return self.attention.keys_values(x)
 
     def token_step(self) -> TokenStep:
         norm_attention, attend = numpy_map(self.norm_attention), self.attention.token_step()
@@ -257,6 +248,3 @@ class PostNormBlock(nn.Module):
             return norm_forward(x + forward(x))
 
         return step
-
-    def attention_weights(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        return self.attention.weights(x, x, batch)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from segue.layers.attention.scores import make_score
-from segue.layers.attention.weights import select_weights
+from segue.layers.attention.weights import soft_weights
 from segue.layers.blocks.block import WithoutAttention
 from segue.layers.decoders.decoder import EncodedHistories
 from segue.layers.dropout import Dropout
@@ -75,7 +75,7 @@ class RecurrentDecoder(nn.Module):
         """Attention weights of the next step [B, 1, N]."""
         scores: Tensor = self.score(state[:, -1:], encoded.states)
         mask = None if encoded.may_attend is None else encoded.may_attend[:, 0]
-        return select_weights(scores, mask, "soft", temperature=1.0, training=self.training, generator=None).weights
+        return soft_weights(scores, mask)
 
     def attention_weights(self, inputs: Tensor, encoded: EncodedHistories) -> list[tuple[Tensor | None, Tensor]]:
         """Weights of each step's attention to the history [B, 1, M, N], as one layer; steps do not attend to each

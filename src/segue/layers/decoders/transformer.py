@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +34,10 @@ class DecoderKV:
 
 class DecoderBlock(nn.Module):
     """A Transformer decoder block over padded tokens: causal self-attention, cross-attention to encoded tokens, and a
-    feed-forward network, pre-norm or post-norm."""
+    feed-forward network, each followed by the norm of its residual sum."""
 
-    def __init__(
-        self, width: int, heads: int, hidden: int, dropout: float, *, norm: Literal["pre", "post"] = "pre"
-    ) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.pre = norm == "pre"
         self.norm_own, self.norm_across, self.norm_forward = (nn.LayerNorm(width, eps=1e-5) for _ in range(3))
         self.own = Attention(width, heads, output=True, causal=True)
         self.across = Attention(width, heads, output=True, causal=False)
@@ -63,28 +60,18 @@ class DecoderBlock(nn.Module):
     def attention_weights(self, x: Tensor, encoded: Tensor, may_attend: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Weights of self-attention [B, H, M, M] and of cross-attention [B, H, M, N]; rows of padding are
         meaningless."""
-        normal = self.norm_own(x) if self.pre else x
-        update, own = self.own.attend_with_weights(normal, self.own.keys_values(normal))
-        x = self._add(x, update, self.norm_own)
-        normal = self.norm_across(x) if self.pre else x
-        _, across = self.across.attend_with_weights(normal, self.across.keys_values(encoded), may_attend)
-        return own.weights, across.weights
+        update, own = self.own.attend_with_weights(x, self.own.keys_values(x))
+        x = self.norm_own(x + self.drop(update))
+        _, across = self.across.attend_with_weights(x, self.across.keys_values(encoded), may_attend)
+        return own, across
 
     def _extend(self, x: Tensor, kv: DecoderKV) -> tuple[Tensor, DecoderKV]:
         """Outputs of tokens [B, M, D] appended to those of the cache, and the next cache."""
-        normal = self.norm_own(x) if self.pre else x
-        own = self.own.keys_values(normal)
+        own = self.own.keys_values(x)
         own = own if kv.own is None else torch.cat((kv.own, own), dim=1)
-        x = self._add(x, self.own.attend(normal, own), self.norm_own)
-        normal = self.norm_across(x) if self.pre else x
-        x = self._add(x, self.across.attend(normal, kv.across, kv.may_attend), self.norm_across)
-        normal = self.norm_forward(x) if self.pre else x
-        return self._add(x, self.feed_forward(normal), self.norm_forward), replace(kv, own=own)
-
-    def _add(self, x: Tensor, update: Tensor, norm: nn.LayerNorm) -> Tensor:
-        x = x + self.drop(update)
-        result: Tensor = x if self.pre else norm(x)
-        return result
+        x = self.norm_own(x + self.drop(self.own.attend(x, own)))
+        x = self.norm_across(x + self.drop(self.across.attend(x, kv.across, kv.may_attend)))
+        return self.norm_forward(x + self.drop(self.feed_forward(x))), replace(kv, own=own)
 
 
 Steps = tuple[int, list[DecoderKV]]
@@ -96,7 +83,7 @@ class TransformerDecoder(nn.Module):
 
     def __init__(self, width: int, depth: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(DecoderBlock(width, heads, hidden, dropout, norm="post") for _ in range(depth))
+        self.blocks = nn.ModuleList(DecoderBlock(width, heads, hidden, dropout) for _ in range(depth))
         self.drop = Dropout(dropout)
 
     def forward(self, inputs: Tensor, encoded: EncodedHistories) -> Tensor:
@@ -107,14 +94,14 @@ class TransformerDecoder(nn.Module):
         return x
 
     def begin(self, encoded: EncodedHistories) -> Steps:
-        return 0, [self._block(index).begin(encoded.states, encoded.may_attend) for index in range(len(self.blocks))]
+        return 0, [block.begin(encoded.states, encoded.may_attend) for block in self._blocks]
 
     def step(self, newest: Tensor, encoded: EncodedHistories, state: Steps) -> tuple[Tensor, Steps]:  # noqa: ARG002
         """One step: the newest input [B, D] → its output [B, D], and the next state, which holds all of `encoded`."""
         steps, caches = state
         x, extended = self._with_positions(newest[:, None], steps)[:, 0], []
-        for index, kv in enumerate(caches):
-            x, kv = self._block(index).step(x, kv)
+        for block, kv in zip(self._blocks, caches, strict=True):
+            x, kv = block.step(x, kv)
             extended.append(kv)
         return x, (steps + 1, extended)
 
@@ -125,8 +112,7 @@ class TransformerDecoder(nn.Module):
     def attention_weights(self, inputs: Tensor, encoded: EncodedHistories) -> list[tuple[Tensor | None, Tensor]]:
         """Of each layer, the weights of self-attention [B, heads, M, M] and of cross-attention [B, heads, M, N]."""
         x, weights = self._with_positions(inputs, 0), list[tuple[Tensor | None, Tensor]]()
-        for index in range(len(self.blocks)):
-            block = self._block(index)
+        for block in self._blocks:
             weights.append(block.attention_weights(x, encoded.states, encoded.may_attend))
             x = block(x, encoded.states, encoded.may_attend)
         return weights
@@ -137,7 +123,6 @@ class TransformerDecoder(nn.Module):
         tokens: Tensor = self.drop(inputs + positions)
         return tokens
 
-    def _block(self, index: int) -> DecoderBlock:
-        block = self.blocks[index]
-        assert isinstance(block, DecoderBlock)
-        return block
+    @property
+    def _blocks(self) -> list[DecoderBlock]:
+        return cast(list[DecoderBlock], list(self.blocks))

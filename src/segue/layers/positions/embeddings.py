@@ -12,17 +12,14 @@ from segue.layers.packed import PackedBatch
 
 CountedFrom = Literal["newest", "oldest"]
 LONGEST_WAVE = 10_000.0  # of a sinusoid, in units of 2π
+TOO_LONG = "histories are cut to the model's length before they are encoded"
 
 
-class LearnedPositions(nn.Module):
-    """Add row p of a learned table to the token at position p; position 0 is the user's newest or oldest token."""
+class Positions(nn.Module):
+    """Add row p of a table to the token at position p; position 0 is the user's newest or oldest token."""
 
     table: Tensor
-
-    def __init__(self, length: int, width: int, counted_from: CountedFrom) -> None:
-        super().__init__()
-        self.table = nn.Parameter(Tensor(length, width))
-        self.counted_from = counted_from
+    counted_from: CountedFrom = "oldest"
 
     @property
     def length(self) -> int:
@@ -30,52 +27,39 @@ class LearnedPositions(nn.Module):
         return len(self.table)
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        assert batch.longest <= len(self.table), TOO_LONG
+        assert batch.longest <= self.length, TOO_LONG
         positions = batch.position_from_newest if self.counted_from == "newest" else batch.position
         return x + functional.embedding(positions, self.table)
 
 
-class SinusoidalPositions(nn.Module):
-    """Add fixed sinusoids at the token's position, counted from the oldest."""
+class LearnedPositions(Positions):
+    """A learned table."""
 
-    table: Tensor
-    counted_from: CountedFrom = "oldest"
+    def __init__(self, length: int, width: int, counted_from: CountedFrom) -> None:
+        super().__init__()
+        self.table = nn.Parameter(Tensor(length, width))
+        self.counted_from = counted_from
+
+
+class SinusoidalPositions(Positions):
+    """Fixed sinusoids."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
         self.register_buffer("table", sinusoids(length, width), persistent=False)
 
-    @property
-    def length(self) -> int:
-        return len(self.table)
 
-    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        assert batch.longest <= len(self.table), TOO_LONG
-        return x + functional.embedding(batch.position, self.table)
-
-
-class NoPositions(nn.Module):
-    """Add nothing, for models that know distances or order by other means."""
-
-    table: Tensor
-    counted_from: CountedFrom = "oldest"  # a prefix is encoded as it is within the whole history
+class NoPositions(Positions):
+    """Nothing is added, for models that know distances or order by other means: a prefix is encoded as it is within the
+    whole history."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
         self.register_buffer("table", torch.zeros(length, 1), persistent=False)  # broadcasts to any width
 
-    @property
-    def length(self) -> int:
-        return len(self.table)
-
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        assert batch.longest <= len(self.table), TOO_LONG
+        assert batch.longest <= self.length, TOO_LONG
         return x
-
-
-Positions = LearnedPositions | SinusoidalPositions | NoPositions
-
-TOO_LONG = "histories are cut to the model's length before they are encoded"
 
 
 def sinusoids(length: int, width: int) -> Tensor:

@@ -16,15 +16,8 @@ HOUR, DAY = 3600, 86_400
 ABSOLUTE = (*(HOUR // 4 * 2**power for power in range(7)), DAY, 7 * DAY, 28 * DAY, 365 * DAY)
 """Periods of a date, in seconds: from a quarter of an hour to 16 hours, a day, a week, four weeks, a year."""
 
-
-def log_spaced(count: int, shortest: float, longest: float) -> tuple[float, ...]:
-    """`count` periods, each longer than the one before it by the same ratio."""
-    ratio = math.log(longest / shortest) / (count - 1)
-    return tuple(shortest * math.exp(ratio * index) for index in range(count))
-
-
-RELATIVE = log_spaced(32, 1, 28 * DAY)
-"""Periods of an elapsed time: from a second to four weeks."""
+RELATIVE = tuple(math.exp(math.log(28 * DAY) / 31 * index) for index in range(32))
+"""Periods of an elapsed time: from a second to four weeks, each longer than the one before it by the same ratio."""
 
 
 class Periods(nn.Module):

@@ -10,18 +10,21 @@ import torch
 from torch import nn
 
 from segue.errors import SettingsError
+from segue.kinds import Count
 from segue.layers.blocks.transformer import PostNormBlock, PreNormBlock
 from segue.models.positions import AnyPositionSettings, NewestPositionSettings, RotaryPositionSettings
 from segue.models.sequence import Parts, SequenceModel
-from segue.models.settings import TransformerBlockSettings
+from segue.models.settings import AttentionSettings
 from segue.models.weight_init import transformer_init
 
 Scores = Literal["dot", "scaled-dot", "bilinear", "additive"]
 
 
-class TransformerSettings(TransformerBlockSettings, frozen=True, tag="transformer"):
+class TransformerSettings(AttentionSettings, frozen=True, tag="transformer"):
     """A Transformer whose parts are chosen."""
 
+    feed_forward: Count = 4
+    """Hidden width of a block's feed-forward part, in multiples of the token's width."""
     norm: Literal["pre", "post"] = "pre"
     """Whether norms are before each part of a block, or after each residual sum as in the original."""
     scores: Scores = "scaled-dot"

@@ -14,12 +14,10 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn import functional
 
-from segue.data.vocabulary import PADDING, Vocabulary
+from segue.data.vocabulary import PADDING
 from segue.kinds import Count
-from segue.models.facts import DataFacts
-from segue.models.items.tables import ItemTable, ItemTableSettings
+from segue.models.items.tables import DataFacts, ItemTable, ItemTableSettings
 from segue.models.similarity.dot import LEAST_LENGTH
-from segue.models.text.encoder import TextEncoder
 
 AT_A_TIME = 1 << 16  # items scored at a time, which bounds the memory for their rows
 
@@ -49,12 +47,12 @@ class CodeTable(ItemTable):
     @property
     def centroids(self) -> Tensor:
         """The output vectors that parts choose from [parts, values, D / parts]."""
-        return self._outward[1:].view(self.parts, self.values, -1)
+        return self.outward[1:].view(self.parts, self.values, -1)
 
     def output(self, numbers: Tensor | None = None) -> Tensor:
         if numbers is None:
             numbers = torch.arange(self.n_items + 1, device=self.codes.device)
-        return self._vectors(self._outward, numbers)
+        return self._vectors(self.outward, numbers)
 
     def score(self, queries: Tensor, *, normal: bool) -> Tensor:
         """Inner products of queries [B, D] with all items [B, V + 1], without the items' vectors; with `normal`, items
@@ -64,7 +62,7 @@ class CodeTable(ItemTable):
         """
         tables, scores = self.tables(queries), []
         for numbers in torch.split(torch.arange(self.n_items + 1, device=self.codes.device), AT_A_TIME):
-            products = functional.embedding_bag(self.places(numbers), tables, mode="sum")  # [v, B]
+            products = functional.embedding_bag(self.code_rows(numbers), tables, mode="sum")  # [v, B]
             scores.append(products / self.lengths(numbers)[:, None] if normal else products)
         return torch.cat(scores).T
 
@@ -73,24 +71,20 @@ class CodeTable(ItemTable):
         query_parts = queries.view(len(queries), self.parts, -1).permute(1, 2, 0)
         return functional.pad(torch.bmm(self.centroids, query_parts).flatten(0, 1), (0, 0, 1, 0))
 
-    def places(self, numbers: Tensor) -> Tensor:
-        """The rows of these items' parts in the tables of products and of vectors [..., parts] int32."""
+    def code_rows(self, numbers: Tensor) -> Tensor:
+        """The rows of these items' codes in the tables of products and of vectors [..., parts] int32."""
         return (self.codes[numbers] + self.firsts) * (numbers != PADDING).unsqueeze(-1)
 
     def lengths(self, numbers: Tensor) -> Tensor:
         """The lengths of these items' output vectors [n]."""
-        squares = functional.embedding(self.places(numbers), self._outward.square().sum(1, keepdim=True))
+        squares = functional.embedding(self.code_rows(numbers), self.outward.square().sum(1, keepdim=True))
         return squares.sum((1, 2)).clamp(min=LEAST_LENGTH**2).sqrt()
-
-    @property
-    def _outward(self) -> Tensor:
-        return self.into if self.out is None else self.out
 
     def _read(self, numbers: Tensor) -> Tensor:
         return self._vectors(self.into, numbers)
 
     def _vectors(self, table: Tensor, numbers: Tensor) -> Tensor:
-        return functional.embedding(self.places(numbers), table, padding_idx=PADDING).flatten(-2)
+        return functional.embedding(self.code_rows(numbers), table, padding_idx=PADDING).flatten(-2)
 
 
 class CodeSettings(ItemTableSettings, frozen=True, tag="codes"):
@@ -105,16 +99,6 @@ class CodeSettings(ItemTableSettings, frozen=True, tag="codes"):
     quantisation of the item vectors of a small model that is trained first, which is more accurate."""
     tied: bool = True
     """Whether one vector serves as input and as output, or each has its own."""
-
-    def facts(
-        self,
-        vocabulary: Vocabulary,  # noqa: ARG002
-        kinds: tuple[str, ...] = (),
-        *,
-        texts: TextEncoder | None = None,  # noqa: ARG002
-        codes: np.ndarray | None = None,
-    ) -> DataFacts:
-        return DataFacts(codes=codes, kinds=kinds)
 
     def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:  # noqa: ARG002
         assert facts.codes is not None and len(facts.codes) == n_items + 1

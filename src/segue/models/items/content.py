@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,8 +14,7 @@ from segue.data.vocabulary import PADDING, Vocabulary
 from segue.errors import InputError, SettingsError
 from segue.kinds import CountOrZero, Rate, kind_of
 from segue.layers.dropout import STEPS, byte_mask
-from segue.models.facts import DataFacts
-from segue.models.items.tables import ItemTable, ItemTableSettings, lengthened
+from segue.models.items.tables import NO_FACTS, DataFacts, ItemTable, ItemTableSettings, lengthened
 from segue.models.text.encoder import TextEncoder
 from segue.models.text.hashed import HashedTextSettings
 from segue.models.text.sentences import SentenceTextSettings
@@ -50,12 +50,12 @@ class ContentTable(ItemTable):
         self.hidden, self.ids, self.id_dropout = hidden, ids, id_dropout
         if ids:
             self.into = nn.Parameter(torch.zeros(self.n_items + 1, width))
-        centre, spread = _centre_and_spread(facts.content)
         self.register_buffer("content", torch.from_numpy(facts.content))
-        self.register_buffer("centre", torch.from_numpy(centre))
-        self.register_buffer("spread", torch.from_numpy(spread))
-        self.first = nn.Linear(len(centre), hidden) if hidden else None
-        self.last = nn.Linear(hidden or len(centre), width)
+        for name, statistic in zip(("centre", "spread"), _centre_and_spread(facts.content), strict=True):
+            self.register_buffer(name, torch.from_numpy(statistic.astype(np.float32)))
+        features = facts.content.shape[1]
+        self.first = nn.Linear(features, hidden) if hidden else None
+        self.last = nn.Linear(hidden or features, width)
         self.texts: TextEncoder | None = facts.texts
         self._id_mask: Tensor | None = None
 
@@ -129,10 +129,10 @@ def _centre_and_spread(content: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of each feature [F] over items with content; a constant feature has deviation 1."""
     rows = content[content.any(axis=1)].astype(np.float64)
     if not len(rows):
-        return np.zeros(content.shape[1], dtype=np.float32), np.ones(content.shape[1], dtype=np.float32)
+        return np.zeros(content.shape[1]), np.ones(content.shape[1])
     centre, spread = rows.mean(axis=0), rows.std(axis=0)
     spread[spread <= 1e-7 * np.abs(centre)] = 1  # zero but for rounding
-    return centre.astype(np.float32), spread.astype(np.float32)
+    return centre, spread
 
 
 class VectorSettings(ItemTableSettings, frozen=True, tag="vectors"):
@@ -154,6 +154,11 @@ class VectorSettings(ItemTableSettings, frozen=True, tag="vectors"):
                 f"model.items = {kind_of(self)!r} needs content: name a column of vectors with model.items.vectors, or "
                 'columns of texts, as in model.items.texts = ["title"].'
             )
+        if not self.texts and self.text_encoder != HashedTextSettings():
+            raise SettingsError(
+                "model.items.text_encoder encodes the columns that model.items.texts names, and it names none: name "
+                'some, as in model.items.texts = ["title"], or leave model.items.text_encoder out.'
+            )
 
     def refuse_silent_catalogue(self, vocabulary: Vocabulary) -> None:
         content = bool(self.vectors) and bool(vocabulary.vectors(self.vectors).any())
@@ -169,17 +174,11 @@ class VectorSettings(ItemTableSettings, frozen=True, tag="vectors"):
             encoder = kind_of(self.text_encoder)
             raise SettingsError(f"model.items.text_encoder = {encoder!r}: {refusal}, or choose 'hashed'.")
 
-    def facts(
-        self,
-        vocabulary: Vocabulary,
-        kinds: tuple[str, ...] = (),
-        *,
-        texts: TextEncoder | None = None,
-        codes: np.ndarray | None = None,  # noqa: ARG002
-    ) -> DataFacts:
+    def facts(self, vocabulary: Vocabulary, known: DataFacts = NO_FACTS) -> DataFacts:
+        texts = known.texts
         if self.texts and texts is None:
             texts = self.text_encoder.encoder.fitted(vocabulary.texts(self.texts), self.text_encoder.width)
-        return DataFacts(content=self.content(vocabulary, texts), kinds=kinds, texts=texts)
+        return replace(known, content=self.content(vocabulary, texts), texts=texts)
 
     def content(self, vocabulary: Vocabulary, texts: TextEncoder | None) -> np.ndarray:
         """The content features of each item [V + 1, F]; zero for padding and for items without content."""

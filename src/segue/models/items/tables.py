@@ -6,6 +6,7 @@ Here: tables of learned vectors. `content.py` computes vectors from the catalogu
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, TypeVar
 
 import numpy as np
@@ -17,8 +18,27 @@ from torch.nn import functional
 from segue.data.vocabulary import PADDING, Vocabulary
 from segue.errors import SettingsError
 from segue.kinds import Kind
-from segue.models.facts import DataFacts
 from segue.models.text.encoder import TextEncoder
+
+
+@dataclass(frozen=True, eq=False)
+class DataFacts:
+    """What a model is built from besides its settings: facts of the log and of its catalogue. Only those that the
+    settings need are present.
+
+    Content and the text encoder become buffers of the item table, so a run encodes new texts without the catalogue."""
+
+    categories: np.ndarray | None = None  # [V + 1] int64: the category 1 … C of each item
+    content: np.ndarray | None = None  # [V + 1, F] float32: content features of each item; row 0 is zero
+    codes: np.ndarray | None = None  # [V + 1, parts] uint8: see `training/item_codes.py`
+    kinds: tuple[str, ...] = ()
+    """Names of the event kinds, by number."""
+    texts: TextEncoder | None = None
+    """The text encoder fitted to the catalogue; it also encodes the texts of new items."""
+
+
+NO_FACTS = DataFacts()
+"""For models that need only their settings."""
 
 
 class ItemTable(nn.Module):
@@ -44,6 +64,11 @@ class ItemTable(nn.Module):
     def learned(self) -> list[nn.Parameter]:
         """The learned input and output vectors."""
         return [self.into] if self.out is None else [self.into, self.out]
+
+    @property
+    def outward(self) -> nn.Parameter:
+        """The learned output vectors."""
+        return self.into if self.out is None else self.out
 
     @property
     def mask_number(self) -> int:
@@ -102,18 +127,12 @@ class IdTable(ItemTable):
         self.out = None if tied else nn.Parameter(torch.zeros_like(self.into))
 
     def output(self, numbers: Tensor | None = None) -> Tensor:
-        table = self.into if self.out is None else self.out
-        return self._all(table) if numbers is None else self._rows(table, numbers)
+        return self.outward if numbers is None else self._rows(self.outward, numbers)
 
     def _read(self, numbers: Tensor) -> Tensor:
         return self._rows(self.into, numbers)
 
-    def _all(self, table: Tensor) -> Tensor:
-        """The vectors of all items."""
-        return table
-
     def _rows(self, table: Tensor, numbers: Tensor) -> Tensor:
-        """The vectors of some items."""
         return functional.embedding(numbers, table, padding_idx=PADDING, sparse=self.sparse_gradients)
 
 
@@ -140,11 +159,11 @@ class CategoryTable(IdTable):
         added = torch.from_numpy(facts.categories[1:]).to(self.categories.device)
         return lengthened(self, {"categories": torch.cat((self.categories, added))}, {})
 
-    def _rows(self, table: Tensor, numbers: Tensor) -> Tensor:
-        return super()._rows(table, self.categories[numbers])
+    def output(self, numbers: Tensor | None = None) -> Tensor:
+        return self._rows(self.outward, self.categories if numbers is None else self.categories[numbers])
 
-    def _all(self, table: Tensor) -> Tensor:
-        return super()._rows(table, self.categories)
+    def _read(self, numbers: Tensor) -> Tensor:
+        return self._rows(self.into, self.categories[numbers])
 
 
 T = TypeVar("T", bound=ItemTable)
@@ -170,17 +189,10 @@ class ItemTableSettings(Kind, frozen=True):
     def refuse_silent_catalogue(self, vocabulary: Vocabulary) -> None:
         """Refuse a catalogue without the content that these settings need."""
 
-    def facts(
-        self,
-        vocabulary: Vocabulary,  # noqa: ARG002
-        kinds: tuple[str, ...] = (),
-        *,
-        texts: TextEncoder | None = None,  # noqa: ARG002
-        codes: np.ndarray | None = None,  # noqa: ARG002
-    ) -> DataFacts:
-        """The facts that a table of this kind needs. `kinds`: the event kinds of the data. `texts`: the text encoder of
-        a trained model; None: fit one. `codes`: the items' codes."""
-        return DataFacts(kinds=kinds)
+    def facts(self, vocabulary: Vocabulary, known: DataFacts = NO_FACTS) -> DataFacts:  # noqa: ARG002
+        """`known` and what a table of this kind needs of the catalogue. `known` are the event kinds, the items' codes
+        and the text encoder of a trained model; without one, this fits one to the catalogue."""
+        return known
 
     def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:
         """The table, with a mask token if `mask`, and with item biases if `bias` and this kind has them."""
@@ -210,15 +222,8 @@ class CategorySettings(ItemTableSettings, frozen=True, tag="categories"):
     def refuse_silent_catalogue(self, vocabulary: Vocabulary) -> None:
         vocabulary.categories(self.column)
 
-    def facts(
-        self,
-        vocabulary: Vocabulary,
-        kinds: tuple[str, ...] = (),
-        *,
-        texts: TextEncoder | None = None,  # noqa: ARG002
-        codes: np.ndarray | None = None,  # noqa: ARG002
-    ) -> DataFacts:
-        return DataFacts(categories=vocabulary.categories(self.column), kinds=kinds)
+    def facts(self, vocabulary: Vocabulary, known: DataFacts = NO_FACTS) -> DataFacts:
+        return replace(known, categories=vocabulary.categories(self.column))
 
     def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:  # noqa: ARG002
         assert facts.categories is not None and len(facts.categories) == n_items + 1

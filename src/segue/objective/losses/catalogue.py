@@ -35,7 +35,7 @@ class SoftmaxSettings(LossSettings, frozen=True, tag="softmax"):
         candidates = candidates.to(states.device)
         columns = torch.searchsorted(candidates, inputs.targets)
         lengths = items.lengths(candidates) if isinstance(similarity, Dot) and similarity.normal else None
-        tables, rows = items.tables(states), items.places(candidates)
+        tables, rows = items.tables(states), items.code_rows(candidates)
         return inputs.shared(coded_softmax(tables, rows, columns, inputs.weights, lengths=lengths))
 
 
