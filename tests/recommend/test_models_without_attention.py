@@ -9,7 +9,7 @@ from settings_tables import model_settings
 
 from segue.data.batch import Batch
 from segue.layers.packed import tensors
-from segue.models.attention_map import attention_maps
+from segue.models.attention import attention_maps
 from segue.models.build import build_model
 
 HISTORY = tensors(Batch(items=np.array([3, 1, 2]), times=np.arange(3), lengths=np.array([3])))

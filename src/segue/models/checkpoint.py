@@ -99,7 +99,7 @@ def _texts(settings: ModelSettings, weights: dict[str, Tensor]) -> TextEncoder |
     if not (isinstance(settings.items, VectorSettings) and settings.items.texts):
         return None
     buffers = {name.removeprefix(TEXTS): tensor for name, tensor in weights.items() if name.startswith(TEXTS)}
-    return settings.items.text_encoder.encoder.from_buffers(buffers)
+    return settings.items.text_encoder.encoder(**buffers)
 
 
 def saved_texts(path: Path, settings: ModelSettings) -> TextEncoder | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,58 +24,37 @@ TimeSignal = Literal["absolute", "since-newest", "since-previous"]
 FIVE_STARS = (1.5, 2.5, 3.5, 4.5)
 
 
-class Inputs(Protocol):
-    """Turns events into tokens, and states of tokens into states of events."""
-
-    width: int
-    """Features of a token."""
-    tokens_an_event: int
-    incremental: bool
-    """Whether a token depends on its own event alone, so that later events do not change it."""
-    timed: bool
-    """Whether tokens depend on times."""
-    kinded: bool
-    """Whether tokens depend on kinds of events."""
-
-    def __call__(self, items: ItemTable, batch: PackedBatch) -> Tensor:
-        """The tokens of an expanded batch [T', W]."""
-        ...
-
-    def expanded(self, batch: PackedBatch) -> PackedBatch:
-        """The batch with `tokens_an_event` tokens for each event."""
-        ...
-
-    def at_events(self, states: Tensor) -> Tensor:
-        """States of tokens [T', W] → the state at the last token of each event [T, W]."""
-        ...
-
-    def between_events(self, weights: Tensor) -> Tensor:
-        """Attention weights between tokens [..., N', N'] → between events [..., N, N]."""
-        ...
-
-
 class ItemInputs(nn.Module):
-    """A token is an item."""
+    """Turns events into tokens, and states of tokens into states of events. Here, a token is an item; other kinds of
+    inputs replace what differs."""
 
     tokens_an_event = 1
     incremental = True
+    """Whether a token depends on its own event alone, so that later events do not change it."""
     timed = False
+    """Whether tokens depend on times."""
     kinded = False
+    """Whether tokens depend on kinds of events."""
 
     def __init__(self, width: int) -> None:
+        """`width`: features of a token."""
         super().__init__()
         self.width = width
 
     def forward(self, items: ItemTable, batch: PackedBatch) -> Tensor:
+        """The tokens of an expanded batch [T', W]."""
         return items.input(batch.items)
 
     def expanded(self, batch: PackedBatch) -> PackedBatch:
+        """The batch with `tokens_an_event` tokens for each event."""
         return batch
 
     def at_events(self, states: Tensor) -> Tensor:
+        """States of tokens [T', W] → the state at the last token of each event [T, W]."""
         return states
 
     def between_events(self, weights: Tensor) -> Tensor:
+        """Attention weights between tokens [..., N', N'] → between events [..., N, N]."""
         return weights
 
 
@@ -110,19 +89,15 @@ class RatedInputs(ItemInputs):
         return torch.cat((vectors, self.values(batch.values, vectors.shape[0])), dim=1)
 
 
-class CombinedInputs(nn.Module):
+class CombinedInputs(ItemInputs):
     """An event is two tokens with the same time, its item and then its value. The state of the second is the query for
     the next item: the first does not know the value yet.
     """
 
     tokens_an_event = 2
-    incremental = True
-    timed = False
-    kinded = False
 
     def __init__(self, width: int, edges: tuple[float, ...]) -> None:
-        super().__init__()
-        self.width = width
+        super().__init__(width)
         self.values = ValueTable(edges, width)
 
     def forward(self, items: ItemTable, batch: PackedBatch) -> Tensor:
@@ -200,24 +175,19 @@ class EventInputs(ItemInputs):
 
     def _times(self, batch: PackedBatch, like: Tensor) -> list[Tensor]:
         """Time features [T, features of a signal], zero for users without times."""
-        known = batch.per_token(batch.has_times)[:, None].to(like.dtype)
+        known, times = batch.per_token(batch.has_times)[:, None].to(like.dtype), batch.times
         parts = []
         for name, periods in zip(self.signals, self.periods, strict=True):
-            seconds = _seconds(name, batch)
+            match name:
+                case "absolute":
+                    seconds = times
+                case "since-newest":
+                    seconds = batch.per_token(times[batch.last]) - times
+                case "since-previous":
+                    seconds = torch.where(batch.position == 0, 0, times - times.roll(1, dims=0))
             logarithm = (log_seconds(seconds) / LOG_FOUR_WEEKS).to(like.dtype)
             parts.append(torch.cat((periods(seconds), logarithm[:, None]), dim=1) * known)
         return parts
-
-
-def _seconds(signal: TimeSignal, batch: PackedBatch) -> Tensor:
-    """A signal of each event [T] int64."""
-    match signal:
-        case "absolute":
-            return batch.times
-        case "since-newest":
-            return batch.per_token(batch.times[batch.last]) - batch.times
-        case "since-previous":
-            return torch.where(batch.position == 0, 0, batch.times - batch.times.roll(1, dims=0))
 
 
 def _value_features(values: Tensor | None, like: Tensor) -> Tensor:
@@ -230,18 +200,26 @@ def _value_features(values: Tensor | None, like: Tensor) -> Tensor:
     return torch.stack((finite.sign() * finite.abs().log1p(), known.to(like.dtype)), dim=1)
 
 
-class ItemInputSettings(Kind, frozen=True, tag="items"):
-    """A token is an item."""
+class _InputSettings(Kind, frozen=True):
+    """The methods of every kind of inputs."""
 
     def extra_width(self) -> int:
         """Features of a token beyond `model.width`."""
         return 0
 
-    def build(self, item_width: int, width: int, kinds: int) -> Inputs:  # noqa: ARG002  # a token is as wide as an item
+    def build(self, item_width: int, width: int, kinds: int) -> ItemInputs:
+        """Inputs of tokens with `width` features, from items with `item_width` and events of so many kinds."""
+        raise NotImplementedError
+
+
+class ItemInputSettings(_InputSettings, frozen=True, tag="items"):
+    """A token is an item."""
+
+    def build(self, item_width: int, width: int, kinds: int) -> ItemInputs:  # noqa: ARG002  # items are as wide as tokens
         return ItemInputs(width)
 
 
-class RatedInputSettings(Kind, frozen=True, tag="rated"):
+class RatedInputSettings(_InputSettings, frozen=True, tag="rated"):
     """A token is an item and its event's value, side by side."""
 
     value_width: Count = 8
@@ -254,14 +232,13 @@ class RatedInputSettings(Kind, frozen=True, tag="rated"):
         _refuse_unordered(self.value_edges)
 
     def extra_width(self) -> int:
-        """Features of a token beyond `model.width`."""
         return self.value_width
 
-    def build(self, item_width: int, width: int, kinds: int) -> Inputs:  # noqa: ARG002  # as above
+    def build(self, item_width: int, width: int, kinds: int) -> ItemInputs:  # noqa: ARG002  # as above
         return RatedInputs(width, self.value_width, self.value_edges)
 
 
-class CombinedInputSettings(Kind, frozen=True, tag="combined"):
+class CombinedInputSettings(_InputSettings, frozen=True, tag="combined"):
     """An event is two tokens: its item, then its value."""
 
     value_edges: tuple[float, ...] = FIVE_STARS
@@ -270,15 +247,11 @@ class CombinedInputSettings(Kind, frozen=True, tag="combined"):
     def __post_init__(self) -> None:
         _refuse_unordered(self.value_edges)
 
-    def extra_width(self) -> int:
-        """Features of a token beyond `model.width`."""
-        return 0
-
-    def build(self, item_width: int, width: int, kinds: int) -> Inputs:  # noqa: ARG002  # as above
+    def build(self, item_width: int, width: int, kinds: int) -> ItemInputs:  # noqa: ARG002  # as above
         return CombinedInputs(width, self.value_edges)
 
 
-class EventInputSettings(Kind, frozen=True, tag="events"):
+class EventInputSettings(_InputSettings, frozen=True, tag="events"):
     """A token is a whole event: item, kind, value and times side by side through a linear map."""
 
     kind_width: Count = 16
@@ -291,11 +264,7 @@ class EventInputSettings(Kind, frozen=True, tag="events"):
         if len(set(self.times)) < len(self.times):
             raise SettingsError(f"model.inputs.times must name each signal once, got {list(self.times)}.")
 
-    def extra_width(self) -> int:
-        """Features of a token beyond `model.width`."""
-        return 0
-
-    def build(self, item_width: int, width: int, kinds: int) -> Inputs:
+    def build(self, item_width: int, width: int, kinds: int) -> ItemInputs:
         return EventInputs(item_width, width, kinds=kinds, kind_width=self.kind_width, times=self.times)
 
 

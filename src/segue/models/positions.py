@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -16,11 +16,9 @@ from segue.layers.positions.relative import RelativeBuckets, Rotary
 class _PositionSettings(Kind, frozen=True):
     """The methods of every kind of positions."""
 
-    counted_from: ClassVar[Literal["newest", "oldest"]] = "oldest"
-
-    def build(self, length: int, width: int) -> Positions:
-        """What is added to `length` tokens of `width` features."""
-        raise NotImplementedError
+    def build(self, length: int, width: int) -> Positions:  # noqa: ARG002
+        """What is added to `length` tokens of `width` features; by default, nothing."""
+        return NoPositions(length)
 
     def relative(self, heads: int, length: int, width: int) -> Relative | None:  # noqa: ARG002
         """What each attention layer adds to its scores; None: nothing."""
@@ -30,10 +28,8 @@ class _PositionSettings(Kind, frozen=True):
 class NewestPositionSettings(_PositionSettings, frozen=True, tag="newest"):
     """A learned vector for each position, counted from the newest event."""
 
-    counted_from: ClassVar[Literal["newest", "oldest"]] = "newest"
-
     def build(self, length: int, width: int) -> Positions:
-        return LearnedPositions(length, width, self.counted_from)
+        return LearnedPositions(length, width, "newest")
 
 
 class OldestPositionSettings(_PositionSettings, frozen=True, tag="oldest"):
@@ -41,7 +37,7 @@ class OldestPositionSettings(_PositionSettings, frozen=True, tag="oldest"):
     history, so that new events can use a KV cache."""
 
     def build(self, length: int, width: int) -> Positions:
-        return LearnedPositions(length, width, self.counted_from)
+        return LearnedPositions(length, width, "oldest")
 
 
 class SinusoidalPositionSettings(_PositionSettings, frozen=True, tag="sinusoidal"):
@@ -53,9 +49,6 @@ class SinusoidalPositionSettings(_PositionSettings, frozen=True, tag="sinusoidal
 
 class RotaryPositionSettings(_PositionSettings, frozen=True, tag="rotary"):
     """Queries and keys are rotated by their position."""
-
-    def build(self, length: int, width: int) -> Positions:  # noqa: ARG002
-        return NoPositions(length)
 
     def relative(self, heads: int, length: int, width: int) -> Relative | None:
         return Rotary(length, width // heads)
@@ -75,9 +68,6 @@ class BucketPositionSettings(_PositionSettings, frozen=True, tag="buckets"):
                 "model.positions.furthest must be above half of model.positions.count, whose distances have a bucket "
                 f"each, got {self.furthest} and {self.count}."
             )
-
-    def build(self, length: int, width: int) -> Positions:  # noqa: ARG002
-        return NoPositions(length)
 
     def relative(self, heads: int, length: int, width: int) -> Relative | None:  # noqa: ARG002
         return RelativeBuckets(heads, length, causal=True, buckets=self.count, furthest=self.furthest)

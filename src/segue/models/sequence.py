@@ -18,7 +18,7 @@ from segue.layers.dropout import Dropout
 from segue.layers.incremental import Incremental, Timed
 from segue.layers.packed import PackedBatch
 from segue.layers.positions.embeddings import Positions
-from segue.models.inputs import Inputs
+from segue.models.inputs import ItemInputs
 from segue.models.items.coded import CodeTable
 from segue.models.items.tables import ItemTable
 from segue.models.similarity.dot import Dot, Similarity
@@ -30,7 +30,7 @@ class Parts:
     """What every encoder is built around."""
 
     items: ItemTable
-    inputs: Inputs
+    inputs: ItemInputs
     similarity: Similarity
     output: nn.Module | None = None
     """Applied to a query before it is compared with items."""

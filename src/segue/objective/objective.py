@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from segue.data.batch import Batch
-from segue.models.sampled_attention import SamplingModel
+from segue.models.attention import SamplingModel
 from segue.models.sequence import SequenceModel
 from segue.objective.batch_shard import BatchShard
 from segue.objective.losses.loss import LossInputs, LossParts, tensor_of

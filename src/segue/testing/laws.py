@@ -12,9 +12,9 @@ import torch
 
 from segue.data.batch import Batch
 from segue.layers.packed import tensors
+from segue.models.attention import SamplingModel
 from segue.models.checkpoint import load_model, save_model
 from segue.models.kv_cache import IncrementalEncoder
-from segue.models.sampled_attention import SamplingModel
 from segue.models.sequence import SequenceModel
 from segue.testing.cases import (
     Case,

@@ -37,7 +37,7 @@ from settings_tables import BIDIRECTIONAL, BUILDERS
 
 from segue.errors import SegueError
 from segue.layers.packed import tensors
-from segue.models.attention_map import attention_maps
+from segue.models.attention import attention_maps
 from segue.objective.tasks.examples import TaskFacts
 from segue.objective.tasks.masked_item import MaskedItem
 from segue.objective.tasks.next_item import NextItem

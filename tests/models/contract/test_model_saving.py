@@ -18,7 +18,7 @@ from model_cases import (
 )
 
 from segue.errors import FolderError
-from segue.models.attention_map import attention_maps
+from segue.models.attention import attention_maps
 from segue.models.checkpoint import SETTINGS, WEIGHTS, load_model, save_model
 from segue.testing import laws
 

@@ -18,8 +18,8 @@ from segue.layers.attention.weights import Choice
 from segue.layers.blocks.narm import NarmBlock
 from segue.layers.blocks.recurrent import GRUBlock
 from segue.layers.packed import tensors
+from segue.models.attention import SamplingModel
 from segue.models.build import build_model
-from segue.models.sampled_attention import SamplingModel
 from segue.models.sequence import SequenceModel
 from segue.testing import Case, laws
 from segue.testing.cases import batch_of

@@ -19,7 +19,7 @@ from segue.layers.decoders.recurrent import BidirectionalGRU, RecurrentDecoder
 from segue.layers.decoders.transformer import DecoderBlock
 from segue.layers.dropout import set_generator
 from segue.layers.packed import PackedBatch, tensors
-from segue.models.attention_map import HasAttentionMaps
+from segue.models.attention import HasAttentionMaps
 from segue.models.build import build_model
 from segue.models.encoders.seq2seq import EncoderDecoder
 from segue.recommend.plan import Planner

@@ -292,9 +292,9 @@ def content_settings(**changed: Any) -> Any:
 
 
 def test_a_text_encoder_without_texts_is_refused() -> None:
-    with pytest.raises(SettingsError, match="model.items.texts names, and it names none: name some, as in"):
+    with pytest.raises(SettingsError, match=r"model\.items\.texts names, and it names none: name some, as in"):
         content_settings(items__vectors="v", items__text_encoder__width=3)
-    with pytest.raises(SettingsError, match="or leave model.items.text_encoder out"):
+    with pytest.raises(SettingsError, match=r"or leave model\.items\.text_encoder out"):
         content_settings(items__vectors="v", items__text_encoder="sentences")
     content_settings(items__vectors="v", items__text_encoder="hashed")  # the default, which a run's settings state
 

@@ -9,8 +9,8 @@ from segue.kinds import CountOrZero, Kind, NonNegative, PositiveNumber, kind_of
 from segue.layers.blocks.narm import NarmBlock
 from segue.layers.blocks.recurrent import gru_blocks
 from segue.layers.positions.embeddings import NoPositions
+from segue.models.attention import SampledAttention
 from segue.models.encoders.transformer import Scores
-from segue.models.sampled_attention import SampledAttention
 from segue.models.sequence import Parts, SequenceModel
 from segue.models.settings import EncoderSettings
 from segue.models.weight_init import recurrent_init

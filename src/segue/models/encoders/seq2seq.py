@@ -21,7 +21,7 @@ from segue.layers.decoders.recurrent import BidirectionalGRU, RecurrentDecoder
 from segue.layers.decoders.transformer import TransformerDecoder
 from segue.layers.packed import PackedBatch
 from segue.layers.positions.embeddings import NoPositions, Positions
-from segue.models.attention_map import AttentionMap
+from segue.models.attention import AttentionMap
 from segue.models.inputs import ItemInputSettings
 from segue.models.positions import LearnedPositionSettings, NewestPositionSettings
 from segue.models.sequence import Parts, SequenceModel

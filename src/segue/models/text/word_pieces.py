@@ -61,10 +61,10 @@ def _normalise(character: str) -> str:
     if character.isspace():
         return " "
     plain = (part for part in unicodedata.normalize("NFD", character) if unicodedata.category(part) != "Mn")
-    alone = any(begin <= ord(character) <= end for begin, end in IDEOGRAPHS)
-    return "".join(f" {part} " if alone or _is_punctuation(part) else part for part in "".join(plain).lower())
+    ideograph = any(begin <= ord(character) <= end for begin, end in IDEOGRAPHS)
 
+    def alone(part: str) -> bool:
+        """Ideographs, Unicode punctuation, and all ASCII symbols, such as $ and +."""
+        return ideograph or unicodedata.category(part)[0] == "P" or (part.isascii() and not part.isalnum())
 
-def _is_punctuation(character: str) -> bool:
-    """Unicode punctuation, and all ASCII symbols, such as $ and +."""
-    return unicodedata.category(character)[0] == "P" or (character.isascii() and not character.isalnum())
+    return "".join(f" {part} " if alone(part) else part for part in "".join(plain).lower())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from segue.layers.attention.weights import reinforce_loss
-from segue.models.sampled_attention import SampledAttention
+from segue.models.attention import SampledAttention
 
 LEAST_OTHERS = 1e-6  # a total weight of the other queries below this is only rounding error
 

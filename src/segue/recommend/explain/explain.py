@@ -15,7 +15,7 @@ from segue.data.batch import Batch, newest, window_begins
 from segue.errors import InputError
 from segue.index.search import ItemIndex
 from segue.layers.packed import tensors
-from segue.models.attention_map import AttentionMap, HasAttentionMaps, attention_maps
+from segue.models.attention import AttentionMap, HasAttentionMaps, attention_maps
 from segue.models.sequence import SequenceModel
 from segue.recommend.answer import PlannedItem, ScoredItem, untimed
 from segue.recommend.explain.explanation import Attention, Contribution, Explanation

@@ -1,4 +1,4 @@
-"""Named attention maps of a model, for attention that is not one square matrix in each block."""
+"""What a model tells about its attention: maps of the weights, and the samples of hard attention."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from segue.layers.packed import PackedBatch
+from segue.models.sequence import SequenceModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,18 +26,6 @@ class AttentionMap:
 
 
 @runtime_checkable
-class HasAttention(Protocol):
-    """A model with attention of one shape in all blocks."""
-
-    def attention(self, batch: PackedBatch) -> Tensor | None:
-        """Attention weights [layers, B, heads, N, N]: rows are queries, columns keys; None without attention.
-
-        Tokens are the history's and then the query token, if the model has one.
-        """
-        ...
-
-
-@runtime_checkable
 class HasAttentionMaps(Protocol):
     """A model whose attention maps have names and shapes of their own."""
 
@@ -48,11 +37,28 @@ class HasAttentionMaps(Protocol):
         ...
 
 
-def attention_maps(model: object, batch: PackedBatch) -> list[AttentionMap]:
+def attention_maps(model: SequenceModel, batch: PackedBatch) -> list[AttentionMap]:
     """All attention maps of a model, named "layer 1" and so on if it has no names; none without attention."""
     if isinstance(model, HasAttentionMaps):
         return model.attention_maps(batch)
-    weights = model.attention(batch) if isinstance(model, HasAttention) else None
-    if weights is None:
-        return []
-    return [AttentionMap(f"layer {layer}", own) for layer, own in enumerate(weights, start=1)]
+    weights = model.attention(batch)
+    return [] if weights is None else [AttentionMap(f"layer {n}", own) for n, own in enumerate(weights, start=1)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledAttention:
+    """The samples of hard attention that some states were computed with, for REINFORCE."""
+
+    log_probability: Tensor  # [M]
+    entropy: Tensor  # [M]: of the distributions sampled from
+    bonus: float
+    """Reward of a unit of entropy."""
+
+
+@runtime_checkable
+class SamplingModel(Protocol):
+    """A model whose states may depend on samples, each state on its own."""
+
+    def sampled_attention(self, states: Tensor) -> SampledAttention | None:
+        """The samples of states [M, D] that `encode` returned; None if nothing was sampled."""
+        ...
