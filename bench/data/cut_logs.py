@@ -10,7 +10,7 @@ from segue import api
 from segue.demo import shop
 from segue.errors import InputError
 from segue.folders import digest
-from segue.terminal import PrepareDisplay
+from segue.terminal import Display
 
 EVENTS, ITEMS = "events.tsv.gz", "items.tsv.gz"
 
@@ -69,9 +69,9 @@ def _folder(log: CutLog, folder: Path, cache: Path) -> api.Data:
     place = cache / "data" / f"{log.name}-{log.cut}-{digest(folder / EVENTS)[:12]}"
     if place.exists():
         return api.Data.open(place)
-    with PrepareDisplay() as display:
+    with Display() as display:
         split = f"time:{log.cut}"
-        return api.prepare(folder / EVENTS, out=place, items=folder / ITEMS, split=split, progress=display)
+        return api.prepare(folder / EVENTS, out=place, items=folder / ITEMS, split=split, progress=display.stage)
 
 
 def _shop(log: CutLog, work: Path, cache: Path) -> api.Data:
@@ -80,7 +80,7 @@ def _shop(log: CutLog, work: Path, cache: Path) -> api.Data:
     if place.exists():
         return api.Data.open(place)
     cleaned = shop.clean(raw, out=work)
-    with PrepareDisplay() as display:
+    with Display() as display:
         return api.prepare(
             cleaned.events,
             out=place,
@@ -90,5 +90,5 @@ def _shop(log: CutLog, work: Path, cache: Path) -> api.Data:
             value="quantity",
             items=cleaned.items,
             split=f"time:{log.cut}",
-            progress=display,
+            progress=display.stage,
         )

@@ -37,7 +37,7 @@ from segue.folders import read_manifest
 from segue.models.sequence import SequenceModel
 from segue.recommend.recommender import Recommender
 from segue.runs.read import settings_of
-from segue.terminal import TrainDisplay, print_error, print_line
+from segue.terminal import Display, print_error, print_line
 
 LOG = replace(BEAUTY, cut="2014-03-07")
 PLAIN, CONTENT = "sasrec", "sasrec-content"
@@ -80,8 +80,8 @@ def main(argv: list[str]) -> None:
     wanted = select_trainings([one for pair in zip(*both.values(), strict=True) for one in pair], chosen.only)
     data = prepared(LOG, chosen.data, chosen.cache)
     for one in wanted:
-        with TrainDisplay() as display:
-            trained(one, data, chosen.cache, display)
+        with Display() as display:
+            trained(one, data, chosen.cache, display.step)
     runs = {recipe: [run_folder(one, data, chosen.cache) for one in each] for recipe, each in both.items()}
     if not all(run.exists() for each in runs.values() for run in each):
         print_error("Nothing to show yet: expected runs of every seed of both recipes. Train them without --only.")

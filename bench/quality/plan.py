@@ -21,7 +21,7 @@ from bench.tables import markdown, publish, shown, write_section
 from segue import api
 from segue.demo import shop
 from segue.recommend.recommender import Recommender
-from segue.terminal import TrainDisplay
+from segue.terminal import Display
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "results.md"
 LEAST_EVENTS = 5  # before the basket, as `prepare` wants them
@@ -57,10 +57,12 @@ def main(argv: list[str]) -> None:
         queries = split_baskets(cleaned.events, folder / "before.csv")
         data = api.prepare(folder / "before.csv", out=folder / "data", user="customer", items=cleaned.items)
         epochs = f"train.epochs={chosen.epochs}"
-        with TrainDisplay() as display:
-            ranker = api.train(data, recipe="default", overrides=[*DEFAULT, epochs], progress=display)
-        with TrainDisplay() as display:
-            planner = api.train(data, recipe="seq2seq", overrides=[*PLANNER, epochs, *chosen.set], progress=display)
+        with Display() as display:
+            ranker = api.train(data, recipe="default", overrides=[*DEFAULT, epochs], progress=display.step)
+        with Display() as display:
+            planner = api.train(
+                data, recipe="seq2seq", overrides=[*PLANNER, epochs, *chosen.set], progress=display.step
+            )
     rows, body = measure(ranker, planner, queries, n=chosen.n, beam=chosen.beam)
     title = f"The next basket of {len(queries.baskets):,} customers, {chosen.n} items"
     publish("plan", title=title, rows=rows, notes=NOTES, body={**body, **vars(chosen)})

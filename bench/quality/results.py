@@ -53,7 +53,7 @@ from segue.evaluation.metrics import Difference
 from segue.evaluation.report import Report
 from segue.evaluation.split_log import SplitLog
 from segue.folders import digest, partial_of, read_manifest
-from segue.terminal import PrepareDisplay, TrainDisplay, print_error, print_line
+from segue.terminal import Display, print_error, print_line
 
 if TYPE_CHECKING:
     from segue.training.loop import TrainingProgress
@@ -121,8 +121,8 @@ def main(argv: list[str]) -> None:
             if simple:
                 make_baselines(one, rows, chosen.data, places)
                 continue
-            with TrainDisplay() as display:
-                make_row(one, rows, chosen.data, places, progress=display)
+            with Display() as display:
+                make_row(one, rows, chosen.data, places, progress=display.step)
 
 
 def show_rows(rows: Rows, results: Results) -> None:
@@ -185,11 +185,11 @@ def prepared(one: Training, log: Log, folder: Path, cache: Path) -> api.Data:
     if place.exists():
         data = api.Data.open(place)
     else:
-        with PrepareDisplay() as display:
+        with Display() as display:
             if shuffle is None:
-                data = api.prepare(events, out=place, progress=display)
+                data = api.prepare(events, out=place, progress=display.stage)
             else:
-                data = api.prepare(shuffled(events, seed=shuffle), order=ORDER, out=place, progress=display)
+                data = api.prepare(shuffled(events, seed=shuffle), order=ORDER, out=place, progress=display.stage)
     found = {name: data.manifest["counts"][name] for name in ("users", "items", "events")}
     expected = {name: getattr(log, name) for name in found}
     if found != expected:

@@ -33,7 +33,7 @@ from segue.folders import read_manifest
 from segue.recommend.recommender import Recommender
 from segue.runs.measure import measure_window
 from segue.runs.read import settings_of
-from segue.terminal import TrainDisplay, print_error, print_line
+from segue.terminal import Display, print_error, print_line
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "window.md"
 DAYS, AGES, DEPTH = 14, (0, 1, 3, 7, 14), 10
@@ -144,8 +144,8 @@ def main(argv: list[str]) -> None:
     wanted = select_trainings(trainings(log.name, ARMS, chosen.seeds), chosen.only)
     data = prepared(log, chosen.data, chosen.cache)
     for one in wanted:
-        with TrainDisplay() as display:
-            trained(one, data, chosen.cache, display)
+        with Display() as display:
+            trained(one, data, chosen.cache, display.step)
     found = {arm.name: measured(log.name, arm, chosen.seeds, data, chosen.cache) for arm in ARMS}
     there = {name: arm for name, arm in found.items() if arm is not None}
     if not there:

@@ -47,7 +47,7 @@ from segue.models.items.coded import CodeSettings, CodeTable
 from segue.models.items.tables import DataFacts
 from segue.objective.objective import Objective
 from segue.recommend.recommender import Recommender
-from segue.terminal import TrainDisplay
+from segue.terminal import Display
 from segue.training.optimiser import optimiser
 from segue.training.state import TrainingState
 
@@ -252,9 +252,9 @@ def _trained_run(data: api.Data, cache: Path) -> tuple[Recommender, str]:
     run = run_folder(first, data, cache)
     if run.exists():
         return Recommender.open(run), f"the run {first.name}"
-    with tempfile.TemporaryDirectory(prefix="segue-bench-") as name, TrainDisplay() as display:
+    with tempfile.TemporaryDirectory(prefix="segue-bench-") as name, Display() as display:
         overrides = [*CODED, *SHORT, "train.threads=1"]
-        trained_run = api.train(data, out=Path(name) / "run", recipe=RECIPE, overrides=overrides, progress=display)
+        trained_run = api.train(data, out=Path(name) / "run", recipe=RECIPE, overrides=overrides, progress=display.step)
         return trained_run, f"{RECIPE} with {' '.join((*CODED, *SHORT))}"
 
 
@@ -309,8 +309,8 @@ def _entered(one: Training, rows: Rows, places: Paths, folder: Path | None) -> M
     if entered is not None and entered.recipe_digest == one.digest:
         return entered
     assert folder is not None
-    with TrainDisplay() as display:
-        return make_row(one, rows, folder, places, progress=display)
+    with Display() as display:
+        return make_row(one, rows, folder, places, progress=display.step)
 
 
 if __name__ == "__main__":

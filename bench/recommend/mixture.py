@@ -26,7 +26,7 @@ from segue.index.mol import Cut, MolIndex
 from segue.index.search import recall_of_scores
 from segue.models.similarity.mol import MixtureOfLogits
 from segue.recommend.recommender import Recommender
-from segue.terminal import TrainDisplay
+from segue.terminal import Display
 
 ROWS = Path(__file__).parents[1] / "quality" / "results.toml"
 ROW = "ml-1m/hstu-mol-20"
@@ -46,8 +46,8 @@ def main(argv: list[str]) -> None:
     rows = read_rows(ROWS)
     one = rows.named(ROW)[0]
     data = prepared(one, rows.logs[one.row.log], chosen.data, chosen.cache)
-    with TrainDisplay() as display:
-        model = Recommender.open(trained(one, data, chosen.cache, display)).model
+    with Display() as display:
+        model = Recommender.open(trained(one, data, chosen.cache, display.step)).model
     asked = sample_queries(model, data.sequences, data.split.cases("test", "last"))
     assert asked is not None and len(asked) >= chosen.questions + WARM
     assert isinstance(model.similarity, MixtureOfLogits)

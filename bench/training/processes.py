@@ -25,7 +25,7 @@ from segue import api
 from segue.errors import SegueError
 from segue.evaluation.metrics import ndcg
 from segue.folders import digest, partial_of, read_manifest
-from segue.terminal import PrepareDisplay, TrainDisplay, print_error, print_line
+from segue.terminal import Display, print_error, print_line
 
 EVENTS = "events.tsv.gz"
 DEPTH = 10
@@ -68,12 +68,12 @@ def prepared(events: Path, users: int | None, cache: Path) -> api.Data:
     if place.exists():
         return api.Data.open(place)
     cache.mkdir(parents=True, exist_ok=True)
-    with PrepareDisplay() as display:
+    with Display() as display:
         if users is None:
-            return api.prepare(events, out=place, progress=display)
+            return api.prepare(events, out=place, progress=display.stage)
         table = pl.read_csv(events, separator="\t")
         kept = table["user"].unique(maintain_order=True).head(users)
-        return api.prepare(table.filter(pl.col("user").is_in(kept.to_list())), out=place, progress=display)
+        return api.prepare(table.filter(pl.col("user").is_in(kept.to_list())), out=place, progress=display.stage)
 
 
 def trained(arm: Arm, data: api.Data, epochs: int, cache: Path) -> Path:
@@ -82,7 +82,7 @@ def trained(arm: Arm, data: api.Data, epochs: int, cache: Path) -> Path:
     if run.exists():
         return run
     print_line(f"{arm.name}: training into {run}")
-    with TrainDisplay() as display:
+    with Display() as display:
         api.train(
             data,
             out=run,
@@ -94,7 +94,7 @@ def trained(arm: Arm, data: api.Data, epochs: int, cache: Path) -> Path:
             ],
             resume=partial_of(run).exists(),
             processes=arm.processes,
-            progress=display,
+            progress=display.step,
         )
     return run
 

@@ -6,13 +6,14 @@ Importing this is light: torch is imported by the verbs that need it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import msgspec
 
-from segue.data.dataset import Data
-from segue.data.prepare import prepare
+from segue.data.dataset import Data as Data
+from segue.data.prepare import prepare as prepare
 from segue.data.settings import EngineName, on_spark
 from segue.errors import InputError, SettingsError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from segue.config.describe import KeyDescription
     from segue.config.settings import About
     from segue.evaluation.compare import Comparison
-    from segue.evaluation.report import Report
+    from segue.evaluation.report import Report as Report
     from segue.evaluation.window.report import WindowReport
     from segue.export import Export
     from segue.models.build import Builder
@@ -28,41 +29,20 @@ if TYPE_CHECKING:
     from segue.recommend.jobs.embed import EmbedReport
     from segue.recommend.jobs.runner import JobRunner
     from segue.recommend.new_items import ItemsAdded
-    from segue.recommend.recommender import Recommender
+    from segue.recommend.recommender import Recommender as Recommender
     from segue.recommend.rules import RuleOptions
     from segue.training.loop import TrainingProgress
 
-__all__ = [
-    "Data",
-    "Recommender",
-    "Report",
-    "add_items",
-    "compare",
-    "embed",
-    "evaluate",
-    "export",
-    "history_of",
-    "load",
-    "prepare",
-    "recipes",
-    "recommend_users",
-    "settings",
-    "train",
-]
-
 Measured = Callable[[str, int, int], None]
-"""Called with the name of what is measured, how many cases are done, and of how many."""
+"""Called with the name of what is measured or done, how much of it is ready, and of how much."""
+
+
+LAZY = {"Recommender": "segue.recommend.recommender", "Report": "segue.evaluation.report"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Recommender":
-        from segue.recommend.recommender import Recommender
-
-        return Recommender
-    if name == "Report":
-        from segue.evaluation.report import Report
-
-        return Report
+    if name in LAZY:
+        return getattr(import_module(LAZY[name]), name)
     raise AttributeError(f"module 'segue.api' has no attribute {name!r}")
 
 
@@ -156,20 +136,6 @@ def evaluate(
 ) -> WindowReport: ...
 
 
-@overload
-def evaluate(
-    run: Recommender | Path | str,
-    *,
-    data: Data | Path | str | None = None,
-    at: Sequence[int] | None = None,
-    days: float | None = None,
-    ages: Sequence[float] | None = None,
-    interest: str | None = None,
-    encoder: Builder | None = None,
-    progress: Measured | None = None,
-) -> Report | WindowReport: ...
-
-
 def evaluate(
     run: Recommender | Path | str,
     *,
@@ -204,9 +170,8 @@ def evaluate(
     recommender = _opened(run, encoder)
     refuse_added(recommender.manifest, recommender.folder, "measured", "measure")
     settings, trained_on_all = settings_of(recommender), recommender.manifest["all"]
-    changes = {"at": at if at is None else tuple(at), "interest": interest}
-    given = {name: value for name, value in changes.items() if value is not None}
-    evaluate = decode(msgspec.to_builtins(settings.evaluate) | given, EvaluateSettings, path="evaluate")
+    changes = {name: value for name, value in (("at", at and tuple(at)), ("interest", interest)) if value is not None}
+    evaluate = decode(msgspec.to_builtins(settings.evaluate) | changes, EvaluateSettings, path="evaluate")
     settings = msgspec.structs.replace(settings, evaluate=evaluate)
     if trained_on_all and days is not None:
         raise SettingsError(
@@ -225,8 +190,7 @@ def evaluate(
     log.verify()
     if days is None:
         return measure(recommender.model, log, settings, progress=progress).report
-    days_before = (0,) if ages is None else ages
-    return measure_window(recommender.model, log, settings, days=days, ages=days_before, progress=progress).report
+    return measure_window(recommender.model, log, settings, days=days, ages=ages or (0,), progress=progress).report
 
 
 def compare(runs: Sequence[Path | str]) -> Comparison:
@@ -238,9 +202,7 @@ def compare(runs: Sequence[Path | str]) -> Comparison:
     return compare_measured(measured, users=case_users(Path(runs[0]), measured[0].report))
 
 
-def export(
-    run: Recommender | Path | str, *, onnx: Path | str, progress: Callable[[str, int, int], None] | None = None
-) -> Export:
+def export(run: Recommender | Path | str, *, onnx: Path | str, progress: Measured | None = None) -> Export:
     """Write a run as one ONNX file, from which `segue.slim` recommends without torch. Its scores are compared with
     torch's before the file appears.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -52,7 +53,9 @@ def duration(seconds: float) -> str:
 class Display:
     """One bar on standard error, or a line every ten seconds."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, interrupted: Callable[[], str] | None = None) -> None:
+        """`interrupted`: the message after Ctrl-C, which ends the process with code 130."""
+        self._interrupted = interrupted
         console = Console(stderr=True)
         self.quiet = quiet or not is_first_process()
         self.bar: Progress | None = None
@@ -69,11 +72,11 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+        if isinstance(error, KeyboardInterrupt) and self._interrupted is not None:
+            print_error(self._interrupted())
+            sys.exit(130)
 
     def show(self, description: str, done: float, total: float, facts: str) -> None:
         """Update the bar, or print a line if the last one is old enough."""
@@ -95,48 +98,27 @@ class Display:
         else:
             print_error(text)
 
+    def stage(self, name: str, done: int, total: int) -> None:
+        """Show a stage: how much is done, and of how much if that is known."""
+        self.show(name, done, total, f"{done:,} of {total:,}" if total else f"{done:,}")
 
-class PrepareDisplay(Display):
-    """Shows a stage of `prepare`: its name, how much is done, and of how much."""
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        self.show(stage, done, total, f"{done:,} of {total:,}" if total else f"{done:,}")
-
-
-class MeasureDisplay(Display):
-    """Shows what is measured, how many cases are done, and of how many."""
-
-    def __call__(self, name: str, done: int, total: int) -> None:
-        self.show(f"measuring {name}", done, total, f"{done:,} of {total:,}")
-
-
-class TrainDisplay(Display):
-    """Shows each step of training and of the evaluation after it, and a line for each epoch."""
-
-    def __call__(self, step: TrainingProgress) -> None:
+    def step(self, step: TrainingProgress) -> None:
+        """Show a step of training or of the evaluation after it, and print a line for each epoch."""
         if step.measured:
-            self.show(f"measuring {step.measured}", step.done, step.total, f"{step.done:,} of {step.total:,}")
+            self.stage(f"measuring {step.measured}", step.done, step.total)
             return
-        self.show(_epoch(step), step.done, step.total, f"loss {step.loss:.4f}  {_speed(step)}")
+        speed = self._show_training(step, "")
         if step.scores is not None:
             scores = "  ".join(f"{name} {value:.4f}" for name, value in step.scores.items())
             best = " (best)" if step.best_epoch == step.epoch else ""
-            epoch = f"epoch {step.epoch:3}/{step.epochs}  loss {step.loss:.4f}"
-            self.line(f"{epoch}  {scores}{best}  {_speed(step)}")
+            self.line(f"epoch {step.epoch:3}/{step.epochs}  loss {step.loss:.4f}  {scores}{best}  {speed}")
 
+    def trial_step(self, trial: int, step: TrainingProgress) -> None:
+        """Show a step of a trial's training."""
+        self._show_training(step, f"trial {trial}, ")
 
-class TuneDisplay(Display):
-    """Shows each step of a trial's training."""
-
-    def __call__(self, trial: int, step: TrainingProgress) -> None:
-        facts = f"loss {step.loss:.4f}  {_speed(step)}"
-        self.show(f"trial {trial}, {_epoch(step)}", step.done, step.total, facts)
-
-
-def _epoch(step: TrainingProgress) -> str:
-    """The epoch, with the name of what is trained if it is not the model itself."""
-    return f"{step.of}, epoch {step.epoch}/{step.epochs}" if step.of else f"epoch {step.epoch}/{step.epochs}"
-
-
-def _speed(step: TrainingProgress) -> str:
-    return f"{step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
+    def _show_training(self, step: TrainingProgress, prefix: str) -> str:
+        what = f"{prefix}{step.of}, " if step.of else prefix
+        speed = f"{step.tokens_per_second:,.0f} tokens/s  {duration(step.seconds_left)} left"
+        self.show(f"{what}epoch {step.epoch}/{step.epochs}", step.done, step.total, f"loss {step.loss:.4f}  {speed}")
+        return speed

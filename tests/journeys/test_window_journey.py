@@ -94,7 +94,7 @@ def test_interest_may_be_named_when_measuring(line: CommandLine, daily: Path) ->
     line.refuses("evaluate", daily / "run", "--days", "1", "--interest", "shelv", says=misspelt)
     line.refuses("evaluate", daily / "run", "--interest", "shelf", says=("--interest needs --days",))
     with pytest.raises(InputError, match="--interest needs --days"):
-        segue.evaluate(daily / "run", interest="shelf")
+        segue.evaluate(daily / "run", interest="shelf")  # type: ignore[call-overload]
 
 
 def test_a_misspelt_interest_is_refused_before_training(line: CommandLine, daily: Path, quick_recipe: Path) -> None:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from segue.cli.options import Json, Run, print_json
-from segue.terminal import print_line
+from segue.cli.options import Json, Run, print_result
 
 
 def add_items(
@@ -25,13 +24,12 @@ def add_items(
     from segue import api
 
     report = api.add_items(run, items, out=out, item=item)
-    if json:
-        print_json(report)
-        return
     changed = f", {report.changed:,} changed" if report.changed else ""
-    print_line(f"Made {out}: {report.added:,} items added to {run}{changed}; {report.items:,} in all.")
-    if report.duplicates:
-        print_line(f"{report.duplicates:,} rows repeat an id and were left out.")
-    if report.ignored:
-        print_line(f"Columns that the run does not have, ignored: {', '.join(report.ignored)}.")
-    print_line(f"Next: segue recommend {out} --history ID,ID")
+    print_result(
+        report,
+        f"Made {out}: {report.added:,} items added to {run}{changed}; {report.items:,} in all.",
+        f"{report.duplicates:,} rows repeat an id and were left out." if report.duplicates else "",
+        f"Columns that the run does not have, ignored: {', '.join(report.ignored)}." if report.ignored else "",
+        f"Next: segue recommend {out} --history ID,ID",
+        json=json,
+    )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from segue.cli.options import Json, print_json
+from segue.cli.options import Json, print_result
 
 
 def demo(
@@ -23,6 +23,4 @@ def demo(
     """Show the whole path on a shop's log: prepare, train, evaluate, recommend, then serve."""
     from segue.demo import run_demo
 
-    summary = run_demo(out=out, serve=not no_serve, port=port, quiet=json)
-    if json:
-        print_json(summary)
+    print_result(run_demo(out=out, serve=not no_serve, port=port, quiet=json), json=json)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from segue.cli.options import Engine, Json, Run, SparkRemote, print_json
+from segue.cli.options import Engine, Json, Run, SparkRemote, print_result
 from segue.folders import partial_of
-from segue.terminal import Display, print_error, print_line
+from segue.terminal import Display
 
 
 def embed(
@@ -29,36 +28,26 @@ def embed(
     """Write an embedding of every user as Parquet; its inner product with an item's is that item's score."""
     from segue import api
 
-    with Display(quiet=json) as display:
-        try:
-            report = api.embed(
-                run,
-                data,
-                out=out,
-                since=since,
-                items=items,
-                engine=engine,
-                spark_remote=spark_remote,
-                progress=lambda done, total: display.show("embedding", done, total, f"{done:,} of {total:,} users"),
-            )
-        except KeyboardInterrupt:
-            display.stop()
-            print_error(_resume_hint(out))
-            sys.exit(130)
-    if json:
-        print_json({"folder": str(out), **msgspec.to_builtins(report)})
-        return
-    print_line(
+    def interrupted() -> str:
+        if not partial_of(out).exists():
+            return "Interrupted before anything was written."
+        return f"Interrupted; the finished parts are in {partial_of(out)}. The same command resumes."
+
+    with Display(quiet=json, interrupted=interrupted) as display:
+        report = api.embed(
+            run,
+            data,
+            out=out,
+            since=since,
+            items=items,
+            engine=engine,
+            spark_remote=spark_remote,
+            progress=lambda done, total: display.show("embedding", done, total, f"{done:,} of {total:,} users"),
+        )
+    print_result(
+        {"folder": str(out), **msgspec.to_builtins(report)},
         f"Made {out}: {report.rows:,} embeddings of width {report.width}, for {report.users:,} users; "
-        f"{report.unchanged:,} have no new events, {report.unknown:,} no item that the run knows."
+        f"{report.unchanged:,} have no new events, {report.unknown:,} no item that the run knows.",
+        f"The folder also has {report.items:,} item embeddings." if items else "",
+        json=json,
     )
-    if items:
-        print_line(f"The folder also has {report.items:,} item embeddings.")
-
-
-def _resume_hint(out: Path) -> str:
-    """The message after Ctrl-C."""
-    partial = partial_of(out)
-    if not partial.exists():
-        return "Interrupted before anything was written."
-    return f"Interrupted; the finished parts are in {partial}. The same command resumes."

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from segue.cli.options import Html, Json, MovedData, Run, print_json, write_page
+from segue.cli.options import Html, Json, MovedData, Run, print_result, write_page
 from segue.errors import InputError
-from segue.terminal import MeasureDisplay, print_line
+from segue.terminal import Display
+
+N = TypeVar("N", int, float)
 
 
 def evaluate(
@@ -39,17 +42,22 @@ def evaluate(
     """Measure a run and the baselines on the test part."""
     from segue import api
     from segue.evaluation.report import Report, table
-    from segue.evaluation.window.report import window_table
+    from segue.evaluation.window.report import WindowReport, window_table
 
-    depths, days_before = None if at is None else _depths(at), None if ages is None else _ages(ages)
-    with MeasureDisplay(quiet=json) as display:
-        report = api.evaluate(
-            run, data=data, at=depths, days=days, ages=days_before, interest=interest, progress=display
+    depths = _numbers(at, int, "--at takes whole numbers with commas between, such as 1,5,10,50")
+    days_before = _numbers(ages, float, "--ages takes days with commas between, such as 0,1,3,7,14")
+    either: Callable[..., Report | WindowReport] = api.evaluate  # which report it returns depends on `days`
+    with Display(quiet=json) as display:
+        report = either(
+            run,
+            data=data,
+            at=depths,
+            days=days,
+            ages=days_before,
+            interest=interest,
+            progress=lambda name, done, total: display.stage(f"measuring {name}", done, total),
         )
-    if json:
-        print_json(report)
-    else:
-        print_line(table(report) if isinstance(report, Report) else window_table(report))
+    print_result(report, table(report) if isinstance(report, Report) else window_table(report), json=json)
 
 
 def compare(
@@ -65,23 +73,12 @@ def compare(
     comparison = api.compare(runs)
     if html is not None:
         write_page(comparison_page(comparison), html)
-    if json:
-        print_json(comparison)
-        return
-    print_line(comparison_table(comparison))
-    if html is not None:
-        print_line(f"Wrote {html}.")
+    print_result(comparison, comparison_table(comparison), f"Wrote {html}." if html is not None else "", json=json)
 
 
-def _ages(text: str) -> tuple[float, ...]:
+def _numbers(text: str | None, number: Callable[[str], N], expected: str) -> list[N] | None:
+    """The numbers of an option that may be left out."""
     try:
-        return tuple(float(part) for part in text.split(","))
+        return None if text is None else [number(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"--ages takes days with commas between, such as 0,1,3,7,14, got {text!r}.") from None
-
-
-def _depths(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--at takes whole numbers with commas between, such as 1,5,10,50, got {text!r}.") from None
+        raise InputError(f"{expected}, got {text!r}.") from None

@@ -14,12 +14,11 @@ from segue.cli.options import (
     MovedData,
     Run,
     User,
-    print_json,
+    print_result,
     read_history,
     refuse_two_histories,
     write_page,
 )
-from segue.terminal import print_line
 
 
 def explain(
@@ -52,10 +51,4 @@ def explain(
     shown = list(lines(explanation, View(layer=layer, head=head, query=query)))
     if html is not None:
         write_page(explanation_page(explanation), html)
-    if json:
-        print_json(explanation)
-        return
-    for text in shown:
-        print_line(text)
-    if html is not None:
-        print_line(f"Wrote {html}.")
+    print_result(explanation, *shown, f"Wrote {html}." if html is not None else "", json=json)

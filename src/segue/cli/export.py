@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from segue.cli.options import Json, Run, print_json
-from segue.terminal import PrepareDisplay, print_line
+from segue.cli.options import Json, Run, print_result
+from segue.terminal import Display
 
 
 def export(
@@ -19,17 +19,13 @@ def export(
     """Write a run as one ONNX file, for recommendations without torch."""
     from segue import api
 
-    with PrepareDisplay(quiet=json) as display:
-        report = api.export(run, onnx=onnx, progress=display)
-    if json:
-        print_json(report)
-        return
-    print_line(
+    with Display(quiet=json) as display:
+        report = api.export(run, onnx=onnx, progress=display.stage)
+    print_result(
+        report,
         f"Made {onnx}: {report.items:,} items, {report.bytes:,} bytes. Its scores differ from torch's by "
-        f"{report.difference:.0e} at most."
-    )
-    if report.note:
-        print_line(report.note)
-    print_line(
-        f'Next, in Python: from segue.slim import SlimRecommender; SlimRecommender.open("{onnx}").recommend([…])'
+        f"{report.difference:.0e} at most.",
+        report.note or "",
+        f'Next, in Python: from segue.slim import SlimRecommender; SlimRecommender.open("{onnx}").recommend([…])',
+        json=json,
     )

@@ -50,9 +50,10 @@ SparkRemote = Annotated[
 ]
 
 
-def print_json(body: Any) -> None:
-    """Print the JSON object of `--json`."""
-    print_line(msgspec.json.encode(body).decode())
+def print_result(body: Any, *lines: str, json: bool) -> None:
+    """Print the JSON object of `--json`, or the lines that are not empty."""
+    for line in (msgspec.json.encode(body).decode(),) if json else filter(None, lines):
+        print_line(line)
 
 
 def write_page(page: str, path: Path) -> None:

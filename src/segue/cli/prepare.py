@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from segue.cli.options import Engine, Json, SparkRemote, print_json
-from segue.terminal import PrepareDisplay, print_line
+from segue.cli.options import Engine, Json, SparkRemote, print_result
+from segue.terminal import Display
 
 
 def prepare(
@@ -58,11 +58,7 @@ def prepare(
     from segue.data.write.summary import summary_lines
 
     settings = PrepareSettings(**{name: arguments[name] for name in PrepareSettings.__struct_fields__})
-    with PrepareDisplay(quiet=json) as display:
-        data = prepare_folder(files, settings, out=out, items=items, overwrite=overwrite, progress=display)
-    if json:
-        print_json({"folder": str(out), **data.manifest})
-        return
-    for line in summary_lines(data.manifest):
-        print_line(line)
-    print_line(f"Made {out}. Next: segue train {out} --out RUN")
+    with Display(quiet=json) as display:
+        data = prepare_folder(files, settings, out=out, items=items, overwrite=overwrite, progress=display.stage)
+    lines = [*summary_lines(data.manifest), f"Made {out}. Next: segue train {out} --out RUN"]
+    print_result({"folder": str(out), **data.manifest}, *lines, json=json)

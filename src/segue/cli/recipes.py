@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from segue.cli.options import Json, print_json
-from segue.terminal import print_line
+from segue.cli.options import Json, print_result
 
 Section = Annotated[
     str | None,
@@ -23,11 +22,8 @@ def recipes(json: Json = False) -> None:
     from segue import api
 
     known = api.recipes()
-    if json:
-        print_json({"recipes": known})
-        return
-    for name, about in known.items():
-        print_line(f"{name}\n  {about.summary}\n  {about.paper}" + (f"\n  {about.scored}" if about.scored else ""))
+    texts = {name: (name, about.summary, about.paper, about.scored) for name, about in known.items()}
+    print_result({"recipes": known}, *("\n  ".join(filter(None, text)) for text in texts.values()), json=json)
 
 
 def settings(section: Section = None, json: Json = False) -> None:
@@ -35,8 +31,4 @@ def settings(section: Section = None, json: Json = False) -> None:
     from segue import api
 
     keys = api.settings(section)
-    if json:
-        print_json({"settings": keys})
-        return
-    for key in keys:
-        print_line(key.lines())
+    print_result({"settings": keys}, *(key.lines() for key in keys), json=json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,12 +20,12 @@ from segue.cli.options import (
     Run,
     SparkRemote,
     User,
-    print_json,
+    print_result,
     read_history,
     read_ids,
     refuse_two_histories,
 )
-from segue.terminal import Display, print_line
+from segue.terminal import Display
 
 if TYPE_CHECKING:
     from segue.recommend.answer import Plan, Recommendation
@@ -78,12 +79,11 @@ def recommend(
             spark_remote=spark_remote,
             progress=lambda done: display.show("recommending", done, 0, f"{done:,} users"),
         )
-    if json:
-        print_json({"folder": str(out), **msgspec.to_builtins(report)})
-        return
-    print_line(
+    print_result(
+        {"folder": str(out), **msgspec.to_builtins(report)},
         f"Wrote {report.rows:,} recommendations for {report.users:,} users to {out}. {report.fallback:,} users got the "
-        f"most popular items, {report.unknown_users:,} of them because the log does not have them."
+        f"most popular items, {report.unknown_users:,} of them because the log does not have them.",
+        json=json,
     )
 
 
@@ -100,24 +100,22 @@ def similar(
 
 
 def _print_answer(answer: Recommendation, *, json: bool) -> None:
-    if json:
-        print_json(answer)
-        return
-    _print_notes(answer)
-    if answer.untimed:
-        from segue.recommend.answer import UNTIMED
+    from segue.recommend.answer import UNTIMED
 
-        print_line(UNTIMED)
-    width = max((len(item.id) for item in answer.items), default=0)
-    for rank, item in enumerate(answer.items, start=1):
-        print_line(f"{rank:3}  {item.id:{width}}  {item.score:9.4f}  {item.title or ''}".rstrip())
+    rows = [(item.id, item.score, item.title) for item in answer.items]
+    print_result(answer, *_lines(answer, UNTIMED if answer.untimed else "", rows), json=json)
 
 
-def _print_notes(answer: Recommendation | Plan) -> None:
+def _lines(answer: Recommendation | Plan, note: str, rows: list[tuple[str, float, str | None]]) -> Iterator[str]:
+    """What is special about an answer, then a line for each item."""
     if answer.fallback:
-        print_line("No item of the history is known: these are the most popular ones.")
+        yield "No item of the history is known: these are the most popular ones."
     if answer.unknown:
-        print_line(f"Unknown items, left out: {', '.join(answer.unknown)}")
+        yield f"Unknown items, left out: {', '.join(answer.unknown)}"
+    yield note
+    width = max((len(identifier) for identifier, _, _ in rows), default=0)
+    for rank, (identifier, score, title) in enumerate(rows, start=1):
+        yield f"{rank:3}  {identifier:{width}}  {score:9.4f}  {title or ''}".rstrip()
 
 
 def plan(
@@ -148,11 +146,6 @@ def plan(
         keep_seen=keep_seen,
         repeats=repeats,
     )
-    if json:
-        print_json(answer)
-        return
-    _print_notes(answer)
-    width = max((len(item.id) for item in answer.items), default=0)
-    for position, item in enumerate(answer.items, start=1):
-        print_line(f"{position:3}  {item.id:{width}}  {item.log_probability:9.4f}  {item.title or ''}".rstrip())
-    print_line(f"The plan's log-probability is {answer.score:.4f}.")
+    rows = [(item.id, item.log_probability, item.title) for item in answer.items]
+    score = f"The plan's log-probability is {answer.score:.4f}."
+    print_result(answer, *_lines(answer, "", rows), score, json=json)

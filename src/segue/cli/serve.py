@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from segue.cli.options import Json, print_json
-from segue.terminal import Display, print_error, print_line
+from segue.cli.options import Json, print_result
+from segue.terminal import Display, print_error
 
 
 def serve(
@@ -75,11 +75,12 @@ def serve(
             print_error(filled.message)
 
     def started(url: str) -> None:
-        if json:
-            print_json({"url": url, "documentation": f"{url}/schema"})
-            return
         database = f"a {store.partition('://')[0]} database" if "://" in store else store  # no passwords on screens
-        print_line(f"Serving {', '.join(map(str, runs))} at {url} — documentation at {url}/schema — stop with Ctrl-C.")
-        print_line(f"Events are kept in {database}.")
+        print_result(
+            {"url": url, "documentation": f"{url}/schema"},
+            f"Serving {', '.join(map(str, runs))} at {url} — documentation at {url}/schema — stop with Ctrl-C.",
+            f"Events are kept in {database}.",
+            json=json,
+        )
 
     serve_runs(settings, port=port, started=started, before=fill)

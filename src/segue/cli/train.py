@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from segue.cli.options import DataFolder, Json, print_json
+from segue.cli.options import DataFolder, Json, print_result
 from segue.folders import partial_of
-from segue.terminal import TrainDisplay, print_error, print_line
+from segue.terminal import Display
 
 
 def train(
@@ -37,35 +36,25 @@ def train(
     from segue.evaluation.report import table
     from segue.runs.read import read_report
 
-    with TrainDisplay(quiet=json) as display:
-        try:
-            model = api.train(
-                data,
-                out=out,
-                recipe=recipe,
-                overrides=changes or (),
-                from_run=from_run,
-                resume=resume,
-                all_events=all_events,
-                processes=processes,
-                progress=display,
-            )
-        except KeyboardInterrupt:
-            display.stop()
-            print_error(_resume_hint(data, out, processes))
-            sys.exit(130)
+    def interrupted() -> str:
+        if not partial_of(out).exists():
+            return "Interrupted before training began; nothing was written."
+        command = f"segue train {data} --out {out} --resume" + (f" --processes {processes}" if processes > 1 else "")
+        return f"Interrupted; the finished epochs are in {partial_of(out)}. Resume with: {command}"
+
+    with Display(quiet=json, interrupted=interrupted) as display:
+        model = api.train(
+            data,
+            out=out,
+            recipe=recipe,
+            overrides=changes or (),
+            from_run=from_run,
+            resume=resume,
+            all_events=all_events,
+            processes=processes,
+            progress=display.step,
+        )
     report = read_report(model)
-    if json:
-        print_json({"folder": str(out), **model.manifest, "report": report})
-        return
-    print_line(table(report))
-    print_line(f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}")
-
-
-def _resume_hint(data: Path, out: Path, processes: int) -> str:
-    """The message after Ctrl-C."""
-    partial = partial_of(out)
-    if not partial.exists():
-        return "Interrupted before training began; nothing was written."
-    command = f"segue train {data} --out {out} --resume" + (f" --processes {processes}" if processes > 1 else "")
-    return f"Interrupted; the finished epochs are in {partial}. Resume with: {command}"
+    body = {"folder": str(out), **model.manifest, "report": report}
+    following = f"Made {out}. Next: segue recommend {out} --history ID,ID,… or segue serve {out}"
+    print_result(body, table(report), following, json=json)

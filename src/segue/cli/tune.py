@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from segue.cli.options import DataFolder, Json, print_json
-from segue.terminal import TuneDisplay, duration, print_error, print_line
+from segue.cli.options import DataFolder, Json, print_result
+from segue.terminal import Display, duration
 
 if TYPE_CHECKING:
     from segue.tuning import TrialRecord, Tuning
@@ -39,28 +38,28 @@ def tune(
     from segue.tuning import tune as search
     from segue.tuning import tuning_table
 
-    with TuneDisplay(quiet=json) as display:
-        try:
-            tuning = search(
-                data,
-                out=out,
-                recipe=recipe,
-                trials=trials,
-                minutes=minutes,
-                resume=resume,
-                progress=display,
-                ended=lambda record, tuning: display.line(_trial_line(record, tuning)),
-            )
-        except KeyboardInterrupt:
-            display.stop()
-            print_error(_resume_hint(data, out, trials, minutes))
-            sys.exit(130)
+    def interrupted() -> str:
+        if not out.exists():
+            return "Interrupted before the search began; nothing was written."
+        limits = {"--trials": trials, "--minutes": None if minutes is None else f"{minutes:g}"}
+        bounds = "".join(f" {option} {limit}" for option, limit in limits.items() if limit is not None)
+        return f"Interrupted; the trials are in {out}. Resume with: segue tune {data} --out {out}{bounds} --resume"
+
+    with Display(quiet=json, interrupted=interrupted) as display:
+        tuning = search(
+            data,
+            out=out,
+            recipe=recipe,
+            trials=trials,
+            minutes=minutes,
+            resume=resume,
+            progress=display.trial_step,
+            ended=lambda record, tuning: display.line(_trial_line(record, tuning)),
+        )
     best = out / "best.toml"
-    if json:
-        print_json({**msgspec.to_builtins(tuning), "best": tuning.best, "best_recipe": str(best)})
-        return
-    print_line(tuning_table(tuning))
-    print_line(f"\nMade {best}. Next: segue train {data} --out RUN --recipe {best}")
+    body = {**msgspec.to_builtins(tuning), "best": tuning.best, "best_recipe": str(best)}
+    following = f"\nMade {best}. Next: segue train {data} --out RUN --recipe {best}"
+    print_result(body, tuning_table(tuning), following, json=json)
 
 
 def _trial_line(record: TrialRecord, tuning: Tuning) -> str:
@@ -72,11 +71,3 @@ def _trial_line(record: TrialRecord, tuning: Tuning) -> str:
     ending = "" if record.outcome == "finished" else f", {record.outcome}"
     took = "" if record.seconds is None else f"  {duration(record.seconds)}"
     return f"trial {record.trial:3}  {score}{best}  {record.epochs} epochs{ending}{took}  {changes_text(record)}"
-
-
-def _resume_hint(data: Path, out: Path, trials: int | None, minutes: float | None) -> str:
-    """The message after Ctrl-C."""
-    if not out.exists():
-        return "Interrupted before the search began; nothing was written."
-    bounds = ("" if trials is None else f" --trials {trials}") + ("" if minutes is None else f" --minutes {minutes:g}")
-    return f"Interrupted; the trials are in {out}. Resume with: segue tune {data} --out {out}{bounds} --resume"

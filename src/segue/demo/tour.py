@@ -28,7 +28,7 @@ from segue.runs.read import read_report
 from segue.serving.http.server import fill_histories
 from segue.serving.http.server import serve as serve_runs
 from segue.serving.settings import ServiceSettings
-from segue.terminal import PrepareDisplay, TrainDisplay
+from segue.terminal import Display
 
 # Half of the customers have at most 45 purchases, so `length` is smaller than the recipe's; 16 epochs take 3 minutes.
 SETTINGS = ("model.length=100", "train.epochs=16", "train.patience=3")
@@ -130,7 +130,7 @@ def _clean(raw: Path, folder: Path, console: Console) -> shop.CleanLog:
 def _prepare(cleaned: shop.CleanLog, folder: Path, console: Console, *, quiet: bool) -> api.Data:
     """Run `segue prepare`, and show its summary."""
     _heading(console, "Prepared")
-    with PrepareDisplay(quiet=quiet) as display:
+    with Display(quiet=quiet) as display:
         data = api.prepare(
             cleaned.events,
             out=folder / "data",
@@ -139,7 +139,7 @@ def _prepare(cleaned: shop.CleanLog, folder: Path, console: Console, *, quiet: b
             time="time",
             value="quantity",
             items=cleaned.items,
-            progress=display,
+            progress=display.stage,
         )
     for line in summary_lines(data.manifest):
         console.print(line, markup=False, soft_wrap=True)
@@ -156,8 +156,8 @@ def _train(data: api.Data, folder: Path, console: Console, *, quiet: bool) -> Re
     """Run `segue train`, with a progress bar."""
     _heading(console, "Training")
     console.print(f"The recipe default with {', '.join(SETTINGS)}.")
-    with TrainDisplay(quiet=quiet) as display:
-        model = api.train(data, out=folder / "run", overrides=SETTINGS, progress=display)
+    with Display(quiet=quiet) as display:
+        model = api.train(data, out=folder / "run", overrides=SETTINGS, progress=display.step)
     chosen = model.manifest["training"]
     console.print(f"{chosen['epochs']} epochs; epoch {chosen['best_epoch']} was the best on validation and is kept.")
     return model
