@@ -229,7 +229,7 @@ def add_items(
     item: the catalogue's id column, if it has none of the usual names.
     encoder: as for `load`, if `run` is a folder.
     """
-    from segue.data.read.new_items import read_items
+    from segue.data.read.catalogue import read_items
     from segue.recommend.new_items import ItemsAdded
 
     before = _opened(run, encoder)

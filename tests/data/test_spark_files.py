@@ -16,7 +16,7 @@ from segue.data.read.blocks import Block
 from segue.data.read.columns import Columns
 from segue.data.read.log import log_of_inputs, open_inputs, read_blocks, time_type
 from segue.data.settings import PrepareSettings
-from segue.data.spark.executor import TextFiles, plain_path, run_task
+from segue.data.spark.executor import TextFiles, plain_path, run_on_files
 from segue.data.spark.reader import SparkSource, open_source
 from segue.data.spark.session import explained, open_session
 from segue.errors import InputError
@@ -149,7 +149,7 @@ def test_a_file_brought_by_spark_keeps_its_name(tmp_path: Path) -> None:
         batch = pa.RecordBatch.from_pydict({"path": [path], **brought})
         opener = TextFiles({plain_path(path): (0, path)}, set())
         with pytest.raises(InputError) as sentence:
-            list(run_task(iter([batch]), opener=opener, columns=columns, task=_nothing))
+            list(run_on_files(iter([batch]), opener=opener, columns=columns, task=_nothing))
         return str(sentence.value)
 
     told = worked("s3a://shop/log.csv.gz", packed[: len(packed) // 2])

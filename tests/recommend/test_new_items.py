@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from settings_tables import index_settings, model_settings
 
-from segue.data.read.new_items import fitted, read_items
+from segue.data.read.catalogue import fitted, read_items
 from segue.data.vocabulary import Vocabulary
 from segue.errors import InputError
 from segue.index.build import build_index

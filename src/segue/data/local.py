@@ -123,9 +123,8 @@ class _Rows:
 
     def add(self, block: Block, label: str, rule: TimeRule | None) -> None:
         good = judged = judge(block.frame, self.rejected.roles, rule)
-        self.rejected.add_malformed(label, block.malformed)
-        if judged["reason"].null_count() < judged.height:
-            self.rejected.add_judged(label, judged.filter(pl.col("reason").is_not_null()))
+        if block.malformed or judged["reason"].null_count() < judged.height:
+            self.rejected.add(label, block.malformed, judged.filter(pl.col("reason").is_not_null()))
             good = judged.filter(pl.col("reason").is_null())
         self.rows += judged.height + len(block.malformed)
         if not good.height:

@@ -20,10 +20,10 @@ import polars as pl
 
 from segue.data.dataset import Data
 from segue.data.local import open_local_engine
-from segue.data.read.catalogue import Catalogue, described_items, open_catalogue, with_arrays
+from segue.data.read.catalogue import Catalogue, described_items, open_catalogue
 from segue.data.read.log import Log, ProgressCallback, TimeDecision, decide_times
 from segue.data.read.times import TimeRule, forced_rule, looks_like_number_or_time, read_time
-from segue.data.read.vectors import VectorFile, open_vectors, split_sources, widths
+from segue.data.read.vectors import VectorFile, open_vectors, split_sources, widths, with_arrays
 from segue.data.sequences import Sequences
 from segue.data.settings import SPLIT_BY_TIME, PrepareOptions, PrepareSettings
 from segue.data.split import validation_start
@@ -41,15 +41,12 @@ class Engine(Protocol):
 
     def count_forms(self) -> dict[str, int]:
         """How many values of the time column fit each form."""
-        ...
 
     def core(self, times: TimeDecision) -> Core:
         """Read and judge every row, stop if too many are bad, keep users and items with enough events."""
-        ...
 
     def described(self) -> list[dict[str, Any]]:
         """The sources of the log, for the manifest."""
-        ...
 
 
 def prepare(
@@ -108,11 +105,6 @@ def prepare_folder(
         vectors = [open_vectors(path) for path in arrays]
         times = decide_times(log, settings, engine.count_forms)
         core = engine.core(times)
-        if len(core.items.ids) == 1:
-            raise InputError(
-                f"Only one item is left ({core.items.ids[0]!r}), and one item cannot be ranked against anything; "
-                "give a log with more items, or lower --min-user and --min-item."
-            )
         with complete_folder(folder, overwrite=replaced) as staging:
             body = _write_files(staging, core, times.rule, settings, progress)
             body["counts"] |= _write_items(staging / "items.parquet", core, catalogue, vectors, settings.max_rejected)
@@ -159,8 +151,8 @@ def _write_files(
             "items": len(core.items.ids),
             "events": int(core.users.counts.sum()),
         },
-        "tie_share": shares.tie_share if rule is not None else 0.0,
-        "repeat_share": shares.repeat_share,
+        "tie_share": shares.tied / max(1, shares.users) if rule is not None else 0.0,
+        "repeat_share": shares.repeats / max(1, shares.targets),
         "split": split,
         "kinds": [] if core.kinds is None else core.kinds.to_list(),
         "has_time": rule is not None and rule.dated,

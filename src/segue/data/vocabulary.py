@@ -135,24 +135,18 @@ class Vocabulary:
         """The texts of columns joined for each item [V]; empty if it has none."""
         import polars as pl
 
+        words = []
         for column in columns:
             self._refuse_missing(column, "texts", own=("id", "count"))
-            if self.table.schema[column].is_nested() and self.table.schema[column] != pl.List(pl.String):
+            dtype, listed = self.table.schema[column], self.table.schema[column] == pl.List(pl.String)
+            if dtype.is_nested() and not listed:
                 raise InputError(
-                    f"The catalogue's column {column!r} holds {self.table.schema[column]}, not texts; name it as "
-                    "model.items.vectors if it holds vectors, or leave it out."
+                    f"The catalogue's column {column!r} holds {dtype}, not texts; name it as model.items.vectors if it "
+                    "holds vectors, or leave it out."
                 )
-        words = [
-            pl.col(column).list.join(" ")
-            if self.table.schema[column] == pl.List(pl.String)
-            else pl.col(column).cast(pl.String)
-            for column in columns
-        ]
-        return (
-            self.table.select(pl.concat_str(words, separator=" ", ignore_nulls=True).fill_null(""))
-            .to_series()
-            .to_list()
-        )
+            words.append(pl.col(column).list.join(" ") if listed else pl.col(column).cast(pl.String))
+        joined = pl.concat_str(words, separator=" ", ignore_nulls=True).fill_null("")
+        return self.table.select(joined).to_series().to_list()
 
     def _refuse_missing(self, column: str, what: str, *, own: Sequence[str]) -> None:
         if column in self.table.columns:

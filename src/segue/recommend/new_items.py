@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from segue.data.read.new_items import fitted
+from segue.data.read.catalogue import fitted
 from segue.data.vocabulary import PADDING, Vocabulary
 from segue.errors import InputError
 from segue.index.search import ItemIndex

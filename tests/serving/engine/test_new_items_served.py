@@ -22,7 +22,7 @@ from planted_logs import title
 from running_service import serving
 from small_service import Client, assert_problem, guarded, ids, in_process_client
 
-from segue.data.read.new_items import fitted
+from segue.data.read.catalogue import fitted
 from segue.data.vocabulary import Vocabulary
 from segue.serving.engine.catalogue_search import new_rows
 from segue.serving.engine.channel import LocalEngine

@@ -23,7 +23,6 @@ class ParquetInput:
     """A Parquet file, read some rows at a time."""
 
     note = ""
-    typed = True
 
     def __init__(self, path: Path) -> None:
         self.label = str(path)
@@ -78,7 +77,6 @@ class TableInput:
     """A pandas, polars or Arrow table."""
 
     note = ""
-    typed = True
 
     def __init__(self, table: Any, *, label: str) -> None:
         self.label = label

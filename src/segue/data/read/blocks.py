@@ -45,25 +45,18 @@ class LogInput(Protocol):
     size: int
     """Bytes or rows, for progress."""
 
-    typed: bool
-    """Whether its columns have types; text formats hold text and numbers only."""
-
     @property
     def note(self) -> str:
         """A sentence to add if its columns cannot be found."""
-        ...
 
     def sample(self, position: int) -> list[str]:
         """The first values of a column as text."""
-        ...
 
     def holds_lists(self, position: int) -> bool:
         """Whether the column's type is a list (Parquet, tables, JSON)."""
-        ...
 
     def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:
         """The rows, with the column at positions[name] as `name`.
 
         Numbers and dates keep the types that the format has for them. An empty id is "" or null.
         """
-        ...

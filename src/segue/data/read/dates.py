@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -67,6 +66,7 @@ class TimeFormat:
 
     text: str
     pattern: str
+    """What it matches, for regular expressions of Python and of polars."""
 
     @classmethod
     def parse(cls, text: str) -> TimeFormat:
@@ -87,7 +87,16 @@ class TimeFormat:
             )
         hour = "%I" if "p" in letters else "%H"
         text = "".join(hour if letter in ("H", "I") else piece for piece, letter in zip(pieces, letters, strict=True))
-        return cls(text, _pattern(pieces, letters))
+        parts = []
+        for index, (piece, letter) in enumerate(zip(pieces, letters, strict=True)):
+            if letter is None:
+                # re.escape also escapes what polars must not see escaped
+                parts.append(re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", "%" if piece == "%%" else piece))
+                continue
+            neighbours = [*letters[max(0, index - 1) : index], *letters[index + 1 : index + 2]]
+            crowded = letter in _WIDTHS and any(near in _WIDTHS for near in neighbours)
+            parts.append(f"[0-9]{{{_WIDTHS[letter]}}}" if crowded else _PATTERNS[letter])
+        return cls(text, f"^{''.join(parts)}$")
 
     def forms(self) -> list[_Form]:
         """The same for polars; none if it has no such format, as for hours without minutes."""
@@ -168,17 +177,3 @@ def _iso_forms(sample: pl.Series) -> list[_Form]:
             zone = "" if offset is None else text[max(match.end(group) for group in (3, 4, 5)) :]
             forms[_Form(format_ + zone, None if offset is None else offset_microseconds(offset))] += 1
     return [form for form, _ in forms.most_common(FORMS)]
-
-
-def _pattern(pieces: Sequence[str], letters: Sequence[str | None]) -> str:
-    """What a format matches, for regular expressions of Python and of polars."""
-    parts = []
-    for index, (piece, letter) in enumerate(zip(pieces, letters, strict=True)):
-        if letter is None:
-            # re.escape also escapes what polars must not see escaped
-            parts.append(re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", "%" if piece == "%%" else piece))
-            continue
-        neighbours = [*letters[max(0, index - 1) : index], *letters[index + 1 : index + 2]]
-        crowded = letter in _WIDTHS and any(near in _WIDTHS for near in neighbours)
-        parts.append(f"[0-9]{{{_WIDTHS[letter]}}}" if crowded else _PATTERNS[letter])
-    return "^" + "".join(parts) + "$"

@@ -45,8 +45,6 @@ class _Layout:
 class DelimitedFile:
     """A text file; its delimiter is found from its first rows."""
 
-    typed = False
-
     def __init__(self, path: Path, *, named: set[str]) -> None:
         self.label = str(path)
         self.path = path
@@ -69,33 +67,31 @@ class DelimitedFile:
         return False
 
     def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:
+        delimiter, count = self._layout.delimiter, len(self.names)
         rows = _RowNumbers(self._layout.first_row)
         pending: list[pa.RecordBatch] = []
         ended = False
         with closing(LogBytes(self.path)) as stream, suppress(pa.ArrowInvalid):
-            for batch in self._batches(stream, positions, rows):
-                ended = bool(batch.num_rows) and batch.column(0)[batch.num_rows - 1].as_py() == _END
-                pending.append(batch.slice(0, batch.num_rows - 1) if ended else batch)
-                if ended or sum(each.num_rows for each in pending) >= BLOCK_ROWS:
+            for batch in _open_csv(
+                pa.PythonFile(_StreamWithEnd(stream, delimiter, count), mode="r"),
+                delimiter,
+                names=[f"f{index}" for index in range(count)],
+                wanted=list(dict.fromkeys(f"f{position}" for position in positions.values())),
+                skip=self._layout.first_row - 1,
+                block_bytes=READ_BYTES,
+                on_invalid=rows.invalid,
+            ):
+                last = bool(batch.num_rows) and batch.column(0)[batch.num_rows - 1].as_py() == _END
+                pending.append(batch.slice(0, batch.num_rows - 1) if last else batch)
+                if last or sum(each.num_rows for each in pending) >= BLOCK_ROWS:
                     yield _block(pa.Table.from_batches(pending), positions, rows, stream)
                     pending = []
+                ended = last
         if not ended:
             raise InputError(
                 f"{self.label}: a quote that opens after row {max(rows.last, 1)} is never closed, or one row is longer "
                 f"than {READ_BYTES >> 20} MB. Double the quotes inside a quoted field, or remove the lone one."
             )
-
-    def _batches(self, stream: LogBytes, positions: Mapping[str, int], rows: _RowNumbers) -> Any:
-        count, delimiter = len(self.names), self._layout.delimiter
-        return _open_csv(
-            pa.PythonFile(_StreamWithEnd(stream, delimiter, count), mode="r"),
-            delimiter,
-            names=[f"f{index}" for index in range(count)],
-            wanted=list(dict.fromkeys(f"f{position}" for position in positions.values())),
-            skip=self._layout.first_row - 1,
-            block_bytes=READ_BYTES,
-            on_invalid=rows.invalid,
-        )
 
 
 class _RowNumbers:

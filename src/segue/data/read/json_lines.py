@@ -21,7 +21,6 @@ class JsonLinesFile:
     """A file with one JSON object a line; its columns are the keys of the first lines."""
 
     note = ""
-    typed = False
 
     def __init__(self, path: Path) -> None:
         self.label = str(path)
@@ -68,7 +67,12 @@ class JsonLinesFile:
                 frame = {ROW: pl.Series(numbers, dtype=pl.Int64)}
                 for name, position in positions.items():
                     values = [getattr(row, fields[name]) for row in rows]
-                    frame[name] = _column(values, is_list=self.holds_lists(position))
+                    if self.holds_lists(position):
+                        lists = [list(map(_text, value)) if isinstance(value, list) else None for value in values]
+                        frame[name] = pl.Series(lists, dtype=pl.List(pl.String))
+                    else:
+                        texts = [value if type(value) is str else _text(value) for value in values]
+                        frame[name] = pl.Series(texts, dtype=pl.String)
                 yield Block(frame=pl.DataFrame(frame), malformed=malformed, done=stream.consumed())
 
 
@@ -109,15 +113,8 @@ def _decode(
     return rows, numbers, malformed
 
 
-def _column(values: list[Any], *, is_list: bool) -> pl.Series:
-    """Text as it is, numbers as their digits, lists entry by entry."""
-    if is_list:
-        lists = [[_text(entry) for entry in value] if isinstance(value, list) else None for value in values]
-        return pl.Series(lists, dtype=pl.List(pl.String))
-    return pl.Series([value if type(value) is str else _text(value) for value in values], dtype=pl.String)
-
-
 def _text(value: Any) -> str | None:
+    """Text as it is, numbers as their digits, anything else as JSON."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer():

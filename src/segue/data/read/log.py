@@ -119,11 +119,7 @@ def read_blocks(
     before, total = 0, sum(log.size for log in inputs)
     for log in inputs:
         for block in log.blocks(columns.positions(log)):
-            frame, malformed = block.frame, block.malformed
-            if columns.lists:
-                frame, uneven = _one_row_an_event(frame)
-                malformed = malformed + uneven
-            yield log, Block(_typed(frame, log, columns), malformed, block.done)
+            yield log, by_role(block, log.label, columns)
             if progress is not None:
                 progress(stage, min(before + block.done, total), total)
         before += log.size
@@ -134,7 +130,7 @@ def time_type(inputs: list[LogInput], columns: Columns) -> TimeType:
     types: list[TimeType] = []
     for log in inputs:
         types.append("text or numbers")
-        if log.typed:
+        if isinstance(log, ParquetInput | TableInput):
             dtype = next(log.blocks(columns.only("time").positions(log))).frame.schema["time"]
             dtype = getattr(dtype, "inner", dtype)
             if isinstance(dtype, pl.Datetime | pl.Date):
@@ -166,8 +162,12 @@ def _one_row_an_event(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[Malformed
     return frame.filter(even).explode(lists), malformed
 
 
-def _typed(frame: pl.DataFrame, log: LogInput, columns: Columns) -> pl.DataFrame:
-    changed = []
+def by_role(block: Block, label: str, columns: Columns) -> Block:
+    """A block with one row an event, and with the type of each role."""
+    frame, malformed, changed = block.frame, block.malformed, []
+    if columns.lists:
+        frame, uneven = _one_row_an_event(frame)
+        malformed = malformed + uneven
     for role, name in columns.names.items():
         dtype = frame.schema[role]
         expression = (id_text if role in ("user", "item", "kind") else _number)(pl.col(role), dtype)
@@ -175,11 +175,11 @@ def _typed(frame: pl.DataFrame, log: LogInput, columns: Columns) -> pl.DataFrame
             expression = pl.col(role).dt.epoch("us")
         if expression is None:
             raise InputError(
-                f"{log.label}: the column {name!r} has the type {dtype}, which cannot be the {role}; "
+                f"{label}: the column {name!r} has the type {dtype}, which cannot be the {role}; "
                 f"name another with --{role}."
             )
         changed.append(expression.alias(role))
-    return frame.with_columns(changed)
+    return Block(frame.with_columns(changed), malformed, block.done)
 
 
 def id_text(column: pl.Expr, dtype: pl.DataType) -> pl.Expr | None:

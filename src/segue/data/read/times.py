@@ -121,14 +121,10 @@ def read_times(times: pl.Series, rule: TimeRule) -> pl.DataFrame:
         local = pl.col("time")
         converted = times.alias("time").to_frame().with_columns(local_to_utc(local, rule.zone).alias("microseconds"))
         return _with_reason(converted, missing=local.is_null(), other=pl.lit(SKIPPED))
-    if rule.form not in ("iso", "format"):
-        return _read_numbers(times, rule)
-    texts = times.cast(pl.String).str.strip_chars().alias("time")
-    dates = read_dates(texts, rule.zone, None if rule.format is None else TimeFormat.parse(rule.format))
-    return _with_reason(dates.with_columns(texts), missing=_is_empty("time"), other=pl.col("time_reason"))
-
-
-def _read_numbers(times: pl.Series, rule: TimeRule) -> pl.DataFrame:
+    if rule.form in ("iso", "format"):
+        texts = times.cast(pl.String).str.strip_chars().alias("time")
+        dates = read_dates(texts, rule.zone, None if rule.format is None else TimeFormat.parse(rule.format))
+        return _with_reason(dates.with_columns(texts), missing=_is_empty("time"), other=pl.col("time_reason"))
     unit = UNITS[rule.form]
     if rule.forced:
         unit = Unit(unit.name, 0, 9 * 10**18 // unit.times, times=unit.times, per=unit.per)

@@ -21,13 +21,9 @@ NPY = ".npy"
 class VectorFile:
     """An array of vectors, opened by memory map, and the ids of its rows."""
 
-    path: Path
+    path: Path  # its stem is the name of the column
     vectors: np.ndarray  # [n, F]
     ids: pl.Series  # [n] text
-
-    @property
-    def column(self) -> str:
-        return self.path.stem
 
 
 def split_sources(source: Any) -> tuple[Any, list[Path]]:
@@ -85,32 +81,53 @@ def _ids(path: Path) -> pl.Series:
     return pl.Series(np.asarray(ids)).cast(pl.String)
 
 
-def vectors_of(file: VectorFile, ids: pl.Series) -> pl.Series:
-    """The vectors of `ids`, in their order; null if the file has none. Of rows with the same id the first counts."""
-    given = pl.DataFrame({"id": file.ids, "row": np.arange(len(file.ids))}).unique("id", keep="first")
-    rows = pl.DataFrame({"id": ids}).join(given, on="id", how="left", maintain_order="left")["row"]
-    if rows.null_count() == len(rows):
-        raise InputError(
-            f"{file.path}: none of its ids (such as {file.ids.first()!r}) is an item of the log (such as {ids[0]!r}); "
-            "does its file of ids hold the ids of the log's items?"
-        )
-    known = rows.is_not_null().to_numpy()
-    width = file.vectors.shape[1]
-    vectors = np.zeros((len(rows), width), dtype=np.float32)
-    with np.errstate(over="ignore"):  # a number that is too large is refused below
-        vectors[known] = file.vectors[rows.drop_nulls().to_numpy()]
-    _refuse_infinite(vectors, str(file.path))
-    column = pl.Series(file.column, vectors, dtype=pl.Array(pl.Float32, width))
-    return pl.select(pl.when(pl.Series(known)).then(column).otherwise(None).alias(file.column)).to_series()
+def with_arrays(table: pl.DataFrame, files: Sequence[VectorFile]) -> pl.DataFrame:
+    """A vocabulary's table with one more column for each array: the vectors of its ids, null if the file has none.
+
+    Of rows of an array with the same id the first counts.
+    """
+    for file in files:
+        name, width = file.path.stem, file.vectors.shape[1]
+        if name in table.columns:
+            raise InputError(
+                f"{file.path}: its vectors would be the column {name!r}, which the catalogue has already; "
+                "rename the file, and the one with its ids."
+            )
+        given = pl.DataFrame({"id": file.ids, "row": np.arange(len(file.ids))}).unique("id", keep="first")
+        rows = table.select("id").join(given, on="id", how="left", maintain_order="left")["row"]
+        if rows.null_count() == len(rows):
+            raise InputError(
+                f"{file.path}: none of its ids (such as {file.ids.first()!r}) is an item of the log (such as "
+                f"{table['id'][0]!r}); does its file of ids hold the ids of the log's items?"
+            )
+        known = rows.is_not_null().to_numpy()
+        vectors = np.zeros((len(rows), width), dtype=np.float32)
+        with np.errstate(over="ignore"):  # a number that is too large is refused below
+            vectors[known] = file.vectors[rows.drop_nulls().to_numpy()]
+        _refuse_infinite(vectors, str(file.path))
+        column = pl.Series(vectors, dtype=pl.Array(pl.Float32, width))
+        table = table.with_columns(pl.when(pl.Series(known)).then(column).alias(name))
+    return table
 
 
 def with_vectors(table: pl.DataFrame, label: str) -> pl.DataFrame:
     """A catalogue with its columns of lists of numbers as vectors of one width each."""
-    return table.with_columns(
-        _as_vectors(table[name], label)
-        for name, dtype in table.schema.items()
-        if isinstance(dtype, pl.List | pl.Array) and dtype.inner.is_numeric()
-    )
+    for name, dtype in table.schema.items():
+        if not isinstance(dtype, pl.List | pl.Array) or not dtype.inner.is_numeric():
+            continue
+        column = table[name].arr.to_list() if isinstance(dtype, pl.Array) else table[name]
+        sizes = column.list.len().drop_nulls().unique().sort()
+        if len(sizes) > 1 or (len(sizes) and not sizes[0]):
+            shown = ", ".join(map(str, sizes.head(4).to_list())) + (", …" if len(sizes) > 4 else "")
+            raise InputError(
+                f"{label}: the lists in {name!r} have {shown} numbers; expected as many in every row, or an "
+                "empty cell for an item without a vector."
+            )
+        width = int(sizes[0]) if len(sizes) else 1
+        vectors = column.cast(pl.List(pl.Float32), strict=False).list.to_array(width)
+        _refuse_infinite(vectors.drop_nulls().to_numpy(), f"{label}: the column {name!r}")
+        table = table.with_columns(vectors)
+    return table
 
 
 def widths(table: pl.DataFrame) -> dict[str, dict[str, int]]:
@@ -120,22 +137,6 @@ def widths(table: pl.DataFrame) -> dict[str, dict[str, int]]:
         for name, dtype in table.schema.items()
         if isinstance(dtype, pl.Array)
     }
-
-
-def _as_vectors(column: pl.Series, label: str) -> pl.Series:
-    if isinstance(column.dtype, pl.Array):
-        column = column.arr.to_list()
-    sizes = column.list.len().drop_nulls().unique().sort()
-    if len(sizes) > 1 or (len(sizes) and not sizes[0]):
-        shown = ", ".join(map(str, sizes.head(4).to_list())) + (", …" if len(sizes) > 4 else "")
-        raise InputError(
-            f"{label}: the lists in {column.name!r} have {shown} numbers; expected as many in every row, or an "
-            "empty cell for an item without a vector."
-        )
-    width = int(sizes[0]) if len(sizes) else 1
-    exact = column.cast(pl.List(pl.Float32), strict=False).list.to_array(width)
-    _refuse_infinite(exact.drop_nulls().to_numpy(), f"{label}: the column {column.name!r}")
-    return exact
 
 
 def _refuse_infinite(vectors: np.ndarray, label: str) -> None:

@@ -23,44 +23,34 @@ class Rejected:
     max_stored: int
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    frames: list[pl.DataFrame] = field(default_factory=list)
+    """The stored rows, with `file`, `row` and `reason`."""
     _stored: int = 0
-    _frames: list[pl.DataFrame] = field(default_factory=list)
 
     @property
     def total(self) -> int:
         return self.counts.total()
 
-    def add_malformed(self, label: str, rows: list[Malformed]) -> None:
-        """Add rows that cannot be parsed."""
-        if rows:
-            self._add(label, pl.DataFrame(rows, schema={ROW: pl.Int64, "reason": pl.String, "text": pl.String}))
-
-    def add_judged(self, label: str, frame: pl.DataFrame) -> None:
-        """Add rows with the `reason` that the rules gave."""
-        if frame.height:
-            texts = [pl.col(role).cast(pl.String) for role in self.roles]
-            self._add(label, frame.select(ROW, "reason", *texts))
-
-    def _add(self, label: str, frame: pl.DataFrame) -> None:
-        for reason, count in frame["reason"].value_counts().iter_rows():
-            self.counts[reason] += count
-        for reason in set(frame["reason"].unique()) - set(self.examples):
-            row, _, *texts = frame.filter(pl.col("reason") == reason).row(0)
-            self.examples[reason] = example(label, row, texts)
-        if self._stored < self.max_stored:
-            self._stored += frame.height
-            self._frames.append(detached(frame).with_columns(pl.lit(label).alias("file")))
-
-    def replace_rows(self, frame: pl.DataFrame) -> None:
-        """Store rows with `file`, `row` and `reason` that are counted already."""
-        self._frames = [frame]
+    def add(self, label: str, malformed: list[Malformed], judged: pl.DataFrame) -> None:
+        """Add rows that cannot be parsed, and rows with the `reason` that the rules gave."""
+        lines = pl.DataFrame(malformed, schema={ROW: pl.Int64, "reason": pl.String, "text": pl.String})
+        columns = [pl.col(role).cast(pl.String) for role in self.roles]
+        for frame in (lines, judged.select(ROW, "reason", *columns)):
+            for reason, count in frame["reason"].value_counts().iter_rows():
+                self.counts[reason] += count
+            for reason in set(frame["reason"].unique()) - set(self.examples):
+                row, _, *texts = frame.filter(pl.col("reason") == reason).row(0)
+                self.examples[reason] = example(label, row, texts)
+            if frame.height and self._stored < self.max_stored:
+                self._stored += frame.height
+                self.frames.append(detached(frame).with_columns(pl.lit(label).alias("file")))
 
     def table(self) -> pl.DataFrame:
         """Every stored row: file, row, reason, and the texts of its columns or, if it has none, of the whole row."""
         schema = {"file": pl.String, ROW: pl.Int64, "reason": pl.String}
         schema |= dict.fromkeys([*self.roles, "text"], pl.String)
         empty = pl.DataFrame(schema=schema)
-        return pl.concat([empty, *self._frames], how="diagonal").sort("file", ROW, maintain_order=True)
+        return pl.concat([empty, *self.frames], how="diagonal").sort("file", ROW, maintain_order=True)
 
     def check(self, rows: int, *, most: float, hint: str = "") -> None:
         """Refuse a share of rejected rows above `most`, and a log without a good row."""

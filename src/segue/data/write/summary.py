@@ -19,19 +19,9 @@ class Shares:
     test_from: int | None
     """The time of `--split time:WHEN` in microseconds; None for `--split last`."""
     users: int = 0
-    tied: int = 0
-    targets: int = 0
-    repeats: int = 0
-
-    @property
-    def tie_share(self) -> float:
-        """The share of users whose last two events have the same time."""
-        return self.tied / max(1, self.users)
-
-    @property
-    def repeat_share(self) -> float:
-        """The share of test targets that occur in their user's history."""
-        return self.repeats / max(1, self.targets)
+    tied: int = 0  # users whose last two events have the same time
+    targets: int = 0  # of the test
+    repeats: int = 0  # test targets that occur in their user's history
 
     def add(self, sequences: Sequences) -> None:
         """Count the events of some users."""
@@ -77,18 +67,13 @@ def summary_lines(manifest: dict[str, Any]) -> list[str]:
         f"ties       {manifest['tie_share']:.1%} of the users have two last events of the same time",
         f"repeats    {manifest['repeat_share']:.1%} of the test targets occur in their history",
     ]
-    if "catalogue" in counts:
-        lines.append(f"catalogue  {_catalogue(counts)}")
+    if rows := counts.get("catalogue"):
+        line = f"catalogue  {rows['described']:,} of {counts['items']:,} items described"
+        if rows["duplicates"]:
+            line += f"; {rows['duplicates']:,} rows with an id of an earlier row were left out"
+        lines.append(line + (f"; {rows['rejected']:,} rows could not be read" if rows["rejected"] else ""))
     for name, sizes in counts.get("vectors", {}).items():
         lines.append(
             f"vectors    {name}: {sizes['width']:,} numbers, for {sizes['items']:,} of {counts['items']:,} items"
         )
     return lines
-
-
-def _catalogue(counts: dict[str, Any]) -> str:
-    rows = counts["catalogue"]
-    text = f"{rows['described']:,} of {counts['items']:,} items described"
-    if rows["duplicates"]:
-        text += f"; {rows['duplicates']:,} rows with an id of an earlier row were left out"
-    return text + (f"; {rows['rejected']:,} rows could not be read" if rows["rejected"] else "")

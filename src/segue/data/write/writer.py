@@ -14,6 +14,7 @@ import polars as pl
 from segue.data.rules.rejected import Rejected
 from segue.data.sequences import Sequences
 from segue.data.write.events import Chunk
+from segue.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +57,13 @@ class Core:
     rows: int
     rejected: Rejected
     events: SortedEvents
+
+    def __post_init__(self) -> None:
+        if len(self.items.ids) == 1:
+            raise InputError(
+                f"Only one item is left ({self.items.ids[0]!r}), and one item cannot be ranked against anything; "
+                "give a log with more items, or lower --min-user and --min-item."
+            )
 
 
 class _Array:
