@@ -25,7 +25,7 @@ from segue.models.items.tables import DataFacts
 from segue.recommend.history import Entry, KnownItems, pack_histories, read_history
 from segue.recommend.jobs.batch import recommend_users, user_history
 from segue.recommend.recommender import Recommender
-from segue.serving.engine.answering import history_of_rows
+from segue.serving.engine.engine import history_of_rows
 from segue.serving.http.app import create_app
 
 KINDS = ("buy", "look", "save@home")

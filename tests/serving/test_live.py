@@ -29,7 +29,7 @@ from small_service import (
 
 from segue.errors import StoreError
 from segue.recommend.recommender import Recommender
-from segue.serving.engine import answering
+from segue.serving.engine import engine as engine_module
 from segue.serving.engine.channel import LocalEngine
 from segue.serving.http.bodies import MAX_EVENTS, MAX_ID
 from segue.serving.http.keys import Keys
@@ -425,7 +425,7 @@ def test_all_of_a_long_history_is_seen(client: Client) -> None:
 def test_around_the_number_of_events_read_at_first(
     client: Client, events: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answering, "FIRST_READ", 3)
+    monkeypatch.setattr(engine_module, "FIRST_READ", 3)
     user = next(users)
     post_events(client, *({"user": user, "item": item} for item in ITEMS[:events]))
     assert {name for name, _ in scored(answer(client, user))} == set(ANSWERABLE) - set(ITEMS[:events])

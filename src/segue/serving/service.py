@@ -188,28 +188,22 @@ class Service:
             return [await self._engine.call("control", "add_items", requests[0])]
 
     async def _write(self, requests: Sequence[Sequence[Event]]) -> list[WriteResult | Exception]:
-        """Store the events of several requests in one commit."""
+        """Store the events of several requests in one commit, and find the items that are unknown to the model."""
         events = [event for request in requests for event in request]
         is_new = iter(await asyncio.to_thread(self.store.append, events))
-        unknown = await self._unknown({event.item for event in events})
-        return [([next(is_new) for _ in request], unknown) for request in requests]
-
-    async def _unknown(self, items: set[str]) -> set[str]:
-        """Items that the active model does not know; the engine is asked only about items that are not cached."""
         known = self._known_items  # a switch replaces the set
-        new = items - known
-        if not new:
-            return new
+        new = {event.item for event in events} - known
+        unknown: set[str] = set()
         try:
-            async with asyncio.timeout(UNKNOWN_DEADLINE):
-                unknown: set[str] = await self._engine.call("events", "unknown", new)
+            if new:  # the engine is called only about items that are not cached
+                async with asyncio.timeout(UNKNOWN_DEADLINE):
+                    unknown = await self._engine.call("events", "unknown", new)
+                if len(known) > MAX_KNOWN_ITEMS:
+                    known.clear()
+                known |= new - unknown
         except (SegueError, TimeoutError):
-            # The engine restarts. The events are on disk and must be acknowledged before later requests time out.
-            return set()
-        if len(known) > MAX_KNOWN_ITEMS:
-            known.clear()
-        known |= new - unknown
-        return unknown
+            pass  # The engine restarts. The events are on disk and must be acknowledged before later requests time out.
+        return [([next(is_new) for _ in request], unknown) for request in requests]
 
     async def _follow_run(self) -> None:
         """Serve the store's active run, and export it as a metric."""

@@ -22,7 +22,6 @@ from segue.errors import InputError
 from segue.index.exact import ExactIndex
 from segue.models.build import build_model
 from segue.recommend.recommender import Recommender
-from segue.serving.engine import answering
 from segue.serving.engine import engine as engine_module
 from segue.serving.engine.channel import LocalEngine
 from segue.serving.engine.engine import ServingEngine
@@ -72,7 +71,7 @@ def test_a_cached_user_is_answered_like_a_history_without_a_cache(
 ) -> None:
     """Every event changes the next answer, over steps of the window; late events too."""
     clock = SimpleNamespace(time=lambda: 500.0 + 1000 * len(events) ** 2)
-    monkeypatch.setattr(answering, "time", clock)  # it stands still between two questions
+    monkeypatch.setattr(engine_module, "time", clock)  # it stands still between two questions
     events: list[dict[str, Any]] = []
     for number in range(70):
         late = number in (30, 51)

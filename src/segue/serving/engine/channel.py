@@ -284,11 +284,11 @@ def freeze_loaded_objects() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+@dataclass(frozen=True)
 class _Raised:
     """An exception as a message."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    error: Exception
 
 
 def run_engine(settings: ServiceSettings, endpoints: Endpoints) -> None:

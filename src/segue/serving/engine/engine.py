@@ -1,28 +1,31 @@
-"""The calls that need a model: answers, neighbours, searches, explanations, plans, switches."""
+"""The calls that need a model: answers, many in one batch through the encoder, and the others one by one."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+import numpy as np
 
 from segue.errors import InputError
 from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import History, identifier, read_history
 from segue.recommend.kv_caches import MEGABYTE
-from segue.serving.engine.answering import answer_queries, history_of_rows, stored_histories
+from segue.recommend.rules import Rules, read_rules
 from segue.serving.engine.models import Models
 from segue.serving.engine.served_model import ServedModel
 from segue.serving.http import bodies
 from segue.serving.http.bodies import MAX_ENTRIES
 from segue.serving.requests import EncodedAnswer, RecommendationQuery
 from segue.serving.settings import ServiceSettings
-from segue.serving.store.store import HistoryStore, open_store
+from segue.serving.store.store import HistoryStore, Row, open_store
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST_READ = 1000  # events of a user; a longer history is read a second time, whole
+MAX_HISTORY = 100_000  # newest events of a user that are read, so that no request waits for a robot's million
 USERS_PER_CHECK = 64  # cached users that are looked up in the store at a time
 
 
@@ -57,10 +60,45 @@ class ServingEngine:
             raise
 
     def answer(self, queries: Sequence[RecommendationQuery]) -> list[EncodedAnswer | Exception]:
+        """The next items in the order of the queries; an exception is the answer to a query that cannot be used."""
+        results: dict[int, EncodedAnswer | Exception] = {}
+        groups: dict[ServedModel, dict[int, Rules]] = {}  # by model, the rules of each of its queries
         with self._answering:
-            answers = answer_queries(self.models, self._store, queries)
+            for index, query in enumerate(queries):
+                try:
+                    model = self.models.named(query.model)
+                    groups.setdefault(model, {})[index] = _rules(model, query)
+                except Exception as error:  # noqa: BLE001  # it must not fail the other queries of the batch
+                    results[index] = error
+            for model, rules in groups.items():
+                answers = self._answer_with(model, [queries[index] for index in rules], list(rules.values()))
+                results.update(zip(rules, answers, strict=True))
+        return [results[index] for index in range(len(queries))]
+
+    def _answer_with(
+        self, model: ServedModel, queries: Sequence[RecommendationQuery], rules: Sequence[Rules]
+    ) -> Iterator[EncodedAnswer]:
+        now = int(time.time())
+        stored = iter(self._stored_rows([query.user for query in queries if query.user is not None]))
+        recommendations = model.recommender.answer(
+            [history_of_rows(next(stored)) if query.history is None else query.history for query in queries],
+            rules,
+            query_times=np.array([now if query.now is None else query.now for query in queries], dtype=np.int64),
+            users=[query.user for query in queries],
+            caches=model.kv_caches,
+        )
+        for one in recommendations:
+            answer = bodies.Answer(
+                items=one.items, unknown=one.unknown, fallback=one.fallback, untimed=one.untimed, model=model.name
+            )
+            yield self._encode(answer), one.fallback
+
+    def _stored_rows(self, users: Sequence[str]) -> list[list[Row]]:
+        """All events of some users, oldest first. Few users have so many that a second read is needed."""
+        histories = self._store.newest(users, FIRST_READ) if users else []
         return [
-            answer if isinstance(answer, Exception) else (self._encode(answer), answer.fallback) for answer in answers
+            self._store.newest([user], MAX_HISTORY)[0] if len(rows) == FIRST_READ else rows
+            for user, rows in zip(users, histories, strict=True)
         ]
 
     def similar(self, item: str, k: int, model: str | None) -> bodies.Answer:
@@ -132,7 +170,7 @@ class ServingEngine:
             raise InputError(f"Give either a history or a user to {purpose}.")
         if request.user is None:
             return read_history(request.history or [])
-        return history_of_rows(stored_histories(self._store, [identifier(request.user)])[0][-MAX_ENTRIES:])
+        return history_of_rows(self._stored_rows([identifier(request.user)])[0][-MAX_ENTRIES:])
 
     def drop_user(self, user: str) -> None:
         """Drop the KV caches of a user whom the store does not have any more."""
@@ -175,3 +213,26 @@ def _only(request: bodies.HistoryRequest, served: ServedModel) -> Sequence[str |
         return request.only
     matches = served.recommender.vocabulary.ids(served.catalogue.allowed(request.where))
     return matches if request.only is None else list({*map(str, request.only)} & {*matches})
+
+
+def _rules(model: ServedModel, query: RecommendationQuery) -> Rules:
+    """A query's rules over the model's item numbers."""
+    if query.exclude is None and query.only is None and query.where is None:
+        return Rules(k=query.k, keep_seen=query.keep_seen)
+    known = model.recommender.known
+    rules = read_rules(known, k=query.k, exclude=query.exclude, only=query.only, keep_seen=query.keep_seen)
+    if not query.where:
+        return rules
+    allowed = model.catalogue.allowed(query.where)
+    only = allowed if rules.only is None else np.intersect1d(rules.only, allowed)
+    return Rules(k=rules.k, keep_seen=rules.keep_seen, exclude=rules.exclude, only=only)
+
+
+def history_of_rows(rows: Sequence[Row]) -> History:
+    """Stored events as a history."""
+    return History(
+        items=[row[0] for row in rows],
+        times=[row[1] for row in rows],
+        values=[row[3] for row in rows],
+        kinds=[row[2] for row in rows],
+    )

@@ -94,12 +94,19 @@ class ServedModel:
 
     def _item_facts(self) -> dict[str, Any]:
         """The facts of the card that added items change."""
+        manifest = self.recommender.manifest
+        # For every reader of the API: without file digests and without the folders of this machine.
+        public = {
+            name: {key: part for key, part in fact.items() if key != "folder"} if isinstance(fact, dict) else fact
+            for name, fact in manifest.items()
+            if name != "files"
+        }
         return {
             "items": len(self.recommender.vocabulary),
             "added": self.recommender.added,
             "left_out": len(self.left_out),
             "left_out_because": next(iter(self.left_out.values()), None),
-            "manifest": _without_paths(self.recommender.manifest),
+            "manifest": {"data": {}} | public | {"recipe": Path(manifest.get("recipe", "")).name},
         }
 
     def _self_test(self) -> None:
@@ -109,13 +116,3 @@ class ServedModel:
         if not answer.items or not np.isfinite(answer.items[0].score):
             raise FolderError(f"The run {self.name} does not answer its self-test; train it again.")
         self.recommender.similar(popular[0], k=1)
-
-
-def _without_paths(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A manifest for every reader of the API: without file digests and without the folders of this machine."""
-    facts = {
-        name: {key: part for key, part in fact.items() if key != "folder"} if isinstance(fact, dict) else fact
-        for name, fact in manifest.items()
-        if name != "files"
-    }
-    return {"data": {}} | facts | {"recipe": Path(manifest.get("recipe", "")).name}

@@ -201,7 +201,11 @@ class Guard:
     def _forbidden(self, method: str, headers: Headers, holder: KeyHolder | None, pieces: list[bytes]) -> Reply | None:
         if not self._keys:
             return None
-        role = needed_role(method, pieces)
+        first = pieces[0] if pieces else b""
+        if method in SAFE:
+            role: Role | None = None if first in OPEN else "read"
+        else:
+            role = ROLES.get((method, first, len(pieces)), "admin")
         if role is None or (holder is not None and role in holder.roles):
             return None
         if holder is not None:
@@ -285,14 +289,6 @@ def path_pieces(scope: Scope) -> list[bytes]:
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     pieces = [piece for piece in raw.partition(b"?")[0].split(b"/") if piece]
     return [unquote_to_bytes(piece) for piece in pieces] if b"%" in raw else pieces
-
-
-def needed_role(method: str, pieces: Sequence[bytes]) -> Role | None:
-    """The role that a request needs; None if it needs no key."""
-    first = pieces[0] if pieces else b""
-    if method in SAFE:
-        return None if first in OPEN else "read"
-    return ROLES.get((method, first, len(pieces)), "admin")
 
 
 @lru_cache(256)

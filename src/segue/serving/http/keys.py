@@ -62,8 +62,13 @@ class Keys:
 
     @classmethod
     def load(cls, file: Path | None, environment: Mapping[str, str]) -> Keys:
-        """The keys of the file or of the environment variables, which may not both have keys; none if neither has."""
-        keys = from_environment(environment)
+        """The keys of the file, or of the environment variables, which separate them by commas; not of both."""
+        keys: dict[Role, list[str]] = {}
+        for role, variable in VARIABLES.items():
+            names = [key.strip() for key in environment.get(variable, "").split(",") if key.strip()]
+            _check(names, variable)
+            if names:
+                keys[role] = names
         if file is None:
             return cls(keys)
         if keys:
@@ -85,17 +90,6 @@ class Keys:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
-
-
-def from_environment(environment: Mapping[str, str]) -> dict[Role, list[str]]:
-    """The keys of each role in its environment variable, separated by commas."""
-    by_role: dict[Role, list[str]] = {}
-    for role, variable in VARIABLES.items():
-        keys = [key.strip() for key in environment.get(variable, "").split(",") if key.strip()]
-        _check(keys, variable)
-        if keys:
-            by_role[role] = keys
-    return by_role
 
 
 def from_file(path: Path) -> dict[Role, list[str]]:

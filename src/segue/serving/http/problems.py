@@ -63,8 +63,12 @@ def http_problem(request: JsonRequest, error: HTTPException) -> Response[Problem
         detail = "The body is too large; send a shorter history or fewer events."
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return unexpected(request, error)
-    else:
-        detail = _reasons(error)
+    else:  # the framework's list of faults in `extra` as one sentence
+        faults = error.extra if isinstance(error.extra, list) else []
+        reasons = [f"{fault.get('key', 'The request')}: {fault['message']}" for fault in faults if "message" in fault]
+        detail = "; ".join(reasons) + "." if reasons else error.detail
+        if any(fault.get("message") == MISSING_BODY for fault in faults):
+            detail = "The request has no body; send a JSON object, as /schema shows."
     return problem(status, detail, headers=error.headers)
 
 
@@ -73,15 +77,6 @@ def unexpected(request: JsonRequest, error: Exception) -> Response[Problem]:
     route = request.scope.get("path_template", "a request")  # not the path, which may hold a user's id
     logger.error("%s %s failed", request.method, route, exc_info=error)
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "The service failed to answer; its log has the reason.")
-
-
-def _reasons(error: HTTPException) -> str:
-    """The framework's list of faults in `extra` as one sentence."""
-    faults = error.extra if isinstance(error.extra, list) else []
-    if any(fault.get("message") == MISSING_BODY for fault in faults):
-        return "The request has no body; send a JSON object, as /schema shows."
-    reasons = [f"{fault.get('key', 'The request')}: {fault['message']}" for fault in faults if "message" in fault]
-    return "; ".join(reasons) + "." if reasons else error.detail
 
 
 def problem_spec(description: str) -> ResponseSpec:

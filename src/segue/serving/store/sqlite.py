@@ -86,7 +86,8 @@ class SqliteStore(HistoryStore):
 
     def append(self, events: Sequence[Event]) -> list[bool]:
         def add(link: sqlite3.Connection) -> list[bool]:
-            numbers = {user: _new_user_number(link, user) for user in dict.fromkeys(event.user for event in events)}
+            users = dict.fromkeys(event.user for event in events)
+            numbers = {user: _user_number(link, user) or _insert_user(link, user) for user in users}
             return [
                 link.execute(ADD, (numbers[event.user], *one, key)).rowcount == 1
                 for event, one, key in zip(events, rows, keys, strict=True)
@@ -220,7 +221,7 @@ class SqliteStore(HistoryStore):
             if number is not None:
                 link.executemany(ADD, [(number, *row, None) for row in rows])
                 continue
-            number, position, previous_time = _new_user_number(link, user), 0, None
+            number, position, previous_time = _insert_user(link, user), 0, None
             records = []
             for row in rows:  # for a new user, positions among equal times need no query
                 position = position + 1 if row[1] == previous_time else 0
@@ -292,10 +293,7 @@ def _user_number(link: sqlite3.Connection, user: str) -> int | None:
     return None if row is None else int(row[0])
 
 
-def _new_user_number(link: sqlite3.Connection, user: str) -> int:
-    """A user's number; the user is inserted if new."""
-    number = _user_number(link, user)
-    if number is None:
-        number = link.execute("INSERT INTO users (id) VALUES (?)", (user,)).lastrowid
+def _insert_user(link: sqlite3.Connection, user: str) -> int:
+    number = link.execute("INSERT INTO users (id) VALUES (?)", (user,)).lastrowid
     assert number is not None
     return number
