@@ -21,8 +21,8 @@ from bench.data import make_log
 from bench.data.prepare import MEGABYTE, measured
 from bench.data.scale import EVENTS_A_USER, EVENTS_AN_ITEM
 from bench.serving import load
-from bench.serving.serve import Watch
 from bench.serving.server import Server, free_port
+from bench.serving.watch import Watch
 from segue.errors import InputError
 
 SHAPE = ("model.width=64", "model.depth=2", "train.epochs=1")  # of the run that is served
@@ -82,10 +82,10 @@ class Serve:
             server.stop()
         if answers.failed or answers.p50 is None or answers.p90 is None:
             raise InputError(
-                f"{answers.failed} of {answers.asked} requests to {version.name} failed at {self._rate:g} a second; "
+                f"{answers.failed} of {answers.requests} requests to {version.name} failed at {self._rate:g} a second; "
                 "expected none. Measure at a smaller rate: ARGS='--rate 200'."
             )
-        return {"CPU ms a request": 1000 * spent / answers.asked, "p50 ms": answers.p50, "p90 ms": answers.p90}
+        return {"CPU ms a request": 1000 * spent / answers.requests, "p50 ms": answers.p50, "p90 ms": answers.p90}
 
     def _started(self, version: Version) -> Server:
         folder = self._work / version.name

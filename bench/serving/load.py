@@ -19,20 +19,18 @@ import sys
 import tempfile
 import time
 from array import array
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import deque
 from pathlib import Path
 from typing import cast
 
 import msgspec
 import uvloop
 
+from bench.serving.latencies import LOST, UNANSWERED, UNREADABLE, KindResult, Tally, kind_result, quantile
+
 ROOT = Path(__file__).parents[2]
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 0.02  # between two attempts to connect
-OK = 200
-LOST, UNREADABLE, UNANSWERED = 0, 1, 2  # no HTTP status is that small
-REASONS = {LOST: "connection lost", UNREADABLE: "unreadable answer", UNANSWERED: "unanswered"}
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,35 +60,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds to wait for the last answers."""
 
 
-class Second(msgspec.Struct, frozen=True):
-    """The requests planned for one second of the measurement."""
-
-    ok: int
-    failed: int
-    p90: float | None
-
-
-class KindResult(msgspec.Struct, frozen=True):
-    """The answers to the requests planned for the measurement; latencies are of those with status 200, in ms."""
-
-    name: str
-    asked: int
-    answered_a_second: float
-    """Answers with status 200 that came during the measurement."""
-    statuses: dict[str, int]
-    errors: dict[str, int]
-    p50: float | None
-    p90: float | None
-    p99: float | None
-    max: float | None
-    per_second: list[Second]
-
-    @property
-    def failed(self) -> int:
-        """Everything but an answer with status 200."""
-        return self.asked - self.statuses.get(str(OK), 0)
-
-
 class Result(msgspec.Struct, frozen=True):
     """The answers to a job, and the cost of the generator itself."""
 
@@ -103,20 +72,6 @@ class Result(msgspec.Struct, frozen=True):
 
     def kind(self, name: str) -> KindResult:
         return next(kind for kind in self.kinds if kind.name == name)
-
-
-class Tally:
-    """When each request of one kind was planned, when it ended, and with which status."""
-
-    def __init__(self) -> None:
-        self.planned = array("d")
-        self.ended = array("d")
-        self.codes = array("h")
-
-    def add(self, planned: float, ended: float, code: int) -> None:
-        self.planned.append(planned)
-        self.ended.append(ended)
-        self.codes.append(code)
 
 
 class Connection(asyncio.Protocol):
@@ -380,45 +335,6 @@ def measure(load: Load, job: Job, *, cpu_seconds: float) -> Result:
         cpu_seconds=cpu_seconds,
         cpu_share=cpu_seconds / (time.monotonic() - load.began),
     )
-
-
-def kind_result(name: str, tally: Tally, *, began: float, seconds: float) -> KindResult:
-    """One kind's figures."""
-    latencies: list[list[float]] = [[] for _ in range(math.ceil(seconds))]
-    failed = [0] * len(latencies)
-    codes: Counter[int] = Counter()
-    in_time = 0
-    for plan, end, code in zip(tally.planned, tally.ended, tally.codes, strict=True):
-        in_time += code == OK and began <= end < began + seconds
-        if not began <= plan < began + seconds:
-            continue
-        codes[code] += 1
-        second = int(plan - began)
-        if code == OK:
-            latencies[second].append(1000 * (end - plan))
-        else:
-            failed[second] += 1
-    whole = sorted(latency for each in latencies for latency in each)
-    return KindResult(
-        name=name,
-        asked=codes.total(),
-        answered_a_second=in_time / seconds,
-        statuses={str(code): count for code, count in sorted(codes.items()) if code not in REASONS},
-        errors={REASONS[code]: count for code, count in sorted(codes.items()) if code in REASONS},
-        p50=quantile(whole, 0.5),
-        p90=quantile(whole, 0.9),
-        p99=quantile(whole, 0.99),
-        max=quantile(whole, 1.0),
-        per_second=[
-            Second(ok=len(each), failed=bad, p90=quantile(sorted(each), 0.9))
-            for each, bad in zip(latencies, failed, strict=True)
-        ],
-    )
-
-
-def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least this share of all does not exceed."""
-    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else None
 
 
 def start(job: Job) -> subprocess.Popen[bytes]:

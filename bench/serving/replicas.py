@@ -58,7 +58,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     rate: float
     seconds: float
-    asked: int
+    requests: int
     failed: list[str]
     """Failures at replicas that were not killed."""
     at_the_killed: int
@@ -193,7 +193,7 @@ def endure(
         replicas=len(servers),
         rate=rate,
         seconds=seconds,
-        asked=len(times),
+        requests=len(times),
         failed=failed,
         at_the_killed=len(broken) - len(failed),
         acknowledged=len(posted),
@@ -284,7 +284,7 @@ def _title(outcome: Outcome) -> str:
 
 def _shown(outcome: Outcome) -> dict[str, Any]:
     return {
-        "requests": outcome.asked,
+        "requests": outcome.requests,
         "failed": len(outcome.failed),
         "at the killed one": outcome.at_the_killed,
         "acknowledged": outcome.acknowledged,

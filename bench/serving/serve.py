@@ -17,20 +17,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from bench.serving import load
+from bench.serving.latencies import OK, KindResult, Second
 from bench.serving.server import SEGUE, Server, ask, free_port
+from bench.serving.watch import Watch
 from bench.tables import publish
 from segue.config.recipes import read_recipe
 from segue.errors import InputError
@@ -47,7 +47,6 @@ SWITCHES = 3  # pairs of a switch and a rollback
 LIMIT_P90, LIMIT_P99, LIMIT_EVENTS_P99 = 10.0, 25.0, 50.0  # ms
 LIMIT_GROWTH, LIMIT_RECOVERY = 0.2, 10
 IN_A_ROW = 3  # seconds under the limit that make a recovery
-SAMPLE_SECONDS = 0.25
 MEGABYTE = 1 << 20
 LIBRARIES = ("litestar", "uvicorn", "uvloop", "httptools", "msgspec")
 SHAPE = ("model.width=64", "model.depth=2", "train.epochs=1")  # of either recipe
@@ -263,7 +262,7 @@ def recovery(bench: Bench, title: str, _: Watch) -> PhaseResult:
     return PhaseResult([row], {"load": _plain(result)})
 
 
-def recovered(seconds: Sequence[load.Second], *, in_a_row: int = IN_A_ROW) -> int | None:
+def recovered(seconds: Sequence[Second], *, in_a_row: int = IN_A_ROW) -> int | None:
     """Seconds until the p90 was under the limit and stayed there for `in_a_row` seconds; None if never."""
     good = [each.p90 is not None and each.p90 <= LIMIT_P90 and not each.failed for each in seconds]
     for first in range(len(good)):
@@ -291,7 +290,7 @@ def swaps(bench: Bench, title: str, _: Watch) -> PhaseResult:
     wanted = ["second", "first"] * SWITCHES
     switched = [each["active"] for each in switches] == wanted
     row = _row(title, result.kind("GET"), p90=None, p99=None)
-    done = sum(each["status"] == load.OK for each in switches)
+    done = sum(each["status"] == OK for each in switches)
     row |= {
         "limit": "none failed",
         "holds": _held(switched and result.kind("GET").failed == 0, f"{done} of {len(switches)} done"),
@@ -300,7 +299,7 @@ def swaps(bench: Bench, title: str, _: Watch) -> PhaseResult:
 
 
 def _row(
-    title: str, kind: load.KindResult, *, p90: float | None = LIMIT_P90, p99: float | None = LIMIT_P99
+    title: str, kind: KindResult, *, p90: float | None = LIMIT_P90, p99: float | None = LIMIT_P99
 ) -> dict[str, Any]:
     limits = [(name, limit) for name, limit in (("p90", p90), ("p99", p99)) if limit is not None]
     latencies = _latencies(kind)
@@ -315,7 +314,7 @@ def _row(
     }
 
 
-def _latencies(kind: load.KindResult) -> dict[str, float | None]:
+def _latencies(kind: KindResult) -> dict[str, float | None]:
     return {"p50": kind.p50, "p90": kind.p90, "p99": kind.p99, "max": kind.max}
 
 
@@ -327,52 +326,6 @@ def _plain(result: load.Result) -> Any:
     return msgspec.to_builtins(result)
 
 
-class Watch(threading.Thread):
-    """Samples the memory and the CPU time of a process and its children while the block runs."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self._process = psutil.Process(pid)
-        self._over = threading.Event()
-        self._began, self._used = time.monotonic(), self._cpu()
-        self.before = self.peak = self.rss()
-
-    def run(self) -> None:
-        while not self._over.wait(SAMPLE_SECONDS):
-            with suppress(psutil.Error):  # a worker may end between two samples
-                self.peak = max(self.peak, self.rss())
-
-    def usage(self) -> dict[str, float]:
-        """Memory, and CPU time in cores, since the start."""
-        share = self.cpu_seconds() / (time.monotonic() - self._began)
-        after = self.rss()
-        return {"rss_before": self.before, "rss_peak": max(self.peak, after), "rss_after": after, "cpu_share": share}
-
-    def cpu_seconds(self) -> float:
-        """Processor time from the beginning until now."""
-        return self._cpu() - self._used
-
-    def rss(self) -> int:
-        return sum(each.memory_info().rss for each in self._family())
-
-    def threads(self) -> int:
-        return sum(each.num_threads() for each in self._family())
-
-    def _cpu(self) -> float:
-        return sum(sum(each.cpu_times()[:2]) for each in self._family())
-
-    def _family(self) -> list[psutil.Process]:
-        return [self._process, *self._process.children(recursive=True)]
-
-    def __enter__(self) -> Watch:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self.join()
-
-
 Phase = Callable[[Bench, str, Watch], PhaseResult]
 
 
@@ -382,7 +335,7 @@ def _batch_sizes(port: int) -> dict[str, float]:
 
     status, text = ask(port, "GET", "/metrics")
     sums: dict[str, dict[str, float]] = {}
-    if status == load.OK:
+    if status == OK:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name in ("segue_batch_size_sum", "segue_batch_size_count"):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from bench.serving.load import Job, Kind, Result, content_length, finish, main, planned, quantile, start
+from bench.serving.latencies import quantile
+from bench.serving.load import Job, Kind, Result, content_length, finish, main, planned, start
 
 STALL = 0.5
 ANSWERS = {
@@ -149,7 +150,7 @@ def runs() -> Iterator[dict[str, Seen]]:
 
 def test_a_stall_is_felt_by_every_request_planned_during_it(runs: dict[str, Seen]) -> None:
     (get,) = runs["stall"].result.kinds
-    assert get.asked == 300 and get.statuses == {"200": 300} and get.failed == 0
+    assert get.requests == 300 and get.statuses == {"200": 300} and get.failed == 0
     assert get.p99 is not None and get.p90 is not None and get.max is not None
     # 100 requests were planned while nobody was answered and waited for its end, 500 ms the first and 5 ms the last;
     # measured from the moment of sending it would be the four that were under way
@@ -167,7 +168,7 @@ def test_seconds_are_told_apart(runs: dict[str, Seen]) -> None:
 
 def test_each_kind_keeps_its_rate_and_the_warm_up_is_left_out(runs: dict[str, Seen]) -> None:
     result, server = runs["mixed"].result, runs["mixed"].server
-    assert {kind.name: kind.asked for kind in result.kinds} == {
+    assert {kind.name: kind.requests for kind in result.kinds} == {
         "get": 120,
         "post": 40,
         "lost": 20,
@@ -202,15 +203,15 @@ def test_a_closed_loop_asks_again_when_it_is_answered(runs: dict[str, Seen]) -> 
     (get,), server = runs["closed"].result.kinds, runs["closed"].server
     assert server.most_at_once == 8
     assert get.p50 is not None and get.p50 >= 50
-    assert get.statuses == {"200": get.asked}
-    assert 2 * 8 <= get.asked <= 8 * (0.8 / 0.05 + 1)  # an answer takes 50 ms at least
-    assert get.answered_a_second == pytest.approx(get.asked / 0.8, abs=8 / 0.8)  # eight cross each end of the window
+    assert get.statuses == {"200": get.requests}
+    assert 2 * 8 <= get.requests <= 8 * (0.8 / 0.05 + 1)  # an answer takes 50 ms at least
+    assert get.answered_a_second == pytest.approx(get.requests / 0.8, abs=8 / 0.8)  # eight cross each end of the window
     assert runs["closed"].result.late_p99 is None
 
 
 def test_what_is_never_answered_is_a_failure(runs: dict[str, Seen]) -> None:
     (get,), server = runs["never"].result.kinds, runs["never"].server
-    assert get.asked == 10 and get.errors == {"unanswered": 10} and get.statuses == {}
+    assert get.requests == 10 and get.errors == {"unanswered": 10} and get.statuses == {}
     assert server.seen["/never"] == 2  # the other eight never had a connection
 
 

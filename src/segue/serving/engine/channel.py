@@ -17,7 +17,6 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -78,10 +77,7 @@ class LocalEngine:
         return await asyncio.to_thread(getattr(self.engine, method), *arguments)
 
     def query_processor(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
-        async def answer(queries: Sequence[RecommendationQuery]) -> Sequence[EncodedAnswer | Exception]:
-            return await asyncio.to_thread(self.engine.answer, queries)
-
-        return BatchProcessor(answer, max_batch=MAX_BATCH)
+        return BatchProcessor(lambda queries: asyncio.to_thread(self.engine.answer, queries), max_batch=MAX_BATCH)
 
     async def close(self) -> None:
         self.engine.close()

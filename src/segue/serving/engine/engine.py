@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -135,42 +136,33 @@ class ServingEngine:
         return {item for item in items if not knows(item)}
 
     def explain(self, request: bodies.ExplanationRequest) -> Explanation:
-        history = self._history_of(request, "explain an answer to")
-        served = self.models.named(request.model)
-        return served.recommender.explain(
-            history,
-            request.item,
-            exclude=request.exclude,
-            only=_only(request, served),
-            keep_seen=request.keep_seen,
-            attention=request.attention,
-            now=time.time() if request.now is None else request.now,
-        )
+        history, served, rules = self._inputs(request, "explain an answer to")
+        return served.recommender.explain(history, request.item, attention=request.attention, **rules)
 
     def plan(self, request: bodies.PlanRequest) -> bodies.PlanAnswer:
-        history = self._history_of(request, "plan for")
-        served = self.models.named(request.model)
-        plan = served.recommender.plan(
-            history,
-            request.n,
-            beam=request.beam,
-            exclude=request.exclude,
-            only=_only(request, served),
-            keep_seen=request.keep_seen,
-            repeats=request.repeats,
-            now=time.time() if request.now is None else request.now,
-        )
+        history, served, rules = self._inputs(request, "plan for")
+        plan = served.recommender.plan(history, request.n, beam=request.beam, repeats=request.repeats, **rules)
         return bodies.PlanAnswer(
             items=plan.items, score=plan.score, unknown=plan.unknown, fallback=plan.fallback, model=served.name
         )
 
-    def _history_of(self, request: bodies.HistoryRequest, purpose: str) -> History:
-        """The history of the request, or the stored one of its user."""
+    def _read_request(
+        self, request: bodies.HistoryRequest, purpose: str
+    ) -> tuple[History, ServedModel, dict[str, Any]]:
+        """The history of the request, or the stored one of its user; the model; the rules and the request time."""
         if (request.history is None) == (request.user is None):
             raise InputError(f"Give either a history or a user to {purpose}.")
         if request.user is None:
-            return read_history(request.history or [])
-        return history_of_rows(self._stored_rows([identifier(request.user)])[0][-MAX_ENTRIES:])
+            history = read_history(request.history or [])
+        else:
+            history = history_of_rows(self._stored_rows([identifier(request.user)])[0][-MAX_ENTRIES:])
+        served = self.models.named(request.model)
+        only: Sequence[str | int] | None = request.only
+        if request.where is not None:
+            matches = served.recommender.vocabulary.ids(served.catalogue.allowed(request.where))
+            only = matches if only is None else list({*map(str, only)} & {*matches})
+        now = time.time() if request.now is None else request.now
+        return history, served, {"exclude": request.exclude, "only": only, "keep_seen": request.keep_seen, "now": now}
 
     def drop_user(self, user: str) -> None:
         """Drop the KV caches of a user whom the store does not have any more."""
@@ -205,14 +197,6 @@ class ServingEngine:
 
     def check(self) -> None:
         self._store.check()
-
-
-def _only(request: bodies.HistoryRequest, served: ServedModel) -> Sequence[str | int] | None:
-    """The ids that may be recommended: those in `only` that pass the filters."""
-    if request.where is None:
-        return request.only
-    matches = served.recommender.vocabulary.ids(served.catalogue.allowed(request.where))
-    return matches if request.only is None else list({*map(str, request.only)} & {*matches})
 
 
 def _rules(model: ServedModel, query: RecommendationQuery) -> Rules:

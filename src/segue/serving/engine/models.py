@@ -134,7 +134,7 @@ class Models:
         """Serve the items added to the store since the last call; returns whether there are any."""
         version, items = self._store.items(self._items_version)
         if items:
-            self.all = tuple(_with_items(model, items) for model in self.all)
+            self.all = tuple(model.with_items(items) for model in self.all)
             self._items_version = version
         return bool(items)
 
@@ -192,7 +192,7 @@ class Models:
                 "another catalogue. Start a service of its own for it."
             )
         _, items = self._store.items(0)
-        return _with_items(model, items) if items else model
+        return model.with_items(items) if items else model
 
     def _runs_folder(self) -> Path:
         if self._runs is None:
@@ -208,12 +208,3 @@ class Models:
             logger.error("The folder of --runs cannot be read: %s", error.strerror)
             names = set()
         return sorted(names | set(self._folders))
-
-
-def _with_items(model: ServedModel, items: Sequence[AddedItem]) -> ServedModel:
-    """A model with stored items; one that cannot take them is served without them."""
-    try:
-        return model.with_items(items)
-    except Exception as error:
-        logger.error("The run %s cannot take the items added", model.name, exc_info=error)
-        return model.without_items(items)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from segue.serving.store.store import AddedItem
 
 METRICS = "metrics.json"
 CACHE_BYTES = 256_000_000
+
+logger = logging.getLogger(__name__)
 
 
 class ServedModel:
@@ -61,36 +64,30 @@ class ServedModel:
         return new_items(self.recommender, new_rows(items, self.recommender.vocabulary))
 
     def with_items(self, items: Sequence[AddedItem]) -> ServedModel:
-        """A copy that also serves these items, as far as it can take them."""
-        new, served = self.new_items(items), copy.copy(self)
-        if new.rows.height:
-            recommender = served.recommender = self.recommender.with_items(new.rows)
-            served.catalogue = CatalogueSearch(recommender.vocabulary)
-            served._self_test()
-            if new.changed:  # the caches hold tokens of their old content
-                served.kv_caches = KVCaches(recommender.model, most_bytes=self.kv_caches.most_bytes)
-            else:
-                self.kv_caches.use_model(recommender.model)
-        ids = {item.id for item in items}
-        misfits = {item: why for item, why in new.misfits.items() if not served.recommender.knows(item)}
+        """A copy that also serves these items, as far as it can take them; none of them if that fails unexpectedly."""
+        served, ids = copy.copy(self), {item.id for item in items}
+        try:
+            new = self.new_items(items)
+            if new.rows.height:
+                recommender = served.recommender = self.recommender.with_items(new.rows)
+                served.catalogue = CatalogueSearch(recommender.vocabulary)
+                served._self_test()
+                if new.changed:  # the caches hold tokens of their old content
+                    served.kv_caches = KVCaches(recommender.model, most_bytes=self.kv_caches.most_bytes)
+                else:
+                    self.kv_caches.use_model(recommender.model)
+            misfits = {item: why for item, why in new.misfits.items() if not served.recommender.knows(item)}
+        except Exception as error:
+            logger.error("The run %s cannot take the items added", self.name, exc_info=error)
+            served, misfits = copy.copy(self), dict.fromkeys(ids, "it could not be taken: see the log")
         served.left_out = {item: why for item, why in self.left_out.items() if item not in ids} | misfits
-        served._update_card()
-        return served
-
-    def without_items(self, items: Sequence[AddedItem]) -> ServedModel:
-        """A copy that lists these items as left out, because adding them failed unexpectedly."""
-        served = copy.copy(self)
-        served.left_out = self.left_out | {item.id: "it could not be taken: see the log" for item in items}
-        served._update_card()
+        served.card = msgspec.structs.replace(self.card, **served._item_facts())
         return served
 
     @property
     def digest(self) -> str:
         """The start of the SHA-256 of the weights, which tells runs of one name apart."""
         return str(self.recommender.manifest.get("files", {}).get(WEIGHTS, {}).get("sha256", ""))[:12]
-
-    def _update_card(self) -> None:
-        self.card = msgspec.structs.replace(self.card, **self._item_facts())
 
     def _item_facts(self) -> dict[str, Any]:
         """The facts of the card that added items change."""

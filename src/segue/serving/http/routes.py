@@ -92,18 +92,16 @@ async def user_recommendations(
     only: IdList = None,
     where: WhereList = None,
 ) -> Response[bodies.Answer]:
-    return await _recommend(
-        request.service,
-        RecommendationQuery(
-            user=id,
-            k=k,
-            model=model,
-            keep_seen=keep_seen,
-            exclude=exclude,
-            only=only,
-            where=None if where is None else _by_column(where),
-        ),
+    columns: dict[str, list[Any]] = {}
+    for text in where or ():
+        column, colon, value = text.partition(":")
+        if not colon:
+            raise InputError(f"A filter is column:value, such as where=category:books, got {text!r}.")
+        columns.setdefault(column, []).append(value)
+    query = RecommendationQuery(
+        user=id, k=k, model=model, keep_seen=keep_seen, exclude=exclude, only=only, where=columns or None
     )
+    return await _recommend(request.service, query)
 
 
 @post_known(
@@ -247,14 +245,3 @@ async def _recommend(service: Service, query: RecommendationQuery) -> Response[b
     """An answer, which comes from the engine as JSON."""
     encoded: Any = await service.answer(query)
     return Response(encoded, media_type=MediaType.JSON)
-
-
-def _by_column(filters: list[str]) -> dict[str, list[Any]]:
-    """Filters `column:value` → the values of each column."""
-    columns: dict[str, list[Any]] = {}
-    for text in filters:
-        column, colon, value = text.partition(":")
-        if not colon:
-            raise InputError(f"A filter is column:value, such as where=category:books, got {text!r}.")
-        columns.setdefault(column, []).append(value)
-    return columns
