@@ -146,9 +146,7 @@ class ServingEngine:
             items=plan.items, score=plan.score, unknown=plan.unknown, fallback=plan.fallback, model=served.name
         )
 
-    def _read_request(
-        self, request: bodies.HistoryRequest, purpose: str
-    ) -> tuple[History, ServedModel, dict[str, Any]]:
+    def _inputs(self, request: bodies.HistoryRequest, purpose: str) -> tuple[History, ServedModel, dict[str, Any]]:
         """The history of the request, or the stored one of its user; the model; the rules and the request time."""
         if (request.history is None) == (request.user is None):
             raise InputError(f"Give either a history or a user to {purpose}.")
