@@ -190,7 +190,8 @@ def test_the_demo_ends_at_a_service_and_leaves_nothing(
     def serve_runs(settings: ServiceSettings, *, port: int, started: Callable[[str], None]) -> None:
         assert settings.runs[0].is_dir()
         store = open_store(settings.store)
-        assert not store.is_empty(), "the customers of the log are known"
+        state = store.fill_state()
+        assert state is not None and state.finished, "the customers of the log are known"
         store.close()
         served.append(port)
         started(f"http://127.0.0.1:{port}")

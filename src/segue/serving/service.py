@@ -17,7 +17,6 @@ from segue.recommend.history import identifier, microseconds
 from segue.serving.engine.batching import Batcher, BatchProcessor
 from segue.serving.engine.channel import Channel, EngineClient
 from segue.serving.http import bodies
-from segue.serving.http.bodies import MAX_ID
 from segue.serving.http.metrics import Metrics
 from segue.serving.requests import EncodedAnswer, OverloadedError, RecommendationQuery
 from segue.serving.store.store import AddedItem, Event, HistoryStore
@@ -52,7 +51,7 @@ class Service:
         self.metrics = metrics
         self._engine = engine
         self._queries = Batcher[RecommendationQuery, EncodedAnswer](
-            engine.query_processor(),
+            engine.queries,
             max_waiting=MAX_QUERIES,
             delay=QUERY_DELAY,
             on_results=partial(metrics.batch, "answers"),
@@ -80,19 +79,16 @@ class Service:
     async def running(self) -> AsyncIterator[None]:
         """Follow the store's active run; at the end, finish the requests that wait, then close engine and store."""
         following = asyncio.create_task(self._follow())
-        try:
-            yield
-        finally:
-            following.cancel()
-            queues: list[Batcher[Any, Any]] = [self._queries, self._writes, self._additions, self._deletions]
-            closing = [queue.close() for queue in (*queues, *self._calls.values())]
+        async with contextlib.AsyncExitStack() as closing:
+            closing.callback(self.store.close)
+            closing.push_async_callback(self._engine.close)
             try:
-                await asyncio.gather(following, *closing, return_exceptions=True)
+                yield
             finally:
-                try:
-                    await self._engine.close()
-                finally:
-                    self.store.close()
+                following.cancel()
+                queues: list[Batcher[Any, Any]] = [self._queries, self._writes, self._additions, self._deletions]
+                waiting = [queue.close() for queue in (*queues, *self._calls.values())]
+                await asyncio.gather(following, *waiting, return_exceptions=True)
 
     async def answer(self, query: RecommendationQuery) -> bytes:
         """The next items, as the JSON of an `Answer`."""
@@ -246,6 +242,6 @@ def _event(body: bodies.EventBody, now: int) -> Event:
 def _checked_id(id: str | int) -> str:
     """An id as text. Its length is checked here because the body's type bounds only ids that are text."""
     name = identifier(id)
-    if len(name) > MAX_ID:
-        raise InputError(f"An id has at most {MAX_ID} characters, got a number of {len(name)} digits.")
+    if len(name) > bodies.MAX_ID:
+        raise InputError(f"An id has at most {bodies.MAX_ID} characters, got a number of {len(name)} digits.")
     return name

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
 from segue.errors import InputError
-from segue.serving.http.guard import read_origin
-from segue.serving.http.limits import RateLimit
-from segue.serving.http.logs import Level, check_level
+from segue.serving.http.guard import RateLimit, read_origin
+from segue.serving.http.logs import Level
 
 STORE = "segue.sqlite"  # in the current folder
 
@@ -46,7 +46,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"--cache-mb must be at least 0, which caches nothing, got {self.cache_mb}.")
         if self.runs_folder is not None and not self.runs_folder.is_dir():
             raise InputError(f"--runs must be a folder with run folders in it; {self.runs_folder} is not a folder.")
-        check_level(self.log_level)
+        if self.log_level not in get_args(Level):
+            raise InputError(f"--log-level must be one of {', '.join(get_args(Level))}, got {self.log_level!r}.")
         if self.rate_limit is not None:
             RateLimit(self.rate_limit)
         for origin in self.origins:

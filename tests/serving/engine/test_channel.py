@@ -37,7 +37,7 @@ def test_the_life_of_an_engine(cycle_run: Path, tmp_path: Path) -> None:
         engine = EngineProcess(settings)
         try:
             engine.wait_until_ready()
-            answering = engine.query_processor()
+            answering = engine.queries
             await answers_as_it_would_here(engine, known)
             await answers_queries_in_order(answering, known)
             await long_names_block_nobody(answering)

@@ -12,9 +12,8 @@ from small_service import Client, in_process_client, small_service, tiny_recomme
 
 from segue.errors import InputError, StoreError
 from segue.serving.http import app as app_module
-from segue.serving.http.app import create_app
+from segue.serving.http.app import create_app, fast_request
 from segue.serving.http.bodies import MAX_BODY_BYTES
-from segue.serving.http.fast_path import fast_request
 from segue.serving.requests import OverloadedError
 from segue.serving.service import Service
 

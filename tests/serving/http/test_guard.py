@@ -15,9 +15,8 @@ from litestar import Litestar, Request, delete, get, post, put
 from litestar.params import FromPath
 
 from segue.errors import InputError
-from segue.serving.http.guard import CLIENT_REQUEST_ID, MAX_PATH_BYTES, MAX_QUERY_BYTES, Guard
+from segue.serving.http.guard import CLIENT_REQUEST_ID, MAX_PATH_BYTES, MAX_QUERY_BYTES, Guard, RateLimit
 from segue.serving.http.keys import Keys
-from segue.serving.http.limits import RateLimit
 from segue.serving.http.logs import REQUEST_ID, JsonLogHandler
 from segue.serving.http.metrics import Metrics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segue.errors import InputError
-from segue.serving.http.limits import MAX_CLIENTS, RateLimit
+from segue.serving.http.guard import MAX_CLIENTS, RateLimit
 
 
 class Clock:

@@ -10,12 +10,14 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pytest
 
 from segue.errors import InputError
 from segue.serving.http.logs import REQUEST_ID, JsonLogHandler, configure_logs, redacted_traceback
+from segue.serving.settings import ServiceSettings
 
 USER = "alice@example.com"
 
@@ -212,4 +214,4 @@ def test_a_task_whose_exception_is_never_retrieved(capsys: pytest.CaptureFixture
 
 def test_an_unknown_level() -> None:
     with pytest.raises(InputError, match="one of debug, info, warning, error, got 'loud'"):
-        configure_logs("loud")  # type: ignore[arg-type]
+        ServiceSettings(runs=(Path("run"),), log_level="loud")  # type: ignore[arg-type]

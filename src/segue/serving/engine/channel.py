@@ -71,13 +71,13 @@ class LocalEngine:
 
     def __init__(self, engine: ServingEngine) -> None:
         self.engine = engine
+        self.queries: JobProcessor[RecommendationQuery, EncodedAnswer] = BatchProcessor(
+            lambda queries: asyncio.to_thread(engine.answer, queries), max_batch=MAX_BATCH
+        )
 
     async def call(self, channel: Channel, method: str, *arguments: Any) -> Any:  # noqa: ARG002  # a thread per call
         """Return or raise what a method of the engine does."""
         return await asyncio.to_thread(getattr(self.engine, method), *arguments)
-
-    def query_processor(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
-        return BatchProcessor(lambda queries: asyncio.to_thread(self.engine.answer, queries), max_batch=MAX_BATCH)
 
     async def close(self) -> None:
         self.engine.close()
@@ -96,7 +96,7 @@ class EngineProcess:
         self._receiving = 0  # channels on which an answer is awaited
         self._closed = False
         self._restarts = 0  # attempts, also those that failed
-        self._query_processor = _QueryProcessor(self)
+        self.queries: JobProcessor[RecommendationQuery, EncodedAnswer] = _QueryProcessor(self)
         self._process, self._endpoints = _spawn(settings)
         self._settings = msgspec.structs.replace(settings, joining=True)  # for its successors
         # Runs at exit before multiprocessing waits for its children: this one ends when its channels are closed.
@@ -118,12 +118,9 @@ class EngineProcess:
         except (EOFError, OSError):
             # A caller that is cancelled must not stop the restart half way.
             raise await asyncio.shield(self._restart(endpoints)) from None
-        if isinstance(result, _Raised):
-            raise result.error
+        if isinstance(result, Exception):
+            raise result
         return result
-
-    def query_processor(self) -> JobProcessor[RecommendationQuery, EncodedAnswer]:
-        return self._query_processor
 
     async def close(self) -> None:
         async with self._restarting:
@@ -262,14 +259,14 @@ def _spawn(settings: ServiceSettings) -> tuple[Any, Endpoints]:
 def _wait_until_ready(process: Any, endpoints: Endpoints) -> list[str]:
     """Wait for an engine's first message, its most frequent items."""
     try:
-        popular: list[str] | _Raised = endpoints["control"].messages.recv()
+        popular: list[str] | Exception = endpoints["control"].messages.recv()
     except EOFError:
-        popular = _Raised(SegueError("The engine of the service ended before it was ready; its log says why."))
-    if isinstance(popular, _Raised):
+        popular = SegueError("The engine of the service ended before it was ready; its log says why.")
+    if isinstance(popular, Exception):
         for endpoint in endpoints.values():
             endpoint.close()
         process.join()
-        raise popular.error
+        raise popular
     return popular
 
 
@@ -278,13 +275,6 @@ def freeze_loaded_objects() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-
-
-@dataclass(frozen=True)
-class _Raised:
-    """An exception as a message."""
-
-    error: Exception
 
 
 def run_engine(settings: ServiceSettings, endpoints: Endpoints) -> None:
@@ -300,14 +290,14 @@ def run_engine(settings: ServiceSettings, endpoints: Endpoints) -> None:
 
     try:
         engine = ServingEngine.open(settings)
-        first: list[str] | _Raised = engine.popular(2)
+        first: list[str] | Exception = engine.popular(2)
     except Exception as error:  # noqa: BLE001  # the parent raises it
-        first = _Raised(error)
+        first = error
     try:
         endpoints["control"].messages.send_bytes(_serialised(first))
     except OSError:  # the parent has ended
         return
-    if isinstance(first, _Raised):
+    if isinstance(first, Exception):
         return
     freeze_loaded_objects()
     threads = [
@@ -353,9 +343,9 @@ def _serve_channel(engine: ServingEngine, endpoint: Endpoint, channel: Channel |
             return
 
 
-def _failure(error: Exception, n_answers: int | None) -> _Raised | list[Exception]:
-    """An error as the result of a call, or of each of `n_answers` queries."""
-    return _Raised(error) if n_answers is None else [error] * n_answers
+def _failure(error: Exception, n_answers: int | None) -> Exception | list[Exception]:
+    """An error as the result of a call, which its caller raises, or of each of `n_answers` queries."""
+    return error if n_answers is None else [error] * n_answers
 
 
 def _serialised(result: Any, n_answers: int | None = None) -> memoryview:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from segue.errors import InputError
+from segue.models.checkpoint import WEIGHTS
 from segue.recommend.explain.explanation import Explanation
 from segue.recommend.history import History, identifier, read_history
 from segue.recommend.kv_caches import MEGABYTE
@@ -19,7 +20,6 @@ from segue.recommend.rules import Rules, read_rules
 from segue.serving.engine.models import Models
 from segue.serving.engine.served_model import ServedModel
 from segue.serving.http import bodies
-from segue.serving.http.bodies import MAX_ENTRIES
 from segue.serving.requests import EncodedAnswer, RecommendationQuery
 from segue.serving.settings import ServiceSettings
 from segue.serving.store.store import HistoryStore, Row, open_store
@@ -153,7 +153,7 @@ class ServingEngine:
         if request.user is None:
             history = read_history(request.history or [])
         else:
-            history = history_of_rows(self._stored_rows([identifier(request.user)])[0][-MAX_ENTRIES:])
+            history = history_of_rows(self._stored_rows([identifier(request.user)])[0][-bodies.MAX_ENTRIES :])
         served = self.models.named(request.model)
         only: Sequence[str | int] | None = request.only
         if request.where is not None:
@@ -189,9 +189,11 @@ class ServingEngine:
         return extended, whole, sum(cache.bytes for cache in caches)
 
     def follow(self) -> tuple[str, str]:
-        """Serve the store's active run, with the items added since; returns its name and digest."""
+        """Serve the store's active run, with the items added since; returns its name and the start of the SHA-256 of
+        its weights, which tells runs of one name apart."""
         self.models.follow()
-        return self.models.active.name, self.models.active.digest
+        files = self.models.active.recommender.manifest.get("files", {})
+        return self.models.active.name, str(files.get(WEIGHTS, {}).get("sha256", ""))[:12]
 
     def check(self) -> None:
         self._store.check()

@@ -13,7 +13,6 @@ import numpy as np
 
 from segue.errors import FolderError
 from segue.folders import verify_contents
-from segue.models.checkpoint import WEIGHTS
 from segue.recommend.kv_caches import KVCaches
 from segue.recommend.new_items import NewItems, new_items
 from segue.recommend.plan import Planner
@@ -83,11 +82,6 @@ class ServedModel:
         served.left_out = {item: why for item, why in self.left_out.items() if item not in ids} | misfits
         served.card = msgspec.structs.replace(self.card, **served._item_facts())
         return served
-
-    @property
-    def digest(self) -> str:
-        """The start of the SHA-256 of the weights, which tells runs of one name apart."""
-        return str(self.recommender.manifest.get("files", {}).get(WEIGHTS, {}).get("sha256", ""))[:12]
 
     def _item_facts(self) -> dict[str, Any]:
         """The facts of the card that added items change."""

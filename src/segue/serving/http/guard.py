@@ -8,7 +8,9 @@ import math
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
@@ -19,7 +21,6 @@ import msgspec
 from segue.errors import InputError
 from segue.serving.http.bodies import MAX_BODY_BYTES, PROBLEM_TYPE, Problem
 from segue.serving.http.keys import KeyHolder, Keys, Role, is_loopback
-from segue.serving.http.limits import RateLimit
 from segue.serving.http.logs import REQUEST_ID, JsonLogHandler
 from segue.serving.http.metrics import Metrics
 
@@ -31,6 +32,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 MAX_PATH_BYTES = 8192
 MAX_QUERY_BYTES = 65_536
+MAX_CLIENTS = 10_000  # whose request rates are held in memory
 CLIENT_CLOSED = 499  # in logs and metrics: the client closed the connection before the response
 UNMATCHED = "unmatched"  # the route in logs and metrics if the application has none for the path
 GUARD = "guard"  # the route in logs and metrics if the guard answered
@@ -94,6 +96,35 @@ def refusal(status: HTTPStatus, detail: str, *headers: Header) -> Reply:
     body = msgspec.json.encode(Problem(title=status.phrase, status=status.value, detail=detail))
     entity = ((b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode()))
     return Reply(status.value, (*entity, *headers), body)
+
+
+class RateLimit:
+    """A token bucket for each client, refilled at `per_second`, with room for one second's tokens and at least one.
+
+    For one thread. The least recently active clients are dropped, so their next request meets a full bucket.
+    """
+
+    def __init__(
+        self, per_second: float, *, max_clients: int = MAX_CLIENTS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if not 0 < per_second < float("inf"):
+            raise InputError(f"--rate-limit must be a number of requests a second above 0, got {per_second}.")
+        self._rate = per_second
+        self._full = max(per_second, 1)
+        self._max_clients = max_clients
+        self._clock = clock
+        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # tokens left, and when
+
+    def wait(self, client: Hashable) -> float:
+        """Take a token and return 0; if there is none, return the seconds until there is."""
+        now = self._clock()
+        tokens, counted = self._buckets.pop(client, (self._full, now))
+        tokens = min(self._full, tokens + (now - counted) * self._rate)
+        passes = tokens >= 1
+        self._buckets[client] = (tokens - 1 if passes else tokens, now)
+        if len(self._buckets) > self._max_clients:
+            self._buckets.popitem(last=False)
+        return 0.0 if passes else (1 - tokens) / self._rate
 
 
 class Guard:
@@ -223,8 +254,10 @@ class Guard:
         """A request that may change state: not from a foreign site's page, and with a body of bounded JSON."""
         if method in SAFE:
             return None
-        origin = headers.get(b"origin")
-        if origin is not None and origin not in self._origins and not _same_host(origin, headers.get(b"host")):
+        origin, host = headers.get(b"origin"), headers.get(b"host")
+        # A page of this service may have another scheme: TLS often ends at a proxy.
+        is_own = origin is not None and host is not None and origin.lower().partition(b"://")[2] == host.lower()
+        if origin is not None and origin not in self._origins and not is_own:
             return refusal(
                 HTTPStatus.FORBIDDEN,
                 "The request comes from a page of another site, which is not allowed; allow its origin with --cors.",
@@ -251,17 +284,15 @@ INTERNAL_ERROR = refusal(
 )
 
 
+@dataclass(slots=True)
 class Exchange:
     """The messages of one request and its response: adds the headers and records the status."""
 
-    __slots__ = ("_added", "_receive", "_send", "status")
-
-    def __init__(self, receive: Callable[[], Awaitable[Message]], send: Any, added: list[Header]) -> None:
-        self._receive = receive
-        self._send = send
-        self._added = added
-        self.status = 0
-        """Of the response sent; CLIENT_CLOSED if the client left before it; 0 before either."""
+    _receive: Callable[[], Awaitable[Message]]
+    _send: Any
+    _added: list[Header]
+    status: int = 0
+    """Of the response sent; CLIENT_CLOSED if the client left before it; 0 before either."""
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -305,8 +336,3 @@ def read_origin(name: str) -> bytes:
     if not ORIGIN.fullmatch(origin):
         raise InputError(f"An origin of --cors is a scheme and a host, such as https://shop.example, got {name!r}.")
     return origin.encode()
-
-
-def _same_host(origin: bytes, host: bytes | None) -> bool:
-    """Whether an origin has this host. The scheme may differ: TLS often ends at a proxy."""
-    return host is not None and origin.lower().partition(b"://")[2] == host.lower()

@@ -52,7 +52,7 @@ class Keys:
         roles: dict[bytes, set[Role]] = {}
         for role, names in keys.items():
             for key in names:
-                roles.setdefault(_digest(key.encode()), set()).add(role)
+                roles.setdefault(hashlib.sha256(key.encode()).digest(), set()).add(role)
         self._holders = [
             (digest, KeyHolder(number, frozenset(granted))) for number, (digest, granted) in enumerate(roles.items())
         ]
@@ -80,16 +80,12 @@ class Keys:
         """The holder of the key in an Authorization header; None if the header is missing or its key is unknown."""
         if header is None or header[:7].lower() != b"bearer ":
             return None
-        digest = _digest(header[7:].strip())
+        digest = hashlib.sha256(header[7:].strip()).digest()
         match = None
         for own, holder in self._holders:  # all of them: the time taken must not depend on which one matches
             if hmac.compare_digest(own, digest):
                 match = holder
         return match
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 def from_file(path: Path) -> dict[Role, list[str]]:

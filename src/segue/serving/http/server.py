@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from segue.data.dataset import Data
 from segue.errors import InputError
 from segue.folders import read_manifest
 from segue.serving.engine.channel import EngineProcess, freeze_loaded_objects
-from segue.serving.http.guard import Guard
+from segue.serving.http.guard import Guard, RateLimit
 from segue.serving.http.keys import NO_ADDRESS, Keys, check_binding
-from segue.serving.http.limits import RateLimit
 from segue.serving.http.logs import configure_logs
 from segue.serving.http.metrics import Metrics, shared_between_workers
 from segue.serving.service import Service
@@ -58,24 +57,18 @@ def serve(
             _serve_with_workers(settings, listening, lambda: started and started(url))
             return
         server = uvicorn.Server(_configuration(make_app(settings)))
-        with _ending_on_sigterm(server):
+        # End on SIGTERM also before the server has its own handler, and with exit code 0: after a signal, uvicorn
+        # raises it again for the handler that was there before.
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread:
+            before_serving = signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+        try:
             if started is not None:
                 started(url)
             server.run(sockets=[listening])
-
-
-@contextlib.contextmanager
-def _ending_on_sigterm(server: uvicorn.Server) -> Iterator[None]:
-    """End the server on SIGTERM, before it installs its own handler, and with exit code 0: after a signal, uvicorn
-    raises it again for the handler that was there before."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        finally:
+            if in_main_thread:
+                signal.signal(signal.SIGTERM, before_serving)
 
 
 def fill_histories(url: str, data: Path | str, progress: Callable[[int, int], None] | None = None) -> FillReport:

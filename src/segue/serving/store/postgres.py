@@ -49,6 +49,7 @@ SCHEMA = (
     "CREATE TABLE segue_items (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, digest bytea NOT NULL UNIQUE, "
     "id bytea NOT NULL, row bytea NOT NULL, version bigint NOT NULL)",
     "CREATE INDEX segue_item_versions ON segue_items (version)",
+    f"INSERT INTO segue_about VALUES ('format', '{FORMAT}')",
 )
 ADD_ITEMS = """
     INSERT INTO segue_items (digest, id, row, version)
@@ -103,7 +104,16 @@ class PostgresStore(HistoryStore):
         with self._store_errors(), psycopg.connect(conninfo, autocommit=True) as link:
             _configure(link)
             with link.transaction():
-                self._create_tables(link)
+                _lock(link)
+                (exists,) = link.execute("SELECT to_regclass('segue_about') IS NOT NULL").fetchone() or (False,)
+                for statement in () if exists else SCHEMA:
+                    link.execute(statement)
+                (version,) = link.execute("SELECT value FROM segue_about WHERE name = 'format'").fetchone() or (None,)
+        if version != str(FORMAT):
+            raise StoreError(
+                f"The PostgreSQL store at {self._address} has format {version}, this segue reads format {FORMAT}; "
+                "use the segue that made it, or name another database."
+            )
         self._pool: ConnectionPool[Link] = ConnectionPool(
             conninfo,
             kwargs={"autocommit": True},  # a single statement needs no BEGIN and COMMIT around it
@@ -138,7 +148,7 @@ class PostgresStore(HistoryStore):
         with utf8_texts():
             keys = [digest(user) for user in users]
         histories: list[list[Row]] = [[] for _ in users]
-        records = self._run(lambda link: link.execute(NEWEST, (keys, limit), binary=True).fetchall())
+        records = self._read(lambda link: link.execute(NEWEST, (keys, limit), binary=True).fetchall())
         for index, item, time, kind, value in records:
             histories[index - 1].append((item.decode(), time, None if kind is None else kind.decode(), value))
         return histories
@@ -167,27 +177,12 @@ class PostgresStore(HistoryStore):
         return self._write(remove)
 
     def check(self) -> None:
-        self._run(lambda link: link.execute("SELECT 1 FROM segue_about LIMIT 1").fetchone())
+        self._read(lambda link: link.execute("SELECT 1 FROM segue_about LIMIT 1").fetchone())
 
     def close(self) -> None:
         self._pool.close()
 
-    def _create_tables(self, link: Link) -> None:
-        """Create the tables unless another process has; refuse those of another format."""
-        _lock(link)
-        (exists,) = link.execute("SELECT to_regclass('segue_about') IS NOT NULL").fetchone() or (False,)
-        if not exists:
-            for statement in SCHEMA:
-                link.execute(statement)
-            link.execute("INSERT INTO segue_about VALUES ('format', %s)", (str(FORMAT),))
-        (version,) = link.execute("SELECT value FROM segue_about WHERE name = 'format'").fetchone() or (None,)
-        if version != str(FORMAT):
-            raise StoreError(
-                f"The PostgreSQL store at {self._address} has format {version}, this segue reads format {FORMAT}; "
-                "use the segue that made it, or name another database."
-            )
-
-    def _run(self, work: Callable[[Link], T], *, within: Callable[[Link], Any] = contextlib.nullcontext) -> T:
+    def _read(self, work: Callable[[Link], T], *, within: Callable[[Link], Any] = contextlib.nullcontext) -> T:
         """Call `work` with a connection; again with a new one if its transaction was certainly rolled back."""
         with self._store_errors():
             for attempts_left in reversed(range(ATTEMPTS)):
@@ -210,10 +205,7 @@ class PostgresStore(HistoryStore):
         raise AssertionError("the last attempt returns or raises")
 
     def _transaction(self, work: Callable[[Link], T]) -> T:
-        return self._run(work, within=lambda link: link.transaction())
-
-    def _read(self, work: Callable[[Link], T]) -> T:
-        return self._run(work)
+        return self._read(work, within=lambda link: link.transaction())
 
     def _write(self, work: Callable[[Link], T]) -> T:
         def locked(link: Link) -> T:

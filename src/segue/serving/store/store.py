@@ -104,10 +104,6 @@ class HistoryStore(ABC):
     def close(self) -> None:
         """Close files and connections; the store cannot be used afterwards."""
 
-    def is_empty(self) -> bool:
-        """Whether the store has no event."""
-        return self._read(lambda link: link.execute(self.ANY_EVENT).fetchone() is None)
-
     def active(self) -> RunSelection | None:
         """The run being served; None if none was ever selected."""
         return self._read(lambda link: self._property(link, "active", RunSelection))
