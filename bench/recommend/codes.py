@@ -199,8 +199,8 @@ def speed(folder: Path | None, cache: Path, questions: int) -> None:
     ]
     notes = (
         f"Processor time of {questions} questions of MovieLens-1M's validation, one at a time on one thread, one "
-        f"way after the other; {how}, width {model.width}. The million: each item of the run 293 times, each code of a "
-        f"copy with probability {CHANGED} that of another item drawn at random.",
+        f"way after the other; {how}, width {model.items.width}. The million: each item of the run 293 times, each "
+        f"code of a copy with probability {CHANGED} that of another item drawn at random.",
         f"Answers of the first two that differ, in an item or a score: {differ} of {questions}.",
     )
     publish("codes-speed", title="The ten best of a million items", rows=rows, notes=notes, body=spent)

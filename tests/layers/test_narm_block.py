@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from segue.layers.attention.scores import Additive, ScoreKind
 from segue.layers.attention.weights import Choice, select_weights
-from segue.layers.blocks.narm import NarmBlock
+from segue.layers.blocks.recurrent import NarmBlock
 from segue.layers.dropout import set_generator
 from segue.layers.packed import pack, pad
 
@@ -81,7 +81,7 @@ def test_the_fused_kernel_mixes_by_the_weights_that_are_shown(
         calls.append(how)
         return functional.scaled_dot_product_attention(*tensors, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("segue.layers.blocks.narm.fused_attention", counted)
+    monkeypatch.setattr("segue.layers.blocks.recurrent.fused_attention", counted)
     block, batch, x = block_of(4, scores, temperature=temperature), batch_of(3, 1, 6), normal(10, 4)
     weights = block.attention_weights(x, batch)[:, 0]
     mixed = pack(weights @ pad(x, batch), batch)

@@ -18,7 +18,6 @@ from segue.layers.positions.time_buckets import EDGES, time_buckets, time_bucket
 
 NAMES = ("items", "times", "values", "position", "position_from_newest", "next_times")
 PAIRS = ("buckets_at_next", "buckets_at_own")
-ROWS = ("newest_buckets_at_next", "newest_buckets_at_own")
 
 lengths_of_users = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 
@@ -61,8 +60,8 @@ def assert_equal(packed: PackedBatch, padded: PaddedBatch) -> None:
     pairs = own[:, :, None] & own[:, None]
     for name in PAIRS:
         assert_same(getattr(padded, name)[pairs], getattr(packed, name)[pairs])
-    for name in ROWS:
-        assert_same(getattr(padded, name)[own], getattr(packed, name)[own])
+    for at_next in (True, False):
+        assert_same(padded.newest_buckets(at_next=at_next)[own], packed.newest_buckets(at_next=at_next)[own])
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:

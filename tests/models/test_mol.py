@@ -21,7 +21,7 @@ from segue.models.build import build_model
 from segue.models.checkpoint import load_model, save_model
 from segue.models.similarity import mol
 from segue.models.similarity.dot import Dot
-from segue.models.similarity.mol import Mixture, MixtureOfLogits, gates, imbalance, mixed
+from segue.models.similarity.mol import Mixture, MixtureOfLogits, MoLSettings, gates, imbalance, mixed
 from segue.models.weight_init import xavier_init
 
 WIDTH = 6
@@ -38,9 +38,15 @@ NUMBERS: dict[str, Any] = {
 }
 
 
+def built(width: int, **changed: Any) -> MixtureOfLogits:
+    similarity = MoLSettings(**{**NUMBERS, **changed}).build(width)
+    assert isinstance(similarity, MixtureOfLogits)
+    return similarity
+
+
 def mixture_of_logits(*, seed: int = 0, **changed: Any) -> MixtureOfLogits:
     """In float64, nothing zero by accident."""
-    made = MixtureOfLogits(WIDTH, **{**NUMBERS, **changed}).double()
+    made = built(WIDTH, **changed).double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -402,9 +408,9 @@ def test_settings_that_cannot_be_are_refused_by_name(changed: dict[str, Any]) ->
 
 def test_weights_start_from_the_generator() -> None:
     """Xavier-normal, biases zero, whatever the global state."""
-    made = MixtureOfLogits(64, **{**NUMBERS, "query_hidden": 256, "part_width": 64})
+    made = built(64, query_hidden=256, part_width=64)
     xavier_init(made, torch.Generator().manual_seed(1))
-    again = MixtureOfLogits(64, **{**NUMBERS, "query_hidden": 256, "part_width": 64})
+    again = built(64, query_hidden=256, part_width=64)
     xavier_init(again, torch.Generator().manual_seed(1))
     for (name, one), other in zip(made.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -33,13 +33,13 @@ class Batch:
 
     def tokens(
         self,
-        chosen: np.ndarray,
+        chosen: np.ndarray | slice,
         lengths: np.ndarray,
         *,
         query_times: np.ndarray | None = None,
         users: np.ndarray | None = None,
     ) -> Batch:
-        """A batch of the tokens `chosen` (rows or a mask), `lengths` of each user."""
+        """A batch of the tokens `chosen` (rows, a mask or a slice), `lengths` of each user."""
         return Batch(
             items=self.items[chosen],
             times=self.times[chosen],

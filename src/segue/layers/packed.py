@@ -99,15 +99,9 @@ class PackedBatch:
         """Buckets of the time from token j to token i, at row i and column j [B, N, N] int32."""
         return self._buckets(self._padded(self.times)[:, :, None])
 
-    @cached_property
-    def newest_buckets_at_next(self) -> Tensor:
-        """The row of each user's newest token in `buckets_at_next` [B, N]."""
-        return self._buckets(self.next_times[self.last][:, None])
-
-    @cached_property
-    def newest_buckets_at_own(self) -> Tensor:
-        """The row of each user's newest token in `buckets_at_own` [B, N]."""
-        return self._buckets(self.times[self.last][:, None])
+    def newest_buckets(self, *, at_next: bool) -> Tensor:
+        """The row of each user's newest token in `buckets_at_next` or `buckets_at_own` [B, N]."""
+        return self._buckets((self.next_times if at_next else self.times)[self.last][:, None])
 
     @cached_property
     def has_times(self) -> Tensor:

@@ -20,6 +20,7 @@ from segue.models.sequence import SequenceModel
 from segue.models.text.encoder import TextEncoder
 
 SETTINGS, WEIGHTS = "settings.toml", "weights.safetensors"
+FACTS = ("categories", "content", "codes")  # buffers of item tables that a model is built from
 TEXTS = "items.texts."
 METADATA = "segue"
 
@@ -70,29 +71,15 @@ def load_model(folder: Path, encoder: Builder | None = None, *, settings: ModelS
         with safe_open(folder / WEIGHTS, framework="pt") as file:
             shape = msgspec.json.decode((file.metadata() or {})[METADATA], type=_Shape)
         weights = load_file(folder / WEIGHTS)
-        model = build_model(
-            settings,
-            shape.n_items,
-            generator=torch.Generator(),
-            facts=_facts(settings, weights, shape.kinds),
-            encoder=encoder,
-        )
+        stored = {name: weights[f"items.{name}"].numpy() for name in FACTS if f"items.{name}" in weights}
+        facts = DataFacts(**stored, kinds=shape.kinds, texts=_texts(settings, weights))
+        model = build_model(settings, shape.n_items, generator=torch.Generator(), facts=facts, encoder=encoder)
         model.load_state_dict(weights)
     except (OSError, KeyError, ValueError, msgspec.MsgspecError, SafetensorError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(":.")
         otherwise = "train it again" if encoder is None else "give its builder as it was, or train it again"
         raise FolderError(f"The model in {folder} cannot be read ({reason}); {otherwise}.") from error
     return _with_plain_attributes(model.eval().requires_grad_(requires_grad=False))
-
-
-def _facts(settings: ModelSettings, weights: dict[str, Tensor], kinds: tuple[str, ...]) -> DataFacts:
-    """The facts that the model was built from, read from its buffers."""
-    stored = {
-        name: weights[f"items.{name}"].numpy()
-        for name in ("categories", "content", "codes")
-        if f"items.{name}" in weights
-    }
-    return DataFacts(**stored, kinds=kinds, texts=_texts(settings, weights))
 
 
 def _texts(settings: ModelSettings, weights: dict[str, Tensor]) -> TextEncoder | None:

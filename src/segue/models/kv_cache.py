@@ -111,12 +111,7 @@ class IncrementalEncoder:
         if self._table is not None:
             vectors = self._table[window.items[event:]]
         else:
-            new = Batch(
-                items=window.items[event:],
-                times=window.times[event:],
-                lengths=window.lengths - event,
-                values=None if window.values is None else window.values[event:],
-            )
+            new = window.tokens(slice(event, None), window.lengths - event)
             with torch.inference_mode():
                 inputs = self._model.inputs(self._model.items, self._model.inputs.expanded(tensors(new)))
             vectors = inputs[first - event * self._tokens_an_event :].numpy()
@@ -154,7 +149,7 @@ class IncrementalEncoder:
 
 def _head(model: SequenceModel) -> VectorMap:
     """`SequenceModel.head` for one state [D] → [Q]; without torch for an inner product or a cosine."""
-    width, similarity = model.width, model.similarity
+    width, similarity = model.items.width, model.similarity
     plain = isinstance(model.query_transform, nn.Identity) and isinstance(model.output, nn.Identity)
     if isinstance(similarity, Dot) and plain and model.items.bias is None:
         if similarity.normal:
@@ -173,10 +168,5 @@ def window_of(windows: Batch, row: int) -> Batch:
     """The window of one user."""
     end = int(windows.lengths[: row + 1].sum())
     events = slice(end - int(windows.lengths[row]), end)
-    return Batch(
-        items=windows.items[events],
-        times=windows.times[events],
-        lengths=windows.lengths[row : row + 1],
-        query_times=None if windows.query_times is None else windows.query_times[row : row + 1],
-        values=None if windows.values is None else windows.values[events],
-    )
+    query_times = None if windows.query_times is None else windows.query_times[row : row + 1]
+    return windows.tokens(events, windows.lengths[row : row + 1], query_times=query_times)

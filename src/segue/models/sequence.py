@@ -117,11 +117,6 @@ class SequenceModel(nn.Module):
         can be encoded alone; without incremental encoding, it moves with every event."""
         return max(1, self.length // 4) if self.incremental else 1
 
-    @property
-    def width(self) -> int:
-        """Features of an item."""
-        return self.items.width
-
     def answerable(self, counts: np.ndarray) -> np.ndarray:
         """Which items may be recommended and encoded [V + 1] bool, given their counts in training.
 
@@ -188,9 +183,10 @@ class SequenceModel(nn.Module):
     def item_vectors(self, numbers: Tensor | None = None) -> Tensor:
         """Vectors that queries are compared with, of these items or of all [V + 1, D']; row 0 is padding."""
         vectors = self.similarity.item(self.items.output(numbers))
-        if self.items.bias is None:
+        bias = self.items.bias
+        if bias is None:
             return vectors
-        return torch.cat((vectors, self.items.biases(numbers)[:, None]), dim=1)
+        return torch.cat((vectors, (bias if numbers is None else bias[numbers])[:, None]), dim=1)
 
     def item_features(self, numbers: Tensor | None = None) -> Tensor:
         """Vectors for comparing items with each other, of these items or of all [V + 1, D]: without biases."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
+from torch import nn
 
 from segue.errors import SettingsError
 from segue.kinds import Count, Kind, Rate
+from segue.layers.positions.embeddings import Positions
 from segue.models.inputs import EventInputSettings, InputSettings, ItemInputSettings
 from segue.models.items import ItemSettings
 from segue.models.items.coded import CodeSettings
@@ -103,3 +106,11 @@ class TransformerBlockSettings(AttentionSettings, frozen=True):
     """Hidden width of a block's feed-forward part, in multiples of the token's width."""
     positions: LearnedPositionSettings = NewestPositionSettings()
     """Where learned positions are counted from."""
+
+    def stack(
+        self, parts: Parts, block: Callable[[int, int, int, float], nn.Module]
+    ) -> tuple[Positions, list[nn.Module]]:
+        """The positions and the blocks; `block` takes the width, the heads, the hidden width and the dropout rate."""
+        width, hidden = parts.width, self.feed_forward * parts.width
+        positions = self.positions.build(parts.tokens(self.length), width)
+        return positions, [block(width, self.heads, hidden, self.dropout) for _ in range(self.depth)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import polars as pl
 import torch
@@ -101,7 +99,9 @@ def _matching_rows(
         own = _match(_names(old.items.categories, before, category), _names(new.items.categories, now, category))
     if isinstance(new.items, CodeTable):  # centroids belong to codes, which new items share with others
         assert isinstance(old.items, CodeTable)
-        own = _match_values(new.items.parts, old.items.values, new.items.values)
+        old_values, values = old.items.values, np.arange(new.items.values)  # a larger catalogue may have more
+        firsts = 1 + np.arange(new.items.parts)[:, None] * old_values
+        own = np.concatenate(([PADDING], np.where(values < old_values, firsts + values, NEW).ravel()))
         tables = {id(new.items.codes): items, **{id(table): own for table in new.items.learned}}
     else:
         tables = {id(table): own for table in new.items.learned}
@@ -109,7 +109,8 @@ def _matching_rows(
         tables[id(new.items.bias)] = items
     for part in new.modules():
         if isinstance(part, KindTable):
-            tables[id(part.table)] = _match_kinds(old.kinds, new.kinds)
+            kinds = {name: row for row, name in enumerate(old.kinds)}  # after them, the unknown kind
+            tables[id(part.table)] = np.array([*(kinds.get(name, NEW) for name in new.kinds), len(old.kinds)])
     named = (*new.named_parameters(), *new.named_buffers())
     return {name: tables[id(tensor)] for name, tensor in named if id(tensor) in tables}
 
@@ -139,22 +140,9 @@ def _match(old: pl.Series, new: pl.Series) -> np.ndarray:
     return np.concatenate(([PADDING], matches["row"].fill_null(NEW).to_numpy()))
 
 
-def _match_values(parts: int, old: int, new: int) -> np.ndarray:
-    """The old row of each row of a centroid table; a larger catalogue may have more values in each part."""
-    values = np.arange(new)
-    rows = np.where(values < old, 1 + np.arange(parts)[:, None] * old + values, NEW)
-    return np.concatenate(([PADDING], rows.ravel()))
-
-
 def _names(categories: Tensor, vocabulary: Vocabulary, column: str) -> pl.Series:
     """The names of categories 1 … C, by number; the category of items without one has the empty name."""
     table = pl.DataFrame(
         {"number": categories[1:].numpy(), "name": vocabulary.table[column].cast(pl.String).fill_null("")}
     )
     return table.unique("number").sort("number")["name"]
-
-
-def _match_kinds(old: Sequence[str], new: Sequence[str]) -> np.ndarray:
-    """The old row of each kind, and of the unknown kind after them."""
-    rows = {name: row for row, name in enumerate(old)}
-    return np.array([*(rows.get(name, NEW) for name in new), len(old)])

@@ -90,7 +90,7 @@ def test_the_question_is_a_mask_after_the_history() -> None:
 def test_biases_are_added_to_scores_and_learned_with_either_loss(tied: bool) -> None:
     model = model_of(items__tied=tied)
     query = model.query(packed([1, 2], [3]))
-    assert query.shape == (2, 5) and (query[:, -1] == 1).all() and model.width == 4
+    assert query.shape == (2, 5) and (query[:, -1] == 1).all() and model.items.width == 4
     before = model.score_all(query)
     bias = model.items.bias
     assert bias is not None
@@ -118,7 +118,8 @@ def test_the_loss_of_the_vectors_is_the_loss_of_the_scores() -> None:
     model = model_of()
     states = model.encode(packed([3, MASK, 2, 1, MASK]))[[1, 4]]
     targets = torch.tensor([4, 2])
-    logits = model.query_transform(states) @ model.items.into[1:].T + model.items.biases()[1:]
+    assert model.items.bias is not None
+    logits = model.query_transform(states) @ model.items.into[1:].T + model.items.bias[1:]
     found = full_softmax(model.head(states), model.item_vectors()[1:], targets - 1)
     assert_close(found, functional.cross_entropy(logits, targets - 1))
 

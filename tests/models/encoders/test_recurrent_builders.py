@@ -15,8 +15,7 @@ from segue.data.batch import Batch
 from segue.errors import SettingsError
 from segue.layers.attention.scores import Additive, ScoreKind
 from segue.layers.attention.weights import Choice
-from segue.layers.blocks.narm import NarmBlock
-from segue.layers.blocks.recurrent import GRUBlock
+from segue.layers.blocks.recurrent import GRUBlock, NarmBlock
 from segue.layers.packed import tensors
 from segue.models.attention import SamplingModel
 from segue.models.build import build_model

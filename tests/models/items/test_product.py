@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from segue.models.items.clusters import Clusters
-from segue.models.items.product_quantisation import rotated_parts
+from segue.models.items.code_assignment import rotated_parts
 
 PARTS, VALUES, WIDTH = 3, 4, 6
 

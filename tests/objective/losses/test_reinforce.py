@@ -16,7 +16,7 @@ from torch.nn import functional
 from segue.config.settings import make_settings
 from segue.data.batch import Batch
 from segue.errors import SettingsError
-from segue.layers.blocks.narm import NarmBlock
+from segue.layers.blocks.recurrent import NarmBlock
 from segue.layers.dropout import set_generator
 from segue.layers.packed import tensors
 from segue.models.build import build_model

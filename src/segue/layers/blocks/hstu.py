@@ -36,7 +36,7 @@ class RelativeBias(nn.Module):
     def newest(self, batch: PackedBatch) -> Tensor:
         """The bias of each user's newest token [B, N]; columns of padding are meaningless."""
         newest, index = batch.lengths[:, None] - 1, torch.arange(batch.longest, device=self.positions.device)
-        buckets = batch.newest_buckets_at_next if self.target_time else batch.newest_buckets_at_own
+        buckets = batch.newest_buckets(at_next=self.target_time)
         return self.positions[(newest - index).clamp_(min=0)] + time_bias(self.times, buckets)
 
 

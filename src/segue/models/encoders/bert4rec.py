@@ -47,14 +47,12 @@ class BERT4RecSettings(TransformerBlockSettings, frozen=True, tag="bert4rec"):
     """What a token is made of. 'events' is missing: its tokens would reveal the kind and the time of a masked event."""
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
-        width, hidden = parts.width, self.feed_forward * parts.width
         block = partial(PostNormBlock, causal=False, activation=functional.gelu, eps=1e-12)
         model = SequenceModel(
             parts,
-            self.positions.build(parts.tokens(self.length), width),
-            [block(width, self.heads, hidden, self.dropout) for _ in range(self.depth)],
-            norm_tokens=nn.LayerNorm(width, eps=1e-12),
-            query_transform=MaskedHead(width),
+            *self.stack(parts, block),
+            norm_tokens=nn.LayerNorm(parts.width, eps=1e-12),
+            query_transform=MaskedHead(parts.width),
             dropout=self.dropout,
         )
         return truncated_normal_init(model, generator)

@@ -16,7 +16,4 @@ class ESASRecSettings(TransformerBlockSettings, frozen=True, tag="esasrec"):
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
         """Gated pre-norm blocks with SwiGLU, item vectors as they are, no norm at the end."""
-        width, hidden = parts.width, self.feed_forward * parts.width
-        positions = self.positions.build(parts.tokens(self.length), width)
-        blocks = [GatedBlock(width, self.heads, hidden, self.dropout) for _ in range(self.depth)]
-        return xavier_init(SequenceModel(parts, positions, blocks, dropout=self.dropout), generator)
+        return xavier_init(SequenceModel(parts, *self.stack(parts, GatedBlock), dropout=self.dropout), generator)

@@ -47,9 +47,5 @@ class SASRecMetaSettings(TransformerBlockSettings, frozen=True, tag="sasrec-meta
     """SASRec as HSTU's authors compare with it: a projection after the heads and norms without weights."""
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
-        width, hidden = parts.width, self.feed_forward * parts.width
-        positions = self.positions.build(parts.tokens(self.length), width)
-        block = partial(SASRecBlock, output=True, weighted_norms=False)
-        blocks = [block(width, self.heads, hidden, self.dropout) for _ in range(self.depth)]
-        model = SequenceModel(parts, positions, blocks, scale=math.sqrt(width), dropout=self.dropout)
-        return hstu_init(model, generator)
+        stack = self.stack(parts, partial(SASRecBlock, output=True, weighted_norms=False))
+        return hstu_init(SequenceModel(parts, *stack, scale=math.sqrt(parts.width), dropout=self.dropout), generator)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from segue.kinds import CountOrZero, Kind, NonNegative, PositiveNumber, kind_of
-from segue.layers.blocks.narm import NarmBlock
-from segue.layers.blocks.recurrent import gru_blocks
+from segue.layers.blocks.recurrent import NarmBlock, gru_blocks
 from segue.layers.positions.embeddings import NoPositions
 from segue.models.attention import SampledAttention
 from segue.models.encoders.transformer import Scores

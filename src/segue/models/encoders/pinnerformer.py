@@ -20,8 +20,6 @@ class PinnerFormerSettings(TransformerBlockSettings, frozen=True, tag="pinnerfor
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
         """Causal pre-norm blocks, learned positions, a layer norm at the end."""
-        width, hidden = parts.width, self.feed_forward * parts.width
-        positions = self.positions.build(parts.tokens(self.length), width)
-        blocks = [PreNormBlock(width, self.heads, hidden, self.dropout) for _ in range(self.depth)]
-        model = SequenceModel(parts, positions, blocks, norm=nn.LayerNorm(width), dropout=self.dropout)
+        norm = nn.LayerNorm(parts.width)
+        model = SequenceModel(parts, *self.stack(parts, PreNormBlock), norm=norm, dropout=self.dropout)
         return xavier_init(model, generator)

@@ -18,13 +18,11 @@ class SASRecSettings(TransformerBlockSettings, frozen=True, tag="sasrec"):
 
     def build(self, parts: Parts, generator: torch.Generator) -> SequenceModel:
         """The original blocks, item vectors scaled by sqrt(width), a layer norm at the end."""
-        width, hidden = parts.width, self.feed_forward * parts.width
         model = SequenceModel(
             parts,
-            self.positions.build(parts.tokens(self.length), width),
-            [SASRecBlock(width, self.heads, hidden, self.dropout) for _ in range(self.depth)],
-            norm=nn.LayerNorm(width, eps=1e-8),
-            scale=math.sqrt(width),
+            *self.stack(parts, SASRecBlock),
+            norm=nn.LayerNorm(parts.width, eps=1e-8),
+            scale=math.sqrt(parts.width),
             dropout=self.dropout,
         )
         return xavier_init(model, generator)

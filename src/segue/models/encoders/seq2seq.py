@@ -46,18 +46,19 @@ class EncoderDecoder(SequenceModel):
     """
 
     has_decoder = True
+    decoder: Decoder
 
     def __init__(
         self,
         parts: Parts,
         positions: Positions,
         blocks: Sequence[nn.Module],
-        decoder: nn.Module,
+        decoder: Decoder,
         *,
         dropout: float,
         norm: nn.Module | None = None,
     ) -> None:
-        """`blocks`: the encoder; `decoder`: a `Decoder`; `norm` is applied to its outputs."""
+        """`blocks`: the encoder; `norm` is applied to the outputs of the decoder."""
         super().__init__(parts, positions, blocks, norm=norm, scale=math.sqrt(parts.width), dropout=dropout)
         self.decoder = decoder
         self.start = nn.Parameter(torch.zeros(parts.width))
@@ -66,7 +67,7 @@ class EncoderDecoder(SequenceModel):
         """The decoder's states at the last event of each history and at each event after it [T, D]; the rows of earlier
         events are zero."""
         parts = _Parts.of(batch)
-        outputs = self.norm(self._decoder(self._decoder_inputs(parts), self.read(parts.histories)))  # [B, M, D]
+        outputs = self.norm(self.decoder(self._decoder_inputs(parts), self.read(parts.histories)))  # [B, M, D]
         states: Tensor = outputs.flatten(0, 1)[parts.steps]
         return states.new_zeros(len(batch.items), states.shape[1]).index_copy(0, parts.tokens, states)
 
@@ -85,12 +86,12 @@ class EncoderDecoder(SequenceModel):
     def begin_plan(self, batch: PackedBatch) -> tuple[Tensor, Decoding]:
         """The queries for the first items of plans [B, D'], and the state for the next steps."""
         histories = self.read(batch)
-        return self._step(self._start_tokens(batch.size)[:, 0], histories, self._decoder.begin(histories))
+        return self._step(self._start_tokens(batch.size)[:, 0], histories, self.decoder.begin(histories))
 
     def extend_plan(self, decoding: Decoding, rows: Tensor, items: Tensor) -> tuple[Tensor, Decoding]:
         """The queries for the next items of plans [P, D'], and the state after them. Plan p extends the plan at
         `rows[p]` of `decoding` by `items[p]`."""
-        histories, state = decoding.histories.rows(rows), self._decoder.rows(decoding.state, rows)
+        histories, state = decoding.histories.rows(rows), self.decoder.rows(decoding.state, rows)
         return self._step(self.items.input(items) * self.scale, histories, state)
 
     def attention_maps(self, batch: PackedBatch) -> list[AttentionMap]:
@@ -103,7 +104,7 @@ class EncoderDecoder(SequenceModel):
             maps += [] if weights is None else [AttentionMap(f"encoder, layer {layer}", weights)]
             x = block(x, parts.histories)
         encoded = EncodedHistories.of(x, parts.histories)
-        layers = self._decoder.attention_weights(self._decoder_inputs(parts), encoded)
+        layers = self.decoder.attention_weights(self._decoder_inputs(parts), encoded)
         for layer, (to_steps, to_history) in enumerate(layers, start=1):
             name = f"decoder, layer {layer}"
             if to_steps is not None:
@@ -112,7 +113,7 @@ class EncoderDecoder(SequenceModel):
         return maps
 
     def _step(self, newest: Tensor, histories: EncodedHistories, state: Any) -> tuple[Tensor, Decoding]:
-        output, state = self._decoder.step(newest, histories, state)
+        output, state = self.decoder.step(newest, histories, state)
         return self.head(self.norm(output)), Decoding(histories, state)
 
     def _decoder_inputs(self, parts: _Parts) -> Tensor:
@@ -122,10 +123,6 @@ class EncoderDecoder(SequenceModel):
 
     def _start_tokens(self, users: int) -> Tensor:  # [B, 1, D]
         return self.start.expand(users, 1, -1)
-
-    @property
-    def _decoder(self) -> Decoder:
-        return cast(Decoder, self.decoder)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

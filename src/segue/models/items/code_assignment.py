@@ -16,13 +16,13 @@ from segue.data.batch import ragged_rows
 from segue.data.sequences import Sequences
 from segue.models.items.clusters import Clusters
 from segue.models.items.occurrences import Occurrences, torch_generator
-from segue.models.items.product_quantisation import rotated_parts
 
 NOISE = 1e-3  # of the length of the clustered features: equal items are spread over clusters at random
 PIECE = 10  # consecutive events of a history that count as close together
 FEATURES_A_PART = 4  # twice as many were no better on MovieLens-1M
 POPULARITY_WEIGHT = 2.0  # of the log count of an item against any other feature
 ROUNDS, MEMBERS = 25, 64  # rounds of k-means, and sampled items a cluster
+ROTATIONS = 50  # rounds that fit a rotation and clusters alternately
 PUSHES = 3  # rounds that separate items with equal codes; the rest is counted in the manifest
 
 
@@ -34,7 +34,10 @@ def assigned_codes(
     The matrix has a row for each piece of a history. A part has several features and its code is the item's cluster
     among them, as in product quantisation: with one feature a part, most of the code would go to a few features.
     """
-    begins, ends = _pieces(np.asarray(sequences.offsets)[:-1], np.asarray(ends))
+    begins, ends = np.asarray(sequences.offsets)[:-1], np.asarray(ends)
+    counts = -(-(ends - begins) // PIECE)  # the last piece of a history may be shorter
+    begins = np.repeat(begins, counts) + PIECE * ragged_rows(np.zeros_like(counts), counts)
+    ends = np.minimum(begins + PIECE, np.repeat(ends, counts))
     occurrences = Occurrences.of(sequences.items, begins, ends, n_items)
     rng, trained = np.random.default_rng(seed), occurrences.trained()
     codes = np.zeros((n_items + 1, parts), dtype=np.uint8)
@@ -60,6 +63,31 @@ def learned_codes(vectors: Tensor, counts: np.ndarray, *, parts: int, values: in
         rotated = rotated_parts(vectors[trained], weights, parts=parts, values=values, generator=generator)
         codes[trained] = _nearest(*rotated, rng)
     return codes
+
+
+def rotated_parts(
+    vectors: Tensor, weights: Tensor, *, parts: int, values: int, generator: torch.Generator
+) -> tuple[list[Tensor], list[Clusters]]:
+    """Optimised product quantisation: Ge, He, Ke and Sun, "Optimized Product Quantization", CVPR 2013.
+
+    Rotate vectors [n, X] and split them into parts [n, X / parts]; these, and at most `values` clusters of each.
+
+    Rotation and clusters are fitted alternately, to a random sample of the vectors weighted by `weights` [n], so that
+    parts are near their clusters.
+    """
+    mean = weights @ vectors / weights.sum()
+    sample = torch.randperm(len(vectors), generator=generator)[: MEMBERS * values]
+    points, point_weights = vectors[sample] - mean, weights[sample]
+    rotation = torch.linalg.qr(torch.randn(2 * points.shape[1:], generator=generator))[0]
+    first = torch.multinomial(point_weights, min(values, len(points)), generator=generator)
+    clusters = [Clusters(part[first]) for part in (points @ rotation).chunk(parts, dim=1)]
+    for _ in range(ROTATIONS):
+        pieces = (points @ rotation).chunk(parts, dim=1)
+        clusters = [each.moved(piece, point_weights) for each, piece in zip(clusters, pieces, strict=True)]
+        nearest = [each.centres[each.nearest(piece)] for each, piece in zip(clusters, pieces, strict=True)]
+        left, _, right = torch.linalg.svd((points * point_weights[:, None]).T @ torch.cat(nearest, dim=1))
+        rotation = left @ right
+    return list(torch.addmm(-mean @ rotation, vectors, rotation).chunk(parts, dim=1)), clusters
 
 
 def _nearest(of_part: Sequence[Tensor], clusters: Sequence[Clusters], rng: np.random.Generator) -> np.ndarray:
@@ -95,13 +123,6 @@ def _features(occurrences: Occurrences, trained: np.ndarray, width: int, rng: np
     for feature in features.T:
         feature.add_(torch.randn(feature.shape, generator=generator), alpha=NOISE)
     return features
-
-
-def _pieces(begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Begins and ends of the histories' pieces of `PIECE` events; the last of a history may be shorter."""
-    counts = -(-(ends - begins) // PIECE)
-    first = np.repeat(begins, counts) + PIECE * ragged_rows(np.zeros_like(counts), counts)
-    return first, np.minimum(first + PIECE, np.repeat(ends, counts))
 
 
 def shared_codes(codes: np.ndarray, numbers: np.ndarray) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +39,13 @@ class Occurrences:
 
     @classmethod
     def of(cls, items: np.ndarray, begins: np.ndarray, ends: np.ndarray, n_items: int) -> Occurrences:
-        blocks = [_block(items, begins[some], ends[some], some) for some in _consecutive(ends - begins)]
+        blocks, total, first = list[_Block](), np.cumsum(ends - begins), 0
+        while first < len(total):  # about `EVENTS` events in a block; at least one history
+            before = total[first - 1] if first else 0
+            last = max(first + 1, int(np.searchsorted(total, before + EVENTS, side="right")))
+            some = slice(first, last)
+            blocks.append(_block(items, begins[some], ends[some], some))
+            first = last
         return cls(blocks, (len(ends), n_items + 1))
 
     def counts(self) -> Tensor:
@@ -82,16 +87,6 @@ def _sums(rows: Tensor, numbers: Tensor, begins: Tensor, weights: Tensor | None 
     """The sums of rows, by number, from each beginning to the next, times their weights."""
     each = None if weights is None else weights[numbers]
     return functional.embedding_bag(numbers, rows, begins, mode="sum", per_sample_weights=each)
-
-
-def _consecutive(lengths: np.ndarray) -> Iterator[slice]:
-    """All histories in slices of about `EVENTS` events; at least one history each."""
-    total, begin = np.cumsum(lengths), 0
-    while begin < len(lengths):
-        before = total[begin - 1] if begin else 0
-        end = max(begin + 1, int(np.searchsorted(total, before + EVENTS, side="right")))
-        yield slice(begin, end)
-        begin = end
 
 
 def _block(items: np.ndarray, begins: np.ndarray, ends: np.ndarray, histories: slice) -> _Block:

@@ -86,11 +86,6 @@ class ItemTable(nn.Module):
         """Output vectors of these items, or of all [V + 1, D]."""
         raise NotImplementedError
 
-    def biases(self, numbers: Tensor | None = None) -> Tensor:
-        """What is added to the scores of these items, or of all [V + 1]."""
-        assert self.bias is not None
-        return self.bias if numbers is None else self.bias[numbers]
-
     def answerable(self, counts: np.ndarray) -> np.ndarray:
         """Which items may be recommended [V + 1] bool, given their counts in training: here, those trained on."""
         return counts > 0

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from segue.kinds import Kind
 
+LEAST_TEMPERATURE = 0.01  # of a learned one
 LEAST_LENGTH = 1e-6  # the least divisor of a vector that is normalised: gradients stay finite
 
 
@@ -38,18 +39,6 @@ class Similarity(Protocol):
     def extra_loss(self, queries: Tensor, targets: Tensor) -> Tensor | None:
         """A term of the loss of queries [M, Q] and their targets [M, I]; None: no term."""
         ...
-
-
-LEAST_TEMPERATURE = 0.01  # of a learned one
-
-
-def first_temperature(width: int) -> float:
-    """The initial value of a learned temperature: the standard deviation of cosines of random vectors of this width.
-
-    Scores are then of size one at initialisation. At a lower temperature they are large and random, and the first
-    epochs only make them smaller.
-    """
-    return max(float(width**-0.5), 2 * LEAST_TEMPERATURE)
 
 
 class Dot(nn.Module):
@@ -107,4 +96,8 @@ class CosineSettings(Kind, frozen=True, tag="cosine"):
     """Whether the loss divides the cosine by objective.temperature or by a learned number, never below .01."""
 
     def build(self, width: int) -> Similarity:
-        return Dot(normal=True, learned_from=first_temperature(width) if self.temperature == "learned" else None)
+        if self.temperature == "fixed":
+            return Dot(normal=True)
+        # A learned temperature begins with the standard deviation of cosines of random vectors: scores are then of size
+        # one. At a lower temperature they are large and random, and the first epochs only make them smaller.
+        return Dot(normal=True, learned_from=max(float(width**-0.5), 2 * LEAST_TEMPERATURE))

@@ -6,7 +6,7 @@ Each side, queries and items, is stored as flat vectors: an index caches the ite
 
 from __future__ import annotations
 
-import functools
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -78,8 +78,7 @@ class Mixture(nn.Module):
 
     def settled(self) -> Mixture:
         """A copy without gradients, in evaluation mode."""
-        sizes = self.query_parts, self.item_parts, self.part_width, self.gate_hidden
-        return Mixture.of_weights(*sizes, weights=self.state_dict())
+        return copy.deepcopy(self).eval().requires_grad_(requires_grad=False)
 
     @staticmethod
     def of_weights(
@@ -136,7 +135,11 @@ class Mixture(nn.Module):
         if not torch.is_grad_enabled():
             return self._tile(queries, items)
         shape = torch.Size((len(queries.gate), items.gate.shape[-2], self.pairs))
-        part = functools.partial(self._mixed, self._mask(shape, queries.gate.device))
+        mask = self._mask(shape, queries.gate.device)
+
+        def part(*tensors: Tensor) -> Tensor:
+            return mixed(*self._opened(*tensors), mask)
+
         inputs = *queries, *items, *self.gate.parameters()
         scores: Tensor = _Recomputed.apply(part, *inputs)  # type: ignore[no-untyped-call]
         return scores
@@ -147,23 +150,17 @@ class Mixture(nn.Module):
             return None
         return byte_mask(shape, self.drop.dropped, device, self.drop.generator)
 
-    def _mixed(self, mask: Tensor | None, *tensors: Tensor) -> Tensor:
-        return mixed(*self._opened(*tensors), mask)
-
-    def _products(self, queries: Tensor, items: Tensor) -> Tensor:
-        """Products of all pairs of components [b, k, P]: of b queries and k items, or of k items of each query."""
+    def _opened(
+        self, queries: Tensor, query_gate: Tensor, items: Tensor, item_gate: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logits, the products of all pairs of components, and the inputs of their gates, each [b, k, P]: of b queries
+        and k items, or of k items of each query."""
         if items.dim() == 3:  # a single product, faster than one for each query
             products = items.flatten(0, 1) @ queries.flatten(0, 1).T  # [k · item parts, b · query parts]
             products = products.view(*items.shape[:2], *queries.shape[:2]).permute(2, 0, 1, 3)
         else:
             products = items.flatten(1, 2) @ queries.transpose(1, 2)  # [b, k · item parts, query parts]
-        return products.reshape(queries.shape[0], items.shape[-3], self.pairs)
-
-    def _opened(
-        self, queries: Tensor, query_gate: Tensor, items: Tensor, item_gate: Tensor, *weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Logits and the inputs of their gates, each [b, k, P]."""
-        logits = self._products(queries, items)
+        logits = products.reshape(queries.shape[0], items.shape[-3], self.pairs)
         hidden = logits if len(weights) == 2 else functional.silu(functional.linear(logits, *weights[:2]))
         return logits, torch.addcmul(functional.linear(hidden, *weights[-2:]), query_gate[:, None], item_gate)
 
@@ -208,32 +205,24 @@ class MixtureOfLogits(nn.Module):
     def __init__(
         self,
         width: int,
+        mixture: Mixture,
         *,
-        query_parts: int,
-        item_parts: int,
-        part_width: int,
         query_hidden: int,
-        gate_hidden: int,
         temperature: float,
         item_dropout: float,
-        gate_dropout: float,
         balance: float,
     ) -> None:
-        """A hidden width of 0 is a linear map. `balance` is the weight of the gates' `imbalance` in the loss."""
+        """`query_hidden`: 0 is a linear map. `balance` is the weight of the gates' `imbalance` in the loss."""
         super().__init__()
-        self.mixture = Mixture(
-            query_parts=query_parts,
-            item_parts=item_parts,
-            part_width=part_width,
-            gate_hidden=gate_hidden,
-            gate_dropout=gate_dropout,
-        )
+        self.mixture = mixture
         self.temperature = temperature
         self.balance = balance
-        self.query_tower = _tower(width, query_hidden, query_parts * part_width)
-        self.item_tower = nn.Linear(width, item_parts * part_width)
-        self.query_gate = _gate(width, gate_hidden, self.mixture.pairs, bias=False)
-        self.item_gate = _gate(width, gate_hidden, self.mixture.pairs, bias=False)
+        query_width, item_width = (parts * mixture.part_width for parts in (mixture.query_parts, mixture.item_parts))
+        tower = _SwiGLU(width, query_hidden, query_width) if query_hidden else nn.Linear(width, query_width)
+        self.query_tower = tower
+        self.item_tower = nn.Linear(width, item_width)
+        self.query_gate = _gate(width, mixture.gate_hidden, mixture.pairs, bias=False)
+        self.item_gate = _gate(width, mixture.gate_hidden, mixture.pairs, bias=False)
         self.drop_item = Dropout(item_dropout)
 
     def query(self, states: Tensor) -> Tensor:
@@ -277,10 +266,6 @@ class _SwiGLU(nn.Module):
         return result
 
 
-def _tower(width: int, hidden: int, out: int) -> nn.Module:
-    return _SwiGLU(width, hidden, out) if hidden else nn.Linear(width, out)
-
-
 def _gate(width: int, hidden: int, out: int, *, bias: bool) -> nn.Module:
     if not hidden:
         return nn.Linear(width, out, bias=bias)
@@ -310,16 +295,19 @@ class MoLSettings(Kind, frozen=True, tag="mol"):
     """Weight of the loss term against gates that are all equal or that few components dominate."""
 
     def build(self, width: int) -> Similarity:
-        return MixtureOfLogits(
-            width,
+        mixture = Mixture(
             query_parts=self.query_parts,
             item_parts=self.item_parts,
             part_width=self.part_width,
-            query_hidden=self.query_hidden,
             gate_hidden=self.gate_hidden,
+            gate_dropout=self.gate_dropout,
+        )
+        return MixtureOfLogits(
+            width,
+            mixture,
+            query_hidden=self.query_hidden,
             temperature=self.temperature,
             item_dropout=self.item_dropout,
-            gate_dropout=self.gate_dropout,
             balance=self.balance,
         )
 
