@@ -17,7 +17,6 @@ from segue.layers.attention.weights import (
     Choice,
     entropy,
     gumbel_noise,
-    log_probability_of,
     reinforce_loss,
     select_weights,
     straight_through,
@@ -68,7 +67,7 @@ def reinforced(place: int, baseline: float) -> Tensor:
     log_probabilities = scores.log_softmax(0)
     loss = reinforce_loss(
         loss_of(numbers(VALUES)[place])[None],
-        log_probability_of(log_probabilities, drawn)[None],
+        log_probabilities.gather(-1, drawn[..., None]).squeeze(-1)[None],
         baseline,
         entropy=entropy(log_probabilities)[None],
         bonus=0.0,

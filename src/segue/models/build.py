@@ -32,10 +32,20 @@ def build_model(
     encoder: Builder | None = None,
 ) -> SequenceModel:
     """Build a new model, without a change of the global random state. `facts`: what `settings.items.facts` returns;
-    `encoder`: the builder from outside, if `model.encoder` names one."""
+    `encoder`: the builder from outside, if `model.encoder` names one.
+
+    Bidirectional models have a mask and, as in BERT4Rec, a bias for each item. There is no bias if scores are not plain
+    inner products, or if items share weights or have content: items unseen in training would have none."""
     refuse_other_builder(settings, encoder, whose="The model")
+    mask, width, item_width = settings.bidirectional, settings.width, settings.item_width
+    bias = mask and isinstance(settings.similarity, DotSettings)
     with torch.random.fork_rng(devices=[]):
-        parts = make_parts(settings, n_items, facts)
+        parts = Parts(
+            items=settings.items.table(facts, n_items, item_width, mask=mask, bias=bias),
+            inputs=settings.inputs.build(item_width, width, len(facts.kinds)),
+            similarity=settings.similarity.build(item_width),
+            output=settings.output.build(width),
+        )
         model: object = settings.build(parts, generator) if encoder is None else encoder(settings, parts, generator)
     if not isinstance(model, SequenceModel):
         raise SettingsError(
@@ -46,23 +56,6 @@ def build_model(
         model.items.begin(generator)
     model.kinds = facts.kinds
     return model
-
-
-def make_parts(settings: ModelSettings, n_items: int, facts: DataFacts = NO_FACTS) -> Parts:
-    """The item table, inputs, similarity and output of a model.
-
-    Bidirectional models have a mask and, as in BERT4Rec, a bias for each item. There is no bias if scores are not plain
-    inner products, or if items share weights or have content: items unseen in training would have none.
-    """
-    mask = settings.bidirectional
-    bias = mask and isinstance(settings.similarity, DotSettings)
-    items = settings.items.table(facts, n_items, settings.item_width, mask=mask, bias=bias)
-    return Parts(
-        items=items,
-        inputs=settings.inputs.build(settings.item_width, settings.width, len(facts.kinds)),
-        similarity=settings.similarity.build(settings.item_width),
-        output=settings.output.build(settings.width),
-    )
 
 
 def builder_name(build: Builder) -> str:

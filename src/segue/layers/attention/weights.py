@@ -40,32 +40,31 @@ def select_weights(
     A low temperature sharpens soft weights. Outside training, the hard choices take the highest score.
     """
     if how == "soft":
-        return AttentionWeights(soft_weights(logits, may_attend, temperature))
+        return AttentionWeights(soft_weights(logits / temperature, may_attend))
     if may_attend is not None:
         logits = logits.masked_fill(~may_attend, -math.inf)
     if not training:
         return AttentionWeights(one_hot(logits.argmax(-1), logits))
     match how:
         case "straight-through":
-            return AttentionWeights(straight_through(_sharpen(logits, temperature).softmax(-1), logits.argmax(-1)))
+            return AttentionWeights(straight_through((logits / temperature).softmax(-1), logits.argmax(-1)))
         case "gumbel":
             uniform = torch.rand(logits.shape, dtype=logits.dtype, generator=generator).to(logits.device)
             noisy = logits + gumbel_noise(uniform)
-            return AttentionWeights(straight_through(_sharpen(noisy, temperature).softmax(-1), noisy.argmax(-1)))
+            return AttentionWeights(straight_through((noisy / temperature).softmax(-1), noisy.argmax(-1)))
         case "reinforce":
-            log_probabilities = _sharpen(logits, temperature).log_softmax(-1)
+            log_probabilities = (logits / temperature).log_softmax(-1)
             rows = log_probabilities.detach().exp().flatten(0, -2).cpu()  # like the generator
             samples = torch.multinomial(rows, 1, generator=generator).to(logits.device).view(logits.shape[:-1])
-            return AttentionWeights(
-                one_hot(samples, logits), log_probability_of(log_probabilities, samples), entropy(log_probabilities)
-            )
+            of_samples = log_probabilities.gather(-1, samples[..., None]).squeeze(-1)
+            return AttentionWeights(one_hot(samples, logits), of_samples, entropy(log_probabilities))
 
 
-def soft_weights(logits: Tensor, may_attend: Tensor | None, temperature: float = 1.0) -> Tensor:
+def soft_weights(logits: Tensor, may_attend: Tensor | None) -> Tensor:
     """The softmax of scores [..., N] over the keys where `may_attend` is True."""
     if may_attend is not None:
         logits = logits.masked_fill(~may_attend, -math.inf)
-    return _sharpen(logits, temperature).softmax(-1)
+    return logits.softmax(-1)
 
 
 def one_hot(indices: Tensor, like: Tensor) -> Tensor:
@@ -84,11 +83,6 @@ def gumbel_noise(uniform: Tensor) -> Tensor:
     return -(-uniform.clamp(min=least).log()).log()
 
 
-def log_probability_of(log_probabilities: Tensor, samples: Tensor) -> Tensor:
-    """Values of [..., N] at the samples [...]."""
-    return log_probabilities.gather(-1, samples[..., None]).squeeze(-1)
-
-
 def entropy(log_probabilities: Tensor) -> Tensor:
     """Entropy of each row [..., N] → [...]; masked keys add nothing and get no gradient."""
     return -(log_probabilities.exp() * log_probabilities.masked_fill(log_probabilities == -math.inf, 0)).sum(-1)
@@ -104,7 +98,3 @@ def reinforce_loss(
     """
     advantage = (losses - baseline).detach()
     return (advantage * log_probability).mean() - bonus * entropy.mean()
-
-
-def _sharpen(logits: Tensor, temperature: float) -> Tensor:
-    return logits if temperature == 1 else logits / temperature

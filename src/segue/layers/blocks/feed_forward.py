@@ -67,12 +67,13 @@ def silu_gate(joined: Tensor) -> Tensor:
 
 
 class SwiGLU(nn.Module):
-    """W2 drop(silu(W1 x) * (W3 x)), without biases; W1 and W3 are one matrix product."""
+    """W2 drop(silu(W1 x) * (W3 x)); W1 and W3 are one matrix product."""
 
-    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+    def __init__(self, width: int, hidden: int, dropout: float, *, out: int = 0, bias: bool = False) -> None:
+        """`out`: features of the result; 0: `width`."""
         super().__init__()
-        self.inner = nn.Linear(width, 2 * hidden, bias=False)
-        self.outer = nn.Linear(hidden, width, bias=False)
+        self.inner = nn.Linear(width, 2 * hidden, bias=bias)
+        self.outer = nn.Linear(hidden, out or width, bias=bias)
         self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Decoder(Protocol):
     """Continues encoded histories item by item. Its state has a row for each history, or for each row of a beam."""
 
     def __call__(self, inputs: Tensor, encoded: EncodedHistories) -> Tensor:
-        """The outputs of all steps at once: inputs [B, M, D] → [B, M, D]; none depends on a later input."""
+        """The outputs of all steps at once: inputs [B, M, D], first the start token → [B, M, D]."""
         ...
 
     def begin(self, encoded: EncodedHistories) -> Any:

@@ -47,7 +47,6 @@ class RecurrentDecoder(nn.Module):
         return "fused=never"
 
     def forward(self, inputs: Tensor, encoded: EncodedHistories) -> Tensor:
-        """Outputs of the inputs [B, M, D], of which the first is the start token → [B, M, D]."""
         state, outputs = self.begin(encoded), []
         for step in range(inputs.shape[1]):  # the attention of a step needs the state before it
             output, state = self.step(inputs[:, step], encoded, state)
@@ -61,7 +60,6 @@ class RecurrentDecoder(nn.Module):
         return torch.tanh(self.first(final)).view(final.shape[0], self.depth, width)
 
     def step(self, newest: Tensor, encoded: EncodedHistories, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: the newest input [B, D] → its output [B, D], and the next state."""
         context = (self.weights(encoded, state) @ encoded.states)[:, 0]  # [B, 2D]
         joined = torch.cat((self.drop(newest), context), dim=1)[:, None]
         _, hidden = self.gru(joined, state.transpose(0, 1).contiguous())
@@ -78,8 +76,6 @@ class RecurrentDecoder(nn.Module):
         return soft_weights(scores, mask)
 
     def attention_weights(self, inputs: Tensor, encoded: EncodedHistories) -> list[tuple[Tensor | None, Tensor]]:
-        """Weights of each step's attention to the history [B, 1, M, N], as one layer; steps do not attend to each
-        other."""
         state, weights = self.begin(encoded), []
         for step in range(inputs.shape[1]):
             weights.append(self.weights(encoded, state))

@@ -87,7 +87,6 @@ class TransformerDecoder(nn.Module):
         self.drop = Dropout(dropout)
 
     def forward(self, inputs: Tensor, encoded: EncodedHistories) -> Tensor:
-        """Outputs of the inputs [B, M, D], of which the first is the start token → [B, M, D]."""
         x = self._with_positions(inputs, 0)
         for block in self.blocks:
             x = block(x, encoded.states, encoded.may_attend)
@@ -97,7 +96,7 @@ class TransformerDecoder(nn.Module):
         return 0, [block.begin(encoded.states, encoded.may_attend) for block in self._blocks]
 
     def step(self, newest: Tensor, encoded: EncodedHistories, state: Steps) -> tuple[Tensor, Steps]:  # noqa: ARG002
-        """One step: the newest input [B, D] → its output [B, D], and the next state, which holds all of `encoded`."""
+        # The state holds all that is needed of `encoded`.
         steps, caches = state
         x, extended = self._with_positions(newest[:, None], steps)[:, 0], []
         for block, kv in zip(self._blocks, caches, strict=True):
@@ -110,7 +109,6 @@ class TransformerDecoder(nn.Module):
         return steps, [kv.rows(index) for kv in caches]
 
     def attention_weights(self, inputs: Tensor, encoded: EncodedHistories) -> list[tuple[Tensor | None, Tensor]]:
-        """Of each layer, the weights of self-attention [B, heads, M, M] and of cross-attention [B, heads, M, N]."""
         x, weights = self._with_positions(inputs, 0), list[tuple[Tensor | None, Tensor]]()
         for block in self._blocks:
             weights.append(block.attention_weights(x, encoded.states, encoded.may_attend))

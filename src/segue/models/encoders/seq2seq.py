@@ -28,14 +28,8 @@ from segue.models.sequence import Parts, SequenceModel
 from segue.models.settings import EncoderSettings
 from segue.models.weight_init import xavier_init, zero_recurrent_biases
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Decoding:
-    """Partial plans, a row each."""
-
-    histories: EncodedHistories
-    state: Any
-    """The decoder's state after the steps so far."""
+Decoding = tuple[EncodedHistories, Any]
+"""Partial plans, a row each: their histories, and the decoder's state after the steps so far."""
 
 
 class EncoderDecoder(SequenceModel):
@@ -91,8 +85,9 @@ class EncoderDecoder(SequenceModel):
     def extend_plan(self, decoding: Decoding, rows: Tensor, items: Tensor) -> tuple[Tensor, Decoding]:
         """The queries for the next items of plans [P, D'], and the state after them. Plan p extends the plan at
         `rows[p]` of `decoding` by `items[p]`."""
-        histories, state = decoding.histories.rows(rows), self.decoder.rows(decoding.state, rows)
-        return self._step(self.items.input(items) * self.scale, histories, state)
+        histories, state = decoding
+        newest = self.items.input(items) * self.scale
+        return self._step(newest, histories.rows(rows), self.decoder.rows(state, rows))
 
     def attention_maps(self, batch: PackedBatch) -> list[AttentionMap]:
         """Attention weights of the encoder's layers, then of the decoder's: to earlier steps, and to the history. There
@@ -114,7 +109,7 @@ class EncoderDecoder(SequenceModel):
 
     def _step(self, newest: Tensor, histories: EncodedHistories, state: Any) -> tuple[Tensor, Decoding]:
         output, state = self.decoder.step(newest, histories, state)
-        return self.head(self.norm(output)), Decoding(histories, state)
+        return self.head(self.norm(output)), (histories, state)
 
     def _decoder_inputs(self, parts: _Parts) -> Tensor:
         """The decoder's inputs [B, M, D]: the start token, and the items after the history."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from segue.kinds import Count, CountOrZero, Kind, NonNegative, PositiveNumber, Rate
-from segue.layers.blocks.feed_forward import silu_gate
+from segue.layers.blocks.feed_forward import SwiGLU
 from segue.layers.dropout import Dropout, byte_mask
 from segue.layers.padded import tracing
 from segue.models.similarity.dot import LEAST_LENGTH, CosineSettings, DotSettings, Similarity
@@ -218,8 +218,11 @@ class MixtureOfLogits(nn.Module):
         self.temperature = temperature
         self.balance = balance
         query_width, item_width = (parts * mixture.part_width for parts in (mixture.query_parts, mixture.item_parts))
-        tower = _SwiGLU(width, query_hidden, query_width) if query_hidden else nn.Linear(width, query_width)
-        self.query_tower = tower
+        self.query_tower = (
+            SwiGLU(width, query_hidden, 0.0, out=query_width, bias=True)
+            if query_hidden
+            else nn.Linear(width, query_width)
+        )
         self.item_tower = nn.Linear(width, item_width)
         self.query_gate = _gate(width, mixture.gate_hidden, mixture.pairs, bias=False)
         self.item_gate = _gate(width, mixture.gate_hidden, mixture.pairs, bias=False)
@@ -251,19 +254,6 @@ class MixtureOfLogits(nn.Module):
         """Scale each component [M, parts · part width] to length one."""
         parts = components.view(-1, self.mixture.part_width)
         return functional.normalize(parts, dim=1, eps=LEAST_LENGTH).view(components.shape)
-
-
-class _SwiGLU(nn.Module):
-    """silu(a) * b of two linear maps a and b, and a linear map of that."""
-
-    def __init__(self, width: int, hidden: int, out: int) -> None:
-        super().__init__()
-        self.inner = nn.Linear(width, 2 * hidden)
-        self.outer = nn.Linear(hidden, out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.outer(silu_gate(self.inner(x)))
-        return result
 
 
 def _gate(width: int, hidden: int, out: int, *, bias: bool) -> nn.Module:

@@ -17,13 +17,6 @@ class L2Output(nn.Module):
         return functional.normalize(vectors, dim=-1, eps=EPS)
 
 
-class LayerNormOutput(nn.Module):
-    """Features with mean zero and variance one; no weights."""
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        return functional.layer_norm(vectors, (int(vectors.shape[-1]),), eps=EPS)
-
-
 class MLPOutput(nn.Module):
     """Two layers over all features of a state."""
 
@@ -55,8 +48,8 @@ class L2OutputSettings(Kind, frozen=True, tag="l2"):
 class LayerNormOutputSettings(Kind, frozen=True, tag="layer-norm"):
     """The query's features are centred and scaled."""
 
-    def build(self, width: int) -> nn.Module | None:  # noqa: ARG002
-        return LayerNormOutput()
+    def build(self, width: int) -> nn.Module | None:
+        return nn.LayerNorm(width, eps=EPS, elementwise_affine=False)
 
 
 class MLPOutputSettings(Kind, frozen=True, tag="mlp"):

@@ -139,7 +139,13 @@ def _count_terms(texts: Sequence[str]) -> _TermCounts:
             inside = inside[(characters[inside] != LINE) & (characters[inside + size - 1] != LINE)]
             hashes.append(_mix((sums[inside + size] - sums[inside]) * inverse[inside], size))
             owners.append(owner[inside])
-    return _group(np.concatenate(owners), np.concatenate(hashes).view(np.int64))
+    texts_of, terms = np.concatenate(owners), np.concatenate(hashes).view(np.int64)
+    order = np.lexsort((terms, texts_of))
+    texts_of, terms = texts_of[order], terms[order]
+    changes = (texts_of[1:] != texts_of[:-1]) | (terms[1:] != terms[:-1])
+    starts = np.flatnonzero(np.concatenate((np.ones(len(order[:1]), dtype=bool), changes)))
+    counts = np.diff(starts, append=len(order))
+    return _TermCounts(texts=texts_of[starts].astype(np.int64), terms=terms[starts], counts=counts)
 
 
 def _characters(texts: Sequence[str]) -> np.ndarray:
@@ -156,16 +162,6 @@ def _mix(hashes: np.ndarray, kind: int) -> np.ndarray:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
-
-
-def _group(owners: np.ndarray, terms: np.ndarray) -> _TermCounts:
-    order = np.lexsort((terms, owners))
-    owners, terms = owners[order], terms[order]
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = (owners[1:] != owners[:-1]) | (terms[1:] != terms[:-1])
-    starts = np.flatnonzero(first)
-    counts = np.diff(np.concatenate((starts, [len(order)])))
-    return _TermCounts(texts=owners[starts].astype(np.int64), terms=terms[starts], counts=counts)
 
 
 class HashedTextSettings(Kind, frozen=True, tag="hashed"):
