@@ -116,18 +116,14 @@ class PackedBatch:
 
     def with_padding(self) -> Self:
         """Pad the batch, so that no block moves tokens to the padded view and back, unless that adds too many rows.
-
-        Then only each user's newest state is meaningful.
-        """
+        Then only each user's newest state is meaningful."""
         if self.rectangular or self.size * self.longest > MAX_PADDING * self.items.shape[0]:
             return self
         return self._with_tokens(self._spread, self.lengths, padded=True)
 
     def with_query_token(self, item: int) -> Self:
-        """Append the token `item` to each user's tokens, at the query time if it is known.
-
-        The token is no event: it has no value, and its kind is 0, like that of a masked event.
-        """
+        """Append the token `item` to each user's tokens, at the query time if it is known. It is no event: it has no
+        value, and its kind is 0, like that of a masked event."""
         newest = self.last  # asserts that every user has events
         times = self.times[newest] if self.query_times is None else self.query_times
         ends = self.lengths.cumsum(0).cpu().numpy()

@@ -60,11 +60,8 @@ def read_model_settings(folder: Path) -> ModelSettings:
 
 
 def load_model(folder: Path, encoder: Builder | None = None, *, settings: ModelSettings | None = None) -> SequenceModel:
-    """The model of a run folder, on the CPU, in evaluation mode.
-
-    encoder: its builder, if that is not segue's.
-    settings: what `read_model_settings` returned, if it was read already.
-    """
+    """The model of a run folder, on the CPU, in evaluation mode. `encoder`: its builder, if that is not segue's;
+    `settings`: what `read_model_settings` returned, if it was read already."""
     try:
         settings = settings or read_model_settings(folder)
         refuse_other_builder(settings, encoder, whose=str(folder))

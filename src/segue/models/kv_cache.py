@@ -73,10 +73,8 @@ class IncrementalEncoder:
         return queries, caches
 
     def extend(self, cache: KVCache, window: Batch) -> np.ndarray | None:
-        """The query after one user's window [Q]; the cache is extended to it.
-
-        None if the window does not begin with the cached events, or has so many new ones that encoding all is as fast.
-        """
+        """The query after one user's window [Q]; the cache is extended to it. None if the window does not begin with
+        the cached events, or has so many new ones that encoding all is as fast."""
         events = self._events(window)
         if not all(map(bytes.startswith, events, cache.events)):
             return None

@@ -154,10 +154,8 @@ class SequenceModel(nn.Module):
         return query if self.items.bias is None else torch.cat((query, query.new_ones(query.shape[0], 1)), dim=1)
 
     def query(self, batch: PackedBatch) -> Tensor:
-        """Each user's query [B, D']: `encode` and `head` at the newest token, with less work in the last block.
-
-        If the model has a mask token, it is appended to the history.
-        """
+        """Each user's query [B, D']: `encode` and `head` at the newest token, with less work in the last block. If the
+        model has a mask token, it is appended to the history."""
         *before, last = self.blocks  # slicing a ModuleList builds a new one, as slow as a block
         batch = self.inputs.expanded(self._with_query_token(batch)).with_padding()
         x = self._tokens(batch)
@@ -200,10 +198,7 @@ class SequenceModel(nn.Module):
 
     def attention(self, batch: PackedBatch) -> Tensor | None:
         """Attention weights in evaluation mode [layers, B, heads, N, N]: rows are queries, columns keys; None if no
-        block has attention.
-
-        If the model has a mask token, that is each user's last token, after its events.
-        """
+        block has attention. If the model has a mask token, that is each user's last token."""
         batch = self.inputs.expanded(self._with_query_token(batch))
         x, weights = self._tokens(batch), []
         for block in self.blocks:

@@ -77,10 +77,8 @@ def truncated_normal_init(model: M, generator: torch.Generator) -> M:
 
 
 def hstu_init(model: M, generator: torch.Generator) -> M:
-    """Small item and value tables, positions with the spread of a scaled item, other matrices Xavier-normal.
-
-    HSTU blocks have small products and biases, so that each is close to the identity at first.
-    """
+    """Small item and value tables, positions with the spread of a scaled item, other matrices Xavier-normal. HSTU
+    blocks have small products and biases, so that each is close to the identity at first."""
     xavier_init(model, generator)
     for part in model.modules():
         if isinstance(part, LearnedPositions):
@@ -100,10 +98,8 @@ def hstu_init(model: M, generator: torch.Generator) -> M:
 
 
 def transformer_init(model: M, generator: torch.Generator) -> M:
-    """Xavier-normal matrices; small item vectors and distance biases.
-
-    With sinusoidal positions, scaled item vectors are as large as the sinusoids, which would dominate smaller ones.
-    """
+    """Xavier-normal matrices; small item vectors and distance biases. With sinusoidal positions, scaled item vectors
+    are as large as the sinusoids, which would dominate smaller ones."""
     xavier_init(model, generator)
     parts = list(model.modules())
     sinusoidal = any(isinstance(part, SinusoidalPositions) for part in parts)

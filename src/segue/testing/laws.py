@@ -249,7 +249,7 @@ def saving_changes_nothing(case: Case) -> None:
         actual, expected = getattr(again, what)(batch), getattr(model, what)(batch)
         assert torch.equal(actual, expected), f"`{what}` changes by saving and loading."
     assert torch.equal(again.item_vectors(), model.item_vectors()), "Item vectors change by saving and loading."
-    for name in ("length", "width", "target_time", "window_step"):
+    for name in ("length", "target_time", "window_step"):
         assert getattr(again, name) == getattr(model, name), f"`{name}` changes by saving and loading."
 
 

@@ -59,10 +59,8 @@ class _AdditiveScores(torch.autograd.Function):
 def additive_scores(
     queries: Tensor, keys: Tensor, vector: Tensor, activation: Activation, *, causal: bool = False
 ) -> Tensor:
-    """vector · activation(query + key) for all pairs: [..., M, D] and [..., N, D] → [..., M, N].
-
-    `causal`: queries and keys are of the same tokens, and scores of later keys may be anything.
-    """
+    """vector · activation(query + key) for all pairs: [..., M, D] and [..., N, D] → [..., M, N]. If `causal`, queries
+    and keys are of the same tokens, and scores of later keys may be anything."""
     if activation == "hard-sigmoid":
         queries, keys = SLOPE * queries + MIDDLE, SLOPE * keys
     if tracing():

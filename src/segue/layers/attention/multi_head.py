@@ -39,11 +39,8 @@ class Attention(nn.Module):
         scores: ScoreKind = "scaled-dot",
         relative: Relative | None = None,
     ) -> None:
-        """`output`: whether a projection follows the joined heads; the original SASRec has none.
-
-        `causal`: no token attends to a later one. `scores`: heads share their parameters. `relative`: relative
-        positions; rotary ones need inner products as scores.
-        """
+        """`output`: whether a projection follows the joined heads. `causal`: no token attends to a later one. `scores`:
+        heads share their parameters. `relative`: relative positions; rotary ones need inner products as scores."""
         super().__init__()
         assert width % heads == 0
         assert not isinstance(relative, Rotary) or scores in ("dot", "scaled-dot")
@@ -96,10 +93,7 @@ class Attention(nn.Module):
     def _mix_streams(self, queries: Tensor, keys: Tensor, batch: PackedBatch) -> Tensor:
         """`newest` before the output projection [B, D], without computing keys and values of all tokens: queries are
         multiplied by the key weights and attend to the streams, and the mixture is multiplied by the value weights.
-
-        The key bias adds the same number to all scores of a query, so the softmax cancels it. Heads share the streams
-        and become queries.
-        """
+        The softmax cancels the key bias. Heads share the streams and become queries."""
         width = keys.shape[-1]
         key_weights, value_weights = self.key_value.weight.view(2, self.heads, -1, width)  # [H, d, D]
         q = self.query(queries).view(batch.size, self.heads, -1).transpose(0, 1)  # [H, B, d]

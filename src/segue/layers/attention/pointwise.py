@@ -63,12 +63,10 @@ class _SiluAttention(torch.autograd.Function):
 def silu_attention(
     q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor, times: Tensor, buckets: Tensor, length: int
 ) -> Tensor:
-    """Attend to each token itself and those before it [B, H, N, d].
+    """Each token attends to itself and those before it [B, H, N, d]; padding on the right needs no mask.
 
-    The weight of token j at token i is silu(q_i · k_j + positions[i - j] + times[buckets[i, j]]) / length. `positions`
-    has a bias for each distance, `times` one for each time bucket; `buckets` [B, N, N] int32. Tokens after i have no
-    weight, so padding on the right needs no mask.
-    """
+    The weight of token j at token i is silu(q_i · k_j + positions[i - j] + times[buckets[i, j]]) / length; `buckets`
+    [B, N, N] int32."""
     if tracing():
         products = q @ k.transpose(-1, -2) + (time_bias(times, buckets) + position_bias(positions, q.shape[2]))[:, None]
         return (functional.silu(products) * causal_mask(q, length)) @ v

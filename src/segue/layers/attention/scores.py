@@ -31,8 +31,7 @@ class Product(nn.Module):
         return queries
 
     def forward(self, queries: Tensor, keys: Tensor, *, causal: bool = False) -> Tensor:  # noqa: ARG002
-        """[..., M, dq] and [..., N, dk] → [..., M, N]. `causal`: scores of keys later than the query are not used; all
-        are computed nevertheless, in one product."""
+        """[..., M, dq] and [..., N, dk] → [..., M, N]; also the scores that `causal` attention does not use."""
         return self.project(queries) @ keys.transpose(-1, -2) * self.scale
 
     def token_step(self) -> KeyScores:
@@ -72,8 +71,7 @@ class Additive(nn.Module):
         self.activation = activation
 
     def forward(self, queries: Tensor, keys: Tensor, *, causal: bool = False) -> Tensor:
-        """[..., M, dq] and [..., N, dk] → [..., M, N]. `causal`: scores of keys later than the query are not used and
-        may be anything, which saves half of the work."""
+        """[..., M, dq] and [..., N, dk] → [..., M, N]; if `causal`, scores of later keys may be anything."""
         queries, keys = _linear_rows(self.query, queries), _linear_rows(self.key, keys)
         return additive_scores(queries, keys, self.vector.weight[0], self.activation, causal=causal)
 
@@ -95,8 +93,7 @@ Score = Product | Additive
 def make_score(
     kind: ScoreKind, query_width: int, key_width: int, hidden: int, *, activation: Activation = "tanh"
 ) -> Score:
-    """Build a score; `hidden` and `activation` are used by additive scores only, and inner products need queries and
-    keys of one width."""
+    """Build a score; only additive ones use `hidden` and `activation`."""
     assert kind in ("bilinear", "additive") or query_width == key_width
     match kind:
         case "dot":

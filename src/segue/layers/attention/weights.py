@@ -35,10 +35,8 @@ def select_weights(
     training: bool,
     generator: torch.Generator | None,
 ) -> AttentionWeights:
-    """Weights [..., N] from scores [..., N]. `may_attend` broadcasts to them; each row has at least one True.
-
-    A low temperature sharpens soft weights. Outside training, the hard choices take the highest score.
-    """
+    """Weights [..., N] from scores [..., N]. `may_attend` broadcasts to them; each row has at least one True. Outside
+    training, the hard choices take the highest score."""
     if how == "soft":
         return AttentionWeights(soft_weights(logits / temperature, may_attend))
     if may_attend is not None:
@@ -91,10 +89,8 @@ def entropy(log_probabilities: Tensor) -> Tensor:
 def reinforce_loss(
     losses: Tensor, log_probability: Tensor, baseline: Tensor | float, *, entropy: Tensor, bonus: float
 ) -> Tensor:
-    """The term that carries the gradient of the mean of `losses` [M] to the scores of the sampled keys.
-
-    Each loss is paired with its own sample; no gradient flows to the losses or the baseline. `bonus` times the mean
-    entropy is subtracted, which keeps the distribution from collapsing early.
-    """
+    """The term whose gradient by the scores of the sampled keys is that of the mean of `losses` [M]. Each loss is
+    paired with its own sample. `bonus` times the mean entropy is subtracted, so that the distribution does not
+    collapse."""
     advantage = (losses - baseline).detach()
     return (advantage * log_probability).mean() - bonus * entropy.mean()

@@ -38,8 +38,7 @@ class CausalConvolution(nn.Module):
 
 
 class DilatedBlock(WithoutAttention):
-    """The residual block of NextItNet: two causal convolutions, the second twice as dilated, each with a layer norm and
-    a ReLU."""
+    """NextItNet's residual block: two causal convolutions with layer norm and ReLU, the second twice as dilated."""
 
     def __init__(self, width: int, kernel: int, dilation: int, dropout: float) -> None:
         super().__init__()
@@ -81,11 +80,8 @@ class CaserBlock(WithoutAttention):
         return functional.relu(self.joined(self.drop(features)))
 
     def highest(self, images: Tensor, batch: PackedBatch) -> Tensor:
-        """The maximum of each horizontal filter in the image, by rising height [T, L * horizontal].
-
-        A filter of height h ends at one of the last L - h + 1 events. Outputs are at least 0, so the zeros of missing
-        positions do not change the maximum.
-        """
+        """The maximum of each horizontal filter in the image, by rising height [T, L * horizontal]. A filter of height
+        h ends at one of the last L - h + 1 events. Outputs are at least 0, so zeros do not change the maximum."""
         width = images.shape[1] // self.events
         outputs = [
             functional.relu(filters(images[:, (self.events - height) * width :]))

@@ -17,11 +17,8 @@ EPS = 1e-6
 
 
 class RelativeBias(nn.Module):
-    """A learned bias of the distance and of the time between two tokens.
-
-    `target_time`: time is measured up to the event after the query's token, or to the query time after the newest;
-    otherwise up to the token itself.
-    """
+    """A learned bias of the distance and of the time between two tokens. With `target_time`, time is measured up to the
+    event after the query's token, or to the query time after the newest; otherwise up to the token itself."""
 
     def __init__(self, length: int, *, target_time: bool) -> None:
         super().__init__()

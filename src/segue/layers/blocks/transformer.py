@@ -63,10 +63,8 @@ class _AttentionBlock(nn.Module):
 
 class SASRecBlock(_AttentionBlock):
     """The block of the original SASRec: queries are normalised, keys and values are not, and the residual connections
-    start from the normalised streams.
-
-    The original has no output projection in attention, and its norms have weights.
-    """
+    start from the normalised streams. The original has no `output` projection in attention, and its norms have
+    weights."""
 
     def __init__(
         self,
@@ -131,8 +129,7 @@ def gated(stream: Tensor, gate: Tensor, update: Tensor) -> Tensor:
 
 
 class _PreNorm(_AttentionBlock):
-    """The common part of pre-norm blocks: attention reads the normalised stream, and its output is added to the stream
-    itself."""
+    """The common part of pre-norm blocks: attention reads the normalised stream, and updates are added to the input."""
 
     adds_to_queries = False
     norm_attention: nn.LayerNorm

@@ -58,12 +58,9 @@ class Rotary(nn.Module):
 
 
 class RelativeBuckets(nn.Module):
-    """Add a learned bias to scores, one for each head and each bucket of distances.
-
-    Short distances have a bucket each, longer ones share wider and wider buckets: Raffel et al., "Exploring the Limits
-    of Transfer Learning with a Unified Text-to-Text Transformer", JMLR 2020. There, all layers share one table; here,
-    each layer has its own.
-    """
+    """Add a learned bias to scores, one for each head and each bucket of distances; longer distances share wider
+    buckets: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", JMLR
+    2020. There, all layers share one table; here, each layer has its own."""
 
     of_distance: Tensor
 

@@ -51,10 +51,8 @@ def assigned_codes(
 
 
 def learned_codes(vectors: Tensor, counts: np.ndarray, *, parts: int, values: int, seed: int) -> np.ndarray:
-    """Codes [V + 1, parts] uint8 of learned item vectors [V + 1, X]; `counts` [V + 1] are training events.
-
-    Popular items have more weight, because most targets are popular.
-    """
+    """Codes [V + 1, parts] uint8 of learned item vectors [V + 1, X]; `counts` [V + 1] are training events. Popular
+    items have more weight, because most targets are popular."""
     rng, trained = np.random.default_rng(seed), np.flatnonzero(counts)
     codes, values = np.zeros((len(counts), parts), dtype=np.uint8), min(values, len(counts) - 1)
     if len(trained):
@@ -68,13 +66,9 @@ def learned_codes(vectors: Tensor, counts: np.ndarray, *, parts: int, values: in
 def rotated_parts(
     vectors: Tensor, weights: Tensor, *, parts: int, values: int, generator: torch.Generator
 ) -> tuple[list[Tensor], list[Clusters]]:
-    """Optimised product quantisation: Ge, He, Ke and Sun, "Optimized Product Quantization", CVPR 2013.
-
-    Rotate vectors [n, X] and split them into parts [n, X / parts]; these, and at most `values` clusters of each.
-
-    Rotation and clusters are fitted alternately, to a random sample of the vectors weighted by `weights` [n], so that
-    parts are near their clusters.
-    """
+    """Rotate vectors [n, X] and split them into parts [n, X / parts]; these, and at most `values` clusters of each:
+    Ge, He, Ke and Sun, "Optimized Product Quantization", CVPR 2013. Rotation and clusters are fitted alternately, to a
+    random sample of the vectors weighted by `weights` [n]."""
     mean = weights @ vectors / weights.sum()
     sample = torch.randperm(len(vectors), generator=generator)[: MEMBERS * values]
     points, point_weights = vectors[sample] - mean, weights[sample]

@@ -24,10 +24,7 @@ AT_A_TIME = 1 << 16  # items scored at a time, which bounds the memory for their
 
 class CodeTable(ItemTable):
     """An item's vector is the concatenation of its parts, and its fixed codes choose the vector of each part. Only
-    `parts` times `values` short vectors are learned, for any number of items.
-
-    Items with the same codes have equal scores.
-    """
+    `parts` times `values` short vectors are learned. Items with the same codes have equal scores."""
 
     codes: Tensor
     firsts: Tensor
@@ -55,11 +52,8 @@ class CodeTable(ItemTable):
         return self._vectors(self.outward, numbers)
 
     def score(self, queries: Tensor, *, normal: bool) -> Tensor:
-        """Inner products of queries [B, D] with all items [B, V + 1], without the items' vectors; with `normal`, items
-        are scaled to length one.
-
-        A score is a sum of one number from each part's table of products.
-        """
+        """Inner products of queries [B, D] with all items [B, V + 1], as sums of one number from each part's table of
+        products; with `normal`, items are scaled to length one."""
         tables, scores = self.tables(queries), []
         for numbers in torch.split(torch.arange(self.n_items + 1, device=self.codes.device), AT_A_TIME):
             products = functional.embedding_bag(self.code_rows(numbers), tables, mode="sum")  # [v, B]

@@ -23,11 +23,9 @@ TextEncoderSettings = HashedTextSettings | SentenceTextSettings
 
 
 class ContentTable(ItemTable):
-    """Content through a small network; with `ids`, a learned vector for each item is added.
-
-    The learned vectors are zero at initialisation, so that an item unseen in training has its content alone. In each
-    training step, the learned vectors of a share `id_dropout` of the items are left out.
-    """
+    """Content through a small network; with `ids`, a learned vector for each item is added: zero at initialisation, so
+    that an item unseen in training has its content alone, and left out for a share `id_dropout` of the items in each
+    training step."""
 
     content: Tensor
     centre: Tensor

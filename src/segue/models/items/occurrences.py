@@ -29,10 +29,8 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Occurrences:
-    """A matrix of histories, or pieces of them, and items: one if a history contains an item.
-
-    It takes twelve bytes an event, and twelve for each item of a block.
-    """
+    """A matrix of histories, or pieces of them, and items: one if a history contains an item. It takes twelve bytes an
+    event, and twelve for each item of a block."""
 
     blocks: list[_Block]
     shape: tuple[int, int]

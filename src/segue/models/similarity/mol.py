@@ -198,9 +198,7 @@ class _Recomputed(torch.autograd.Function):
 
 class MixtureOfLogits(nn.Module):
     """A score is the mean of the inner products of a query's and an item's components, weighted by the pair's gates.
-
-    The paper's embedding of the user id is left out: unknown users must be served as well as known ones.
-    """
+    The paper's embedding of the user id is left out: unknown users are served as well."""
 
     def __init__(
         self,
