@@ -28,8 +28,9 @@ demo: $(VENV)/.segue  ## the whole path on a real shop's log, ending at a servic
 	@$(VENV)/bin/segue demo $(ARGS)
 
 # One thread for each of the two workers: tests multiply small matrices, where more threads only get in the way.
+# Compiled modules are written, even where the environment forbids it: the tests start many Python processes.
 test: $(VENV)/.browser  ## run the tests with two workers (ARGS="-k name" for some of them)
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --durations=10 $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --durations=10 $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format and types
 	@$(VENV)/bin/ruff check .

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,3 +236,30 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def python_files() -> list[Path]:
+    return [path for room in ("src", "tests", "bench", "docs") for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def test_no_folder_has_more_than_sixteen_files_side_by_side() -> None:
+    files = Counter(str(path.parent.relative_to(ROOT)) for path in python_files())
+    assert {folder: number for folder, number in files.items() if number > 16} == {}
+
+
+def test_no_source_file_is_longer_than_four_hundred_lines() -> None:
+    lines = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in python_files()}
+    assert {file: number for file, number in lines.items() if number > 400 and not file.startswith("tests/")} == {}
+
+
+def test_no_function_but_a_command_has_more_than_ten_parameters() -> None:
+    long = []
+    for path in PACKAGE.rglob("*.py"):
+        if "cli" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                if len([name for name in names if name not in {"self", "cls"}]) > 10:
+                    long.append(f"{path.relative_to(ROOT)}: {node.name}")
+    assert long == []

@@ -6,7 +6,7 @@ import pytest
 
 from bench.serving.durability import Posted, count_faults, survive
 
-KILLS = 2
+KILLS = 1
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
