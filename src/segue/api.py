@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from segue.config.settings import About
     from segue.evaluation.compare import Comparison
     from segue.evaluation.report import Report as Report
-    from segue.evaluation.window.report import WindowReport
+    from segue.evaluation.report import WindowReport
     from segue.export import Export
     from segue.models.build import Builder
     from segue.recommend.jobs.batch import BatchReport

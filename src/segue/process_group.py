@@ -1,12 +1,12 @@
 """The processes that share one training or evaluation, as the rest of segue sees them.
 
-`SINGLE_PROCESS` is a group of one. `segue.training.distributed` has the group that runs on torch.distributed.
+`segue.training.distributed` has the group that runs on torch.distributed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -14,62 +14,40 @@ from torch import Tensor
 Value = TypeVar("Value")
 
 
-class ProcessGroup(Protocol):
-    """All processes of a group must make the same calls in the same order."""
+class ProcessGroup:
+    """A group of one, in which every operation returns what it is given. Groups of several are its subclasses.
 
-    @property
-    def rank(self) -> int:
-        """The number of this process. Process 0 writes files and logs for all."""
-        ...
+    All processes of a group must make the same calls in the same order.
+    """
 
-    @property
-    def size(self) -> int: ...
+    rank: int = 0
+    """The number of this process. Process 0 writes files and logs for all."""
+    size: int = 1
 
     def shard(self, values: Iterable[Value]) -> Iterator[Value]:
         """Every `size`-th value. Each value belongs to exactly one process, if all give the same values."""
-        ...
+        return iter(values)
 
     def sum(self, array: np.ndarray) -> np.ndarray:
         """The sum over the processes. It is exact where at most one process has a number other than 0."""
-        ...
+        return array
 
-    def gather_with_gradient(self, own: Tensor, counts: Sequence[int]) -> Tensor:
+    def gather_with_gradient(self, own: Tensor, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
         """The rows of all processes, in the order of their ranks, with gradients. `counts`: rows of each process.
 
         Every process must compute the same loss of all rows and divide it by `size`: the gradients of the processes
         are summed, so weights that all of them use get their gradient once. Rows get their full gradient in the
         process that they come from.
         """
-        ...
-
-    def all_gather_objects(self, value: Value) -> list[Value]:
-        """The values of all processes, in the order of their ranks. It waits for all of them."""
-        ...
-
-    def on_first(self, function: Callable[[], Value]) -> Value:
-        """Call the function in process 0 and return its result in all. Its SegueError is raised in all."""
-        ...
-
-
-class _SingleProcess:
-    """A group of one, in which every operation returns what it is given."""
-
-    rank, size = 0, 1
-
-    def shard(self, values: Iterable[Value]) -> Iterator[Value]:
-        return iter(values)
-
-    def sum(self, array: np.ndarray) -> np.ndarray:
-        return array
-
-    def gather_with_gradient(self, own: Tensor, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
         return own
 
     def all_gather_objects(self, value: Value) -> list[Value]:
+        """The values of all processes, in the order of their ranks. It waits for all of them."""
         return [value]
 
     def on_first(self, function: Callable[[], Value]) -> Value:
+        """Call the function in process 0 and return its result in all. Its SegueError is raised in all."""
         return function()
 
 
-SINGLE_PROCESS: ProcessGroup = _SingleProcess()
+SINGLE_PROCESS = ProcessGroup()

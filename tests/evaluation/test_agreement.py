@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from settings_tables import index_settings, model_settings
+from tiny_logs import ranks
 
 from segue.data.batch import Batch
 from segue.evaluation.evaluator import ModelScorer
-from segue.evaluation.ranks import Exclusions, ranks
+from segue.evaluation.ranks import Exclusions
 from segue.index import approximate, build
 from segue.index.build import build_index
 from segue.index.mol import Cut

@@ -10,7 +10,7 @@ from segue.data.sequences import Sequences
 from segue.data.split import Split, split_last, split_time
 from segue.evaluation.baselines import BASELINES, session_knn
 from segue.evaluation.baselines.last_item import LastItem
-from segue.evaluation.baselines.popularity import Popularity, RecentPopularity, _spread
+from segue.evaluation.baselines.popularity import Popularity, _spread
 from segue.evaluation.baselines.session_knn import SessionNeighbours
 from segue.evaluation.split_log import SplitLog
 
@@ -64,7 +64,7 @@ def test_recent_popularity_takes_the_window_that_answers_validation_best() -> No
     """
     users = [[1, 2]] * 40 + [[3, 3]] * 5 + [[6, 3, 7]] * 3
     sequences = sequences_of(*users, times=[[0, 0]] * 40 + [[90, 90]] * 5 + [[91, 92, 93]] * 3)
-    baseline = RecentPopularity.fit(SplitLog(sequences, split_last(sequences), 7))
+    baseline = Popularity.fit_recent(SplitLog(sequences, split_last(sequences), 7))
     assert "newest 10.0% of training (chosen on validation)" in baseline.note
     popularity = np.array([40, 40, 10, 0, 0, 3, 0]) / 41  # orders what is equal of late
     expected = np.array([0, 0, 10, 0, 0, 3, 0]) + popularity

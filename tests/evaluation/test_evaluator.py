@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from settings_tables import model_settings
-from tiny_logs import HistoryFirst, Table, histories_of, sequences_of
+from tiny_logs import HistoryFirst, Table, histories_of, ranks, sequences_of
 
 from segue.config.settings import make_settings
 from segue.data.sequences import Sequences
@@ -15,7 +15,7 @@ from segue.errors import InputError, SettingsError
 from segue.evaluation import evaluator
 from segue.evaluation.evaluate import Evaluation, evaluate
 from segue.evaluation.evaluator import Evaluator, ModelScorer, top_items
-from segue.evaluation.ranks import MISS, Exclusions, ranks
+from segue.evaluation.ranks import MISS, Exclusions
 from segue.evaluation.settings import EvaluateSettings, repeat_share, seen_rule
 from segue.evaluation.split_log import SplitLog
 from segue.layers.packed import tensors

@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_logs import histories_of
+from tiny_logs import histories_of, ranks
 
 from segue.errors import TrainingError
-from segue.evaluation.ranks import MISS, Exclusions, ranks
+from segue.evaluation.ranks import MISS, Exclusions
 
 
 def one(*scores: float) -> torch.Tensor:

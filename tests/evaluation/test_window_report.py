@@ -18,11 +18,11 @@ from segue.errors import InputError, SettingsError
 from segue.evaluation.baselines import BASELINES
 from segue.evaluation.metrics import entropies, p90_coverage, relative_losses, user_totals
 from segue.evaluation.ranks import MISS, ranks_among, ranks_within
+from segue.evaluation.report import WindowReport, table
 from segue.evaluation.settings import EvaluateSettings
 from segue.evaluation.split_log import SplitLog
 from segue.evaluation.window.cases import DAY, WindowCases, validation_window, window_cases
 from segue.evaluation.window.evaluate import TargetWindow, WindowEvaluation, evaluate_window
-from segue.evaluation.window.report import WindowReport, window_table
 
 DAY_SECONDS = 86_400
 KEPT = EvaluateSettings(seen="keep", at=(1, 2), bootstrap=0)
@@ -249,10 +249,10 @@ def test_warm_and_cold_targets_by_hand() -> None:
     assert (cold.name, cold.users, cold.targets) == ("cold", 2, 2)
     assert warm.metrics == {"recall@1": 1, "hit@1": 1, "recall@2": 1, "hit@2": 1}
     assert cold.metrics == {"recall@1": 0, "hit@1": 0, "recall@2": 1, "hit@2": 1}
-    lines = [line.split() for line in window_table(report).splitlines()]
+    lines = [line.split() for line in table(report).splitlines()]
     assert ["warm", "1", "1", "1.0000", "1.0000"] in lines and ["cold", "2", "2", "1.0000", "1.0000"] in lines
     assert [part.name for part in measured().report.by_target] == ["warm"], "where there are none"
-    assert "cold" not in window_table(measured().report)
+    assert "cold" not in table(measured().report)
 
 
 def test_ties_count_against_the_scorer() -> None:
@@ -395,11 +395,11 @@ def test_the_baselines_are_measured_by_the_same_rules_and_all_of_it_is_shown() -
     assert all(set(figures) == set(report.metrics) for figures in report.baselines.values())
     for name, (low, high) in report.intervals.items():
         assert low <= report.metrics[name] <= high
-    text = window_table(report)
+    text = table(report)
     for words in ("model", *BASELINES, "recall@3", "p90_coverage@3", "lost since age 0", f"{report.users} users"):
         assert words in text
     assert f"{report.ages[1].metrics['recall@3']:.4f}" in text
-    assert "lost since" not in window_table(msgspec.structs.replace(report, ages=report.ages[:1]))
+    assert "lost since" not in table(msgspec.structs.replace(report, ages=report.ages[:1]))
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from segue.data.batch import Batch
 from segue.data.sequences import Sequences
+from segue.evaluation.ranks import Exclusions, candidate_scores, ranks_among
 
 
 def sequences_of(*users: Sequence[int], times: Sequence[Sequence[int]] | None = None) -> Sequences:
@@ -54,3 +55,10 @@ class HistoryFirst:
         owner = np.repeat(np.arange(len(histories.lengths)), histories.lengths)
         scores[torch.from_numpy(owner), torch.from_numpy(histories.items)] = 1
         return scores
+
+
+def ranks(
+    scores: Tensor, targets: np.ndarray, seen: Exclusions | None = None, *, known: np.ndarray | None = None
+) -> np.ndarray:
+    """The targets' ranks [B] by scores [B, V + 1] of every item."""
+    return ranks_among(candidate_scores(scores, seen, known=known), targets)

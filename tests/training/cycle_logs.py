@@ -98,7 +98,8 @@ class Log:
         facts: DataFacts = NO_FACTS,
     ) -> tuple[SequenceModel, TrainingRecord]:
         folder.mkdir(exist_ok=True)
-        return choose_epoch(recipe, self.whole, seen=seen, folder=folder, progress=progress, facts=facts)
+        setup = replace(recipe, progress=progress, facts=facts)
+        return choose_epoch(setup, self.whole, seen=seen, folder=folder)
 
     def learned(
         self, recipe: TrainingSetup, folder: Path, *, seen: SeenRule = "kept", facts: DataFacts = NO_FACTS

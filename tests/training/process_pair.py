@@ -6,7 +6,7 @@ The same functions, called without others, are what the pair is compared with.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -169,7 +169,7 @@ def measured(group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Any]:
 def chosen(recipe: TrainingSetup, folder: Path, group: ProcessGroup = SINGLE_PROCESS) -> dict[str, Tensor]:
     """Training with validation, or what is left of it."""
     folder.mkdir(exist_ok=True)
-    model, _ = choose_epoch(recipe, LOG.whole, seen="kept", folder=folder, progress=None, group=group)
+    model, _ = choose_epoch(replace(recipe, group=group), LOG.whole, seen="kept", folder=folder)
     return weights_of(model)
 
 

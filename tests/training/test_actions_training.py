@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,8 @@ def test_kinds_come_from_the_facts_of_the_log(tmp_path: Path) -> None:
         recipe = recipe_of(epochs=1, objective={"task": "next-action", "task__positive": positive})
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        _, progress = choose_epoch(
-            recipe,
-            bought.whole,
-            seen="kept",
-            folder=folder,
-            progress=None,
-            facts=DataFacts(kinds=("look", "buy")),
-        )
+        setup = replace(recipe, facts=DataFacts(kinds=("look", "buy")))
+        _, progress = choose_epoch(setup, bought.whole, seen="kept", folder=folder)
         return progress.history[0]["positions"]
 
     assert positions([{"kind": "buy"}]) < positions([])

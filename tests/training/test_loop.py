@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,7 +292,7 @@ def test_a_model_that_diverges_in_the_last_step_of_an_epoch_is_not_kept(validate
         if validated:
             return log.chosen(recipe, tmp_path)[0]
         state, ends = tmp_path / STATE_ALL, log.sequences.offsets[1:]
-        return train_for(recipe, log.sequences, ends, N_ITEMS, epochs=4, state_file=state, progress=None)[0]
+        return train_for(recipe, log.sequences, ends, N_ITEMS, epochs=4, state_file=state)[0]
 
     with pytest.raises(TrainingError, match=r"train\.learning_rate"):
         train(recipe_of(epochs=4, tokens=10_000, learning_rate=1e38, warmup=0))
@@ -306,11 +307,12 @@ def test_every_event_is_learned_from_in_the_end(tmp_path: Path) -> None:
     recipe = recipe_of(epochs=9, model={"dropout": 0.0})
     steps: list[TrainingProgress] = []
     state, ends = tmp_path / STATE_ALL, log.sequences.offsets[1:]
-    model, counts = train_for(recipe, log.sequences, ends, 11, epochs=2, state_file=state, progress=steps.append)
+    watched = replace(recipe, progress=steps.append)
+    model, counts = train_for(watched, log.sequences, ends, 11, epochs=2, state_file=state)
     assert counts.tolist() == [0, 20, 20, 20, 20, 0, 0, 0, 0, 0, 0, 20]
     assert steps[-1].epoch == steps[-1].epochs == 2 and steps[-1].total == 20 * 4
     assert not model.training and not any(weight.requires_grad for weight in model.parameters())
-    _, fewer = train_for(recipe, log.sequences, ends - 1, 11, epochs=1, state_file=tmp_path / "fewer", progress=None)
+    _, fewer = train_for(recipe, log.sequences, ends - 1, 11, epochs=1, state_file=tmp_path / "fewer")
     assert fewer.tolist() == [0, 20, 20, 20, 20, 0, 0, 0, 0, 0, 0, 0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +111,12 @@ def test_training_on_every_event_is_taken_up_too(tmp_path: Path) -> None:
     def everything(name: str, progress: Callable[[TrainingProgress], None] | None = None) -> SequenceModel:
         (tmp_path / name).mkdir(exist_ok=True)
         model, _ = train_for(
-            recipe_of(),
+            replace(recipe_of(), progress=progress),
             LOG.sequences,
             LOG.sequences.offsets[1:],
             len(LOG.counts) - 1,
             epochs=3,
             state_file=tmp_path / name / STATE_ALL,
-            progress=progress,
         )
         return model
 

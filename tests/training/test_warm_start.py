@@ -191,7 +191,7 @@ def started(model: SequenceModel, folder: Path, out: Path, *, all_events: bool =
 
 def gone_on(recipe: TrainingSetup, log: Log, folder: Path) -> tuple[SequenceModel, TrainingRecord]:
     """Training that begins with the weights in a folder."""
-    return choose_epoch(recipe, log.whole, seen="kept", folder=folder, progress=None, warm_start=folder / WARM_START)
+    return choose_epoch(recipe, log.whole, seen="kept", folder=folder, warm_start=folder / WARM_START)
 
 
 def test_the_first_validation_is_that_of_the_old_model(
@@ -255,7 +255,6 @@ def test_a_run_of_every_event_is_validated_on_events_it_has_not_seen(
         N_ITEMS,
         epochs=1,
         state_file=tmp_path / "all" / STATE_ALL,
-        progress=None,
     )
     assert (folder / STATE).exists()
     log = started(served, folder, tmp_path, all_events=True)

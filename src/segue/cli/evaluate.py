@@ -41,8 +41,7 @@ def evaluate(
 ) -> None:
     """Measure a run and the baselines on the test part."""
     from segue import api
-    from segue.evaluation.report import Report, table
-    from segue.evaluation.window.report import WindowReport, window_table
+    from segue.evaluation.report import Report, WindowReport, table
 
     depths = _numbers(at, int, "--at takes whole numbers with commas between, such as 1,5,10,50")
     days_before = _numbers(ages, float, "--ages takes days with commas between, such as 0,1,3,7,14")
@@ -57,7 +56,7 @@ def evaluate(
             interest=interest,
             progress=lambda name, done, total: display.stage(f"measuring {name}", done, total),
         )
-    print_result(report, table(report) if isinstance(report, Report) else window_table(report), json=json)
+    print_result(report, table(report), json=json)
 
 
 def compare(

@@ -11,10 +11,11 @@ import numpy as np
 
 from segue.errors import FolderError, SettingsError
 from segue.evaluation.metrics import Difference, differences, rank_totals
-from segue.evaluation.report import Report, aligned, interval_text, nearest_depth, protocol
+from segue.evaluation.report import Report, aligned, figures, interval_text, nearest_depth, protocol
 
 SAME = ("split", "part", "target", "cases", "items", "seen")  # keys of the report that must be equal
 SAMPLES = 2000
+METRICS = ("hit", "ndcg", "mrr", "coverage")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,16 +129,15 @@ def comparison_table(comparison: Comparison) -> str:
     k = comparison.depth
     rows = [["", f"hit@{k}", f"ndcg@{k}", "95 %", f"mrr@{k}", f"coverage@{k}", "ndcg − first", "95 %", "p"]]
     for run in comparison.runs:
-        metrics, name = run.report.metrics, f"ndcg@{k}"
-        change = run.differences.get(name)
+        hit, ndcg, mrr, coverage = figures(run.report.metrics, METRICS, k)
         mark = " (given the target time)" if run.report.target_time else ""
-        cells = [run.name + mark, f"{metrics[f'hit@{k}']:.4f}", f"{metrics[name]:.4f}"]
-        cells += [interval_text(run.report.intervals.get(name)), f"{metrics[f'mrr@{k}']:.4f}"]
-        rows.append([*cells, f"{metrics[f'coverage@{k}']:.4f}", *difference_cells(change)])
+        spread = interval_text(run.report.intervals.get(f"ndcg@{k}"))
+        changes = difference_cells(run.differences.get(f"ndcg@{k}"))
+        rows.append([run.name + mark, hit, ndcg, spread, mrr, coverage, *changes])
     for who, metrics in comparison.runs[0].report.baselines.items():
         if f"ndcg@{k}" in metrics:
-            figures = {name: f"{metrics[f'{name}@{k}']:.4f}" for name in ("hit", "ndcg", "mrr", "coverage")}
-            rows.append([who, figures["hit"], figures["ndcg"], "", figures["mrr"], figures["coverage"], "", "", ""])
+            hit, ndcg, mrr, coverage = figures(metrics, METRICS, k)
+            rows.append([who, hit, ndcg, "", mrr, coverage, "", "", ""])
     return "\n".join([*comparison.notes, "", *aligned(rows)])
 
 

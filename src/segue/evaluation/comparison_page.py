@@ -8,15 +8,17 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from segue.evaluation.compare import Comparison, difference_cells
-from segue.evaluation.report import figure, interval_text
+from segue.evaluation.report import figures, interval_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Points = Sequence[tuple[float, float]]
 COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#718096")
 GREY = "#cbd5e0"
 STYLE = """
@@ -31,22 +33,28 @@ tr.baseline { color: #718096; } img { max-width: 100%; height: auto; } .scroll {
 
 def html(comparison: Comparison) -> str:
     """The whole page."""
-    k = comparison.depth
+    k, runs, ticks = comparison.depth, comparison.runs, [str(depth) for depth in comparison.depths]
     notes = "".join(f"<p>{escape(note)}</p>" for note in comparison.notes)
-    parts = [notes, f"<h2>At {k}</h2>", _main_table(comparison), _picture(f"ndcg@{k}", _bars, comparison)]
-    if len(comparison.runs) > 1:
+    bars = _picture(f"ndcg@{k}", partial(_draw_bars, comparison=comparison))
+    parts = [notes, f"<h2>At {k}</h2>", _main_table(comparison), bars]
+    if len(runs) > 1:
         parts += ["<h2>Difference to the first run</h2>", _difference_table(comparison)]
-    parts += ["<h2>At every depth</h2>", _depth_table(comparison), _picture("ndcg by depth", _depths, comparison)]
+    by_depth = [[(x, run.report.metrics[f"ndcg@{depth}"]) for x, depth in enumerate(ticks)] for run in runs]
+    parts += ["<h2>At every depth</h2>", _depth_table(comparison)]
+    parts.append(_line_plot("ndcg by depth", by_depth, x="depth", y="ndcg", ticks=ticks))
     for kind, words in (("history", "events before the target"), ("popularity", "training events of the target")):
-        if any(run.report.slices.get(kind) for run in comparison.runs):
+        if any(run.report.slices.get(kind) for run in runs):
             parts += [f"<h2>ndcg@{k} by {words}</h2>", _slice_table(comparison, kind)]
-            parts.append(_picture(f"ndcg@{k} by {words}", _slice_lines(kind), comparison))
-    if any(run.report.ranks_cold for run in comparison.runs):
+            values = [{part.name: part.metrics for part in run.report.slices.get(kind, [])} for run in runs]
+            slices = list(values[0])
+            lines = [[(x, own[name][f"ndcg@{k}"]) for x, name in enumerate(slices) if name in own] for own in values]
+            parts.append(_line_plot(f"ndcg@{k} by {words}", lines, x="", y=f"ndcg@{k}", ticks=slices))
+    if any(run.report.ranks_cold for run in runs):
         parts += [f"<h2>ndcg@{k} of warm targets, and of cold ones, which are unseen in training</h2>"]
         parts.append(_slice_table(comparison, "target"))
     for key in ("loss", "ndcg@10"):
-        if any(_curve(run.history, key) for run in comparison.runs):
-            parts += [f"<h2>{key} by epoch</h2>", _picture(f"{key} by epoch", _curves(key), comparison)]
+        if any(curves := [_curve(run.history, key) for run in runs]):
+            parts += [f"<h2>{key} by epoch</h2>", _line_plot(f"{key} by epoch", curves, x="epoch", y=key)]
     parts.append(_baseline_notes(comparison))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -71,23 +79,25 @@ def _label(comparison: Comparison, index: int) -> str:
     return f"{index + 1} · {comparison.runs[index].name}{timed}"
 
 
-def _main_table(comparison: Comparison) -> str:
-    k, first = comparison.depth, comparison.runs[0].report
-    names = [f"{name}@{k}" for name in ("hit", "ndcg", "mrr", "coverage", "popularity")]
-    measured = [
-        (_label(comparison, index), run.report.metrics, run.report.intervals)
-        for index, run in enumerate(comparison.runs)
-    ]
-    baselines = [
+def _scorers(comparison: Comparison) -> list[tuple[str, dict[str, float], dict[str, tuple[float, float]]]]:
+    """Label, metrics and intervals of the runs, then of the first one's baselines."""
+    reports, first = [run.report for run in comparison.runs], comparison.runs[0].report
+    runs = [(_label(comparison, index), report.metrics, report.intervals) for index, report in enumerate(reports)]
+    return runs + [
         (name, metrics, first.baseline_intervals.get(name, {}))
         for name, metrics in first.baselines.items()
-        if names[1] in metrics
+        if f"ndcg@{comparison.depth}" in metrics
     ]
+
+
+def _main_table(comparison: Comparison) -> str:
+    k, names = comparison.depth, ("hit", "ndcg", "mrr", "coverage", "popularity")
     rows = [
-        [who, *(figure(name, metrics[name]) for name in names), interval_text(spread.get(names[1]))]
-        for who, metrics, spread in measured + baselines
+        [label, *figures(metrics, names, k), interval_text(spread.get(f"ndcg@{k}"))]
+        for label, metrics, spread in _scorers(comparison)
     ]
-    return _table(["", *names, f"95 % of {names[1]}"], rows, grey=len(baselines))
+    head = ["", *(f"{name}@{k}" for name in names), f"95 % of ndcg@{k}"]
+    return _table(head, rows, grey=len(rows) - len(comparison.runs))
 
 
 def _difference_table(comparison: Comparison) -> str:
@@ -101,21 +111,23 @@ def _difference_table(comparison: Comparison) -> str:
 
 
 def _depth_table(comparison: Comparison) -> str:
-    names = [f"{name}@{k}" for k in comparison.depths for name in ("hit", "ndcg", "mrr")]
+    names = ("hit", "ndcg", "mrr")
     rows = [
-        [_label(comparison, index), *(figure(name, run.report.metrics[name]) for name in names)]
+        [
+            _label(comparison, index),
+            *(cell for k in comparison.depths for cell in figures(run.report.metrics, names, k)),
+        ]
         for index, run in enumerate(comparison.runs)
     ]
-    return _table(["", *names], rows)
+    return _table(["", *(f"{name}@{k}" for k in comparison.depths for name in names)], rows)
 
 
 def _slice_table(comparison: Comparison, kind: str) -> str:
     slices = comparison.runs[0].report.slices.get(kind, [])
     rows = [["cases", *(f"{part.cases:,}" for part in slices)]]
     for index, run in enumerate(comparison.runs):
-        values = {part.name: part.metrics for part in run.report.slices.get(kind, [])}
-        name = f"ndcg@{comparison.depth}"
-        cells = [figure(name, values[part.name][name]) if part.name in values else "" for part in slices]
+        own = {part.name: part.metrics for part in run.report.slices.get(kind, [])}
+        cells = [f"{own[part.name][f'ndcg@{comparison.depth}']:.4f}" if part.name in own else "" for part in slices]
         rows.append([_label(comparison, index), *cells])
     return _table(["", *(part.name for part in slices)], rows)
 
@@ -128,7 +140,7 @@ def _baseline_notes(comparison: Comparison) -> str:
     return f"<h2>Baselines</h2><ul>{lines}</ul>"
 
 
-def _picture(title: str, draw: Callable[[Axes, Comparison], None], comparison: Comparison) -> str:
+def _picture(title: str, draw: Callable[[Axes], None]) -> str:
     """A plot as an SVG in an image element, from which nothing can reach the page."""
     import matplotlib as mpl  # it takes half a second, and only this page needs it
     from matplotlib.figure import Figure
@@ -138,77 +150,45 @@ def _picture(title: str, draw: Callable[[Axes, Comparison], None], comparison: C
     ):
         drawing = Figure(figsize=(8, 3.2), layout="constrained")
         axes = drawing.add_subplot()
-        draw(axes, comparison)
+        draw(axes)
         file = io.BytesIO()
         drawing.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     data = base64.b64encode(file.getvalue()).decode("ascii")
     return f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{data}">'
 
 
-def _colour(index: int) -> str:
-    return COLOURS[index % len(COLOURS)]
-
-
-def _bars(axes: Axes, comparison: Comparison) -> None:
-    name, first = f"ndcg@{comparison.depth}", comparison.runs[0].report
-    bars = [
-        (f"run {index + 1}", run.report.metrics[name], run.report.intervals.get(name), _colour(index))
-        for index, run in enumerate(comparison.runs)
-    ]
-    bars += [
-        (who, metrics[name], first.baseline_intervals.get(who, {}).get(name), GREY)
-        for who, metrics in first.baselines.items()
-        if name in metrics
-    ]
-    for row, (_, value, spread, colour) in enumerate(bars):
-        axes.barh(row, value, color=colour)
-        if spread is not None:
-            axes.plot(spread, (row, row), color="#1a202c", linewidth=1.2)
-    axes.set_yticks(range(len(bars)), labels=[label for label, *_ in bars])
+def _draw_bars(axes: Axes, comparison: Comparison) -> None:
+    name, ticks = f"ndcg@{comparison.depth}", [f"run {index + 1}" for index in range(len(comparison.runs))]
+    for row, (label, metrics, spread) in enumerate(_scorers(comparison)):
+        baseline = row >= len(comparison.runs)
+        ticks += [label] if baseline else []
+        axes.barh(row, metrics[name], color=GREY if baseline else COLOURS[row % len(COLOURS)])
+        if name in spread:
+            axes.plot(spread[name], (row, row), color="#1a202c", linewidth=1.2)
+    axes.set_yticks(range(len(ticks)), labels=ticks)
     axes.invert_yaxis()
     axes.set_xlabel(f"{name}, with 95 % intervals")
 
 
-def _depths(axes: Axes, comparison: Comparison) -> None:
-    for index, run in enumerate(comparison.runs):
-        values = [run.report.metrics[f"ndcg@{k}"] for k in comparison.depths]
-        axes.plot(range(len(values)), values, marker="o", color=_colour(index), label=f"run {index + 1}")
-    axes.set_xticks(range(len(comparison.depths)), labels=[str(k) for k in comparison.depths])
-    axes.set_xlabel("depth")
-    axes.set_ylabel("ndcg")
-    axes.legend(frameon=False)
+def _line_plot(title: str, lines: Sequence[Points], *, x: str, y: str, ticks: Sequence[str] = ()) -> str:
+    """A line for each run; with `ticks`, the labels of x = 0, 1, …, its points are marked."""
 
-
-def _slice_lines(kind: str) -> Callable[[Axes, Comparison], None]:
-    def draw(axes: Axes, comparison: Comparison) -> None:
-        name = f"ndcg@{comparison.depth}"
-        labels = [part.name for part in comparison.runs[0].report.slices.get(kind, [])]
-        for index, run in enumerate(comparison.runs):
-            slices = [part for part in run.report.slices.get(kind, []) if part.name in labels]
-            columns = [labels.index(part.name) for part in slices]
-            values = [part.metrics[name] for part in slices]
-            axes.plot(columns, values, marker="o", color=_colour(index), label=f"run {index + 1}")
-        axes.set_xticks(range(len(labels)), labels=labels)
-        axes.set_ylabel(name)
+    def draw(axes: Axes) -> None:
+        for index, points in enumerate(lines):
+            if points:
+                columns, values = zip(*points, strict=True)
+                marker, colour = "o" if ticks else None, COLOURS[index % len(COLOURS)]
+                axes.plot(columns, values, marker=marker, color=colour, label=f"run {index + 1}")
+        if ticks:
+            axes.set_xticks(range(len(ticks)), labels=ticks)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
         axes.legend(frameon=False)
 
-    return draw
+    return _picture(title, draw)
 
 
-def _curves(key: str) -> Callable[[Axes, Comparison], None]:
-    def draw(axes: Axes, comparison: Comparison) -> None:
-        for index, run in enumerate(comparison.runs):
-            if points := _curve(run.history, key):
-                epochs, values = zip(*points, strict=True)
-                axes.plot(epochs, values, color=_colour(index), label=f"run {index + 1}")
-        axes.set_xlabel("epoch")
-        axes.set_ylabel(key)
-        axes.legend(frameon=False)
-
-    return draw
-
-
-def _curve(history: Sequence[dict[str, Any]], key: str) -> list[tuple[float, float]]:
+def _curve(history: Sequence[dict[str, Any]], key: str) -> Points:
     """(epoch, value) of the records that have both as numbers."""
     return [
         (float(record["epoch"]), float(record[key]))

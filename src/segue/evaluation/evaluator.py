@@ -6,7 +6,7 @@ A scorer gets whole histories and returns a score for every item. Cases without 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -62,8 +62,9 @@ class ModelScorer:
 class Measurement:
     """The results of one scorer on some cases."""
 
-    ranks: np.ndarray  # [C] int64, in the order of the cases
+    ranks: np.ndarray  # int64, of all targets in the order of the cases
     shown: dict[int, np.ndarray]  # k → how often each item was among the first k [V + 1]
+    entropy: dict[int, np.ndarray] = field(default_factory=dict)  # k → of each case's list [C], if it was measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,46 +88,47 @@ class Evaluator:
 
     def ranks(self, scorer: Scorer, cases: Cases, *, tokens: int = TOKENS) -> np.ndarray:
         """The ranks alone [C], which is what choosing an epoch needs."""
-        result = np.zeros(len(cases), dtype=np.int64)
-        for chosen, scores, targets in self._scored_cases(scorer, cases, tokens):
-            result[chosen] = ranks_among(scores, targets)
-        return self.group.sum(result)
+        return self.measure(scorer, cases, (), tokens=tokens).ranks
 
     def measure(
-        self, scorer: Scorer, cases: Cases, ks: Sequence[int], *, progress: CasesDone | None = None
+        self,
+        scorer: Scorer,
+        cases: Cases,
+        ks: Sequence[int],
+        *,
+        tokens: int = TOKENS,
+        progress: CasesDone | None = None,
     ) -> Measurement:
         """The ranks, and how often each item was shown at each depth."""
         ranks = np.zeros(len(cases), dtype=np.int64)
         shown = {k: np.zeros(self.n_items + 1, dtype=np.int64) for k in ks}
-        done = 0
-        for chosen, scores, targets in self._scored_cases(scorer, cases, TOKENS):
-            ranks[chosen] = ranks_among(scores, targets)
-            lists = top_items(scores, max(ks))
+        for chosen, batch in self.batches(cases, tokens=tokens, progress=progress):
+            scores = self.scores(scorer, batch, Exclusions.of_histories(batch) if self.seen == "excluded" else None)
+            ranks[chosen] = ranks_among(scores, self.sequences.items[cases.targets[chosen]])
+            lists = top_items(scores, max(ks)) if ks else np.empty((0, 0), dtype=np.int64)
             for k, times in shown.items():
                 times += times_shown(lists, k, self.n_items)
+        return Measurement(self.group.sum(ranks), {k: self.group.sum(times) for k, times in shown.items()})
+
+    def batches(
+        self, cases: Cases, *, tokens: int = TOKENS, progress: CasesDone | None = None
+    ) -> Iterator[tuple[np.ndarray, Batch]]:
+        """This process's cases, batch by batch: their indices and histories."""
+        done, most_rows = 0, max(1, MOST_SCORES // len(self.counts))
+        batches = case_batches(self.sequences, cases, tokens=tokens, most_rows=most_rows)
+        for chosen, batch in self.group.shard(batches):
+            yield chosen, batch
             done = min(len(cases), done + len(chosen) * self.group.size)
             if progress is not None:
                 progress(done, len(cases))
-        return Measurement(self.group.sum(ranks), {k: self.group.sum(times) for k, times in shown.items()})
-
-    def _scored_cases(
-        self, scorer: Scorer, cases: Cases, tokens: int
-    ) -> Iterator[tuple[np.ndarray, Tensor, np.ndarray]]:
-        """(indices, candidate scores, targets) of this process's cases, batch by batch."""
-        most_rows = max(1, MOST_SCORES // len(self.counts))
-        batches = case_batches(self.sequences, cases, tokens=tokens, most_rows=most_rows)
-        for chosen, batch in self.group.shard(batches):
-            seen = Exclusions.of_histories(batch) if self.seen == "excluded" else None
-            targets = self.sequences.items[cases.targets[chosen]].astype(np.int64)
-            yield chosen, self.scores(scorer, batch, seen), targets
 
     def scores(self, scorer: Scorer, histories: Batch, seen: Exclusions | None) -> Tensor:
-        """The scores of whole histories [B, V + 1], with -inf for items that are no candidates."""
-        scores = self._all_scores(scorer, histories if self.target_time else replace(histories, query_times=None))
-        return candidate_scores(scores, seen, known=self.counts > 0 if self.answerable is None else self.answerable)
+        """The scores of whole histories [B, V + 1], with -inf for items that are no candidates.
 
-    def _all_scores(self, scorer: Scorer, histories: Batch) -> Tensor:
-        """Like the service: unreadable items are left out of histories, and empty histories get popularity."""
+        Like the service: unreadable items are left out of histories, and empty histories get popularity.
+        """
+        known = self.counts > 0 if self.answerable is None else self.answerable
+        histories = histories if self.target_time else replace(histories, query_times=None)
         readable = (self.counts > 0 if self.readable is None else self.readable)[histories.items]
         owner = np.repeat(np.arange(len(histories.lengths)), histories.lengths)
         lengths = np.bincount(owner[readable], minlength=len(histories.lengths))
@@ -136,11 +138,10 @@ class Evaluator:
             histories = histories.tokens(readable, lengths[some], query_times=times)
         scores = scorer.scores(histories) if some.any() else torch.empty(0, len(self.counts))
         assert scores.shape == (some.sum(), len(self.counts)), f"scores of shape {tuple(scores.shape)}"
-        if some.all():
-            return scores
-        result = torch.from_numpy(self.counts).float().repeat(len(some), 1)
-        result[torch.from_numpy(some)] = scores.cpu()
-        return result
+        if not some.all():
+            of_readers, scores = scores, torch.from_numpy(self.counts).float().repeat(len(some), 1)
+            scores[torch.from_numpy(some)] = of_readers.cpu()
+        return candidate_scores(scores, seen, known=known)
 
 
 def top_items(scores: Tensor, k: int) -> np.ndarray:

@@ -33,32 +33,34 @@ class Exclusions:
         return Exclusions(rows=np.repeat(np.arange(len(batch.lengths)), batch.lengths), items=batch.items)
 
 
-def ranks(
-    scores: Tensor, targets: np.ndarray, seen: Exclusions | None = None, *, known: np.ndarray | None = None
-) -> np.ndarray:
-    """The targets' ranks [B] int64, 1 the best, MISS where the target is no candidate.
-
-    `scores` [B, V + 1] are left unchanged; column 0 is padding. `known` [V + 1]: True for the candidates.
-    """
-    return ranks_among(candidate_scores(scores, seen, known=known), targets)
-
-
 def candidate_scores(scores: Tensor, seen: Exclusions | None = None, *, known: np.ndarray | None = None) -> Tensor:
-    """A copy of the scores [B, V + 1] with -inf for items that are no candidates."""
-    _check_finite(scores)
+    """A copy of the scores [B, V + 1] with -inf for items that are no candidates; column 0 is padding.
+
+    `known` [V + 1]: True for the candidates. Scores that are not finite are refused: every comparison with NaN is
+    false, which would look like rank 1.
+    """
+    items = scores[:, 1:]
+    if items.numel():
+        extremes = torch.stack((items.amin(dim=1), items.amax(dim=1)))  # NaN if any is; faster than testing each score
+        if not torch.isfinite(extremes).all():
+            bad = int((~torch.isfinite(items)).sum())
+            raise TrainingError(
+                f"{bad} of {items.numel()} scores are not finite numbers, so nothing can be ranked. "
+                "The model has diverged: train it again with a lower train.learning_rate."
+            )
     barred = torch.zeros(scores.shape[1], dtype=scores.dtype)
     if known is not None:
         barred[torch.from_numpy(~np.asarray(known, dtype=bool))] = -torch.inf
     result = scores + barred.to(scores.device)  # [B, V + 1]; adding is three times as fast as masked_fill
     result[:, PADDING] = -torch.inf
     if seen is not None and len(seen.rows):
-        rows, items = (torch.from_numpy(array).to(scores.device) for array in (seen.rows, seen.items))
-        result[rows, items] = -torch.inf
+        rows, columns = (torch.from_numpy(array).to(scores.device) for array in (seen.rows, seen.items))
+        result[rows, columns] = -torch.inf
     return result
 
 
 def ranks_among(scores: Tensor, targets: np.ndarray) -> np.ndarray:
-    """The targets' ranks [B] by the scores that `candidate_scores` returned.
+    """The targets' ranks [B] int64 by the scores that `candidate_scores` returned: 1 the best, MISS for no candidate.
 
     The target's score is read from the same tensor: a second dot product could differ in its last bit.
     """
@@ -80,17 +82,3 @@ def ranks_within(scores: Tensor, rows: np.ndarray, targets: np.ndarray, depth: i
     for column in best.T:  # not all at once: a user may have many targets
         counts += column[line] >= own
     return counts.masked_fill(own == -torch.inf, MISS).cpu().numpy()
-
-
-def _check_finite(scores: Tensor) -> None:
-    """Refuse scores that are not finite: every comparison with NaN is false, which would look like rank 1."""
-    items = scores[:, 1:]
-    if not items.numel():
-        return
-    extremes = torch.stack((items.amin(dim=1), items.amax(dim=1)))  # NaN if any is; far faster than testing each score
-    if not torch.isfinite(extremes).all():
-        bad = int((~torch.isfinite(items)).sum())
-        raise TrainingError(
-            f"{bad} of {items.numel()} scores are not finite numbers, so nothing can be ranked. "
-            "The model has diverged: train it again with a lower train.learning_rate."
-        )

@@ -117,16 +117,8 @@ def _train(
     texts = saved_texts(start, settings.model) if start is not None else None
     codes = group.on_first(lambda: partial.codes(CODES, data, data.split.train_end, progress))
     facts = settings.model.items.facts(data.vocabulary, DataFacts(kinds=tuple(data.kinds), texts=texts, codes=codes))
-    model, chosen = choose_epoch(
-        partial.setup,
-        log,
-        seen=seen,
-        folder=partial.folder,
-        progress=progress,
-        facts=facts,
-        warm_start=start,
-        group=group,
-    )
+    setup = replace(partial.setup, facts=facts, progress=progress, group=group)
+    model, chosen = choose_epoch(setup, log, seen=seen, folder=partial.folder, warm_start=start)
 
     def show_measured(name: str, done: int, total: int) -> None:
         if progress is not None:
@@ -138,18 +130,16 @@ def _train(
     evaluation = measure(model, data, settings, note=note, progress=show_measured, group=group)
     if partial.record.all_events:
         if codes is not None:
-            facts = replace(facts, codes=group.on_first(lambda: partial.all_codes(data, counts, progress)))
+            all_codes = group.on_first(lambda: partial.all_codes(data, counts, progress))
+            setup = replace(setup, facts=replace(facts, codes=all_codes))
         model, counts = train_for(
-            partial.setup,
+            setup,
             sequences,
             np.asarray(sequences.offsets)[1:],
             n_items,
             epochs=chosen.best_epoch,
             state_file=partial.folder / STATE_ALL,
-            progress=progress,
-            facts=facts,
             warm_start=group.on_first(lambda: partial.initial_weights(WARM_START_ALL)) or start,
-            group=group,
         )
     return TrainedModel(model, counts, chosen, evaluation, seen, group.size)
 

@@ -85,7 +85,7 @@ class PartialRun:
         codes = self.codes(CODES_ALL, data, ends, progress)
         if codes is not None and self.initial_weights(WARM_START) is not None:
             all_counts = counts_before(data.sequences, ends, n_items)
-            fill_codes(self.folder, codes, trained=counts > 0, told=all_counts > 0)
+            fill_codes(self.folder, codes, trained=counts > 0, coded=all_counts > 0)
         return codes
 
 

@@ -77,26 +77,13 @@ def assign_item_codes(
         if progress is not None:
             progress(replace(step, of="codes", scores=None))
 
-    setup = _small_model(items.parts, int((ends - np.asarray(sequences.offsets)[:-1]).sum()), train)
-    epochs = setup.train.epochs
-    small, counts = train_for(setup, sequences, ends, n_items, epochs=epochs, state_file=state_file, progress=show)
-    vectors = small.item_vectors()
-    return learned_codes(vectors, counts, parts=items.parts, values=items.values, seed=train.seed)
-
-
-def _small_model(parts: int, events: int, train: TrainSettings) -> TrainingSetup:
-    """A SASRec of one block with a short window and sampled negatives, which is fast on any catalogue."""
+    events = int((ends - np.asarray(sequences.offsets)[:-1]).sum())
     tokens = min(TOKENS, max(LEAST_TOKENS, events // STEPS_AN_EPOCH))
     steps = max(1, events // tokens)
     epochs = max(EPOCHS, -(-LEAST_STEPS // steps))
-    return TrainingSetup(
-        model=SASRecSettings(
-            width=parts * FEATURES_A_PART,
-            depth=1,
-            length=50,
-            dropout=0.1,
-            feed_forward=1,
-        ),
+    # A SASRec of one block with a short window and sampled negatives, which is fast on any catalogue.
+    setup = TrainingSetup(
+        model=SASRecSettings(width=items.parts * FEATURES_A_PART, depth=1, length=50, dropout=0.1, feed_forward=1),
         objective=ObjectiveSettings(loss=SampledSoftmaxSettings(), sampler=UniformSettings(negatives=NEGATIVES)),
         train=TrainSettings(
             epochs=epochs,
@@ -109,4 +96,8 @@ def _small_model(parts: int, events: int, train: TrainSettings) -> TrainingSetup
             device=train.device,
         ),
         evaluate=EvaluateSettings(),
+        progress=show,
     )
+    small, counts = train_for(setup, sequences, ends, n_items, epochs=epochs, state_file=state_file)
+    vectors = small.item_vectors()
+    return learned_codes(vectors, counts, parts=items.parts, values=items.values, seed=train.seed)

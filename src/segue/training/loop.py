@@ -98,10 +98,10 @@ def fit(
         record.history[-1].update(scores)
         group.on_first(lambda: state.save(state_file))
         if progress:
-            progress(_progress(record, epochs, windows.events, windows, scores=scores))
+            seconds, loss = record.seconds[-1], float(record.history[-1]["loss"])
+            progress(_progress(record, epochs, windows, windows.events, seconds, loss, scores))
     with torch.no_grad():
-        for parameter, best in zip(model.parameters(), state.best, strict=True):
-            parameter.copy_(best)
+        torch._foreach_copy_(list(model.parameters()), state.best)
     model.eval()
     return state
 
@@ -112,8 +112,8 @@ def exhausted(record: TrainingRecord, patience: int) -> bool:
 
 
 def _dropout_generator(state: TrainingState, settings: TrainSettings, group: ProcessGroup) -> torch.Generator:
-    """The generator of dropout: in a single process the shared one, whose state is saved. Each of several processes has
-    its own, seeded anew every epoch, so that it need not be saved."""
+    """In a single process the shared generator, whose state is saved. Each of several processes has its own, seeded
+    anew every epoch, so that it need not be saved."""
     if group.size == 1:
         return state.generator
     seed = np.random.SeedSequence((settings.seed, state.record.epoch, group.rank)).generate_state(1)
@@ -155,7 +155,7 @@ def _epoch(
         total, weights, targets = total + value * weight, weights + weight, targets + len(examples.targets)
         if progress:
             seconds = time.perf_counter() - began
-            progress(_progress(record, epochs, done, windows, loss=total / weights, elapsed=seconds))
+            progress(_progress(record, epochs, windows, done, seconds, total / weights))
     if not targets:
         raise TrainingError(
             f"No event before the split can be a target: objective.task = {kind_of(objective.settings.task)!r} needs "
@@ -180,37 +180,33 @@ def _diverged(what: str, record: TrainingRecord) -> TrainingError:
 @contextmanager
 def averaged(state: TrainingState) -> Iterator[None]:
     """Give the model the averaged weights, and its own again afterwards."""
-    weights = list(state.model.parameters())
+    weights = tuple(state.model.parameters())
+    own = [parameter.detach().clone() for parameter in weights]
     with torch.no_grad():
-        own = [parameter.detach().clone() for parameter in weights]
-        for parameter, average in zip(weights, state.average, strict=True):
-            parameter.copy_(average)
+        torch._foreach_copy_(weights, state.average)
         try:
             yield
         finally:
-            for parameter, before in zip(weights, own, strict=True):
-                parameter.copy_(before)
+            torch._foreach_copy_(weights, own)
 
 
 def _progress(
     record: TrainingRecord,
     epochs: int,
-    done: int,
     windows: Windows,
-    *,
-    loss: float | None = None,
-    elapsed: float | None = None,
+    done: int,
+    seconds: float,
+    loss: float,
     scores: dict[str, float] | None = None,
 ) -> TrainingProgress:
-    """Within an epoch, with its `loss` and `elapsed` seconds; at its end, with those of the record."""
-    inside = elapsed is not None
-    speed = done / max(elapsed if elapsed is not None else record.seconds[-1], 1e-9)
+    """Within the epoch after those of the record; with the scores of validation, at the end of the last one of them."""
+    inside, speed = scores is None, done / max(seconds, 1e-9)
     return TrainingProgress(
         epoch=record.epoch + inside,
         epochs=epochs,
         done=done,
         total=windows.events,
-        loss=loss if loss is not None else float(record.history[-1]["loss"]),
+        loss=loss,
         tokens_per_second=speed,
         seconds_left=((epochs - record.epoch) * windows.events - (done if inside else 0)) / speed,
         scores=scores,

@@ -6,9 +6,9 @@ and both random states. The record of the epochs is JSON in the file's header.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -85,16 +85,14 @@ class TrainingState:
         for name, tensor in self.counters.items():
             yield f"counter.{name}", tensor
 
-    def _moments(self) -> Iterator[tuple[str, Tensor]]:
-        for index, parameter in enumerate(self.model.parameters()):
-            for name, tensor in sorted(self.adamw.state[parameter].items()):
-                yield f"{name}.{index}", tensor
-
     def save(self, path: Path) -> None:
         """Replace the file: if the process is killed, the old file or the new one is there."""
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in (*self._tensors(), *self._moments())}
+        tensors = dict(self._tensors())
+        for index, parameter in enumerate(self.model.parameters()):
+            tensors |= {f"{name}.{index}": tensor for name, tensor in self.adamw.state[parameter].items()}
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
         tensors["generator"] = self.generator.get_state()
-        self.record.numpy_state = _numpy_state(self.rng)
+        self.record.numpy_state = json.dumps(self.rng.bit_generator.state)  # msgspec has no numbers beyond 64 bits
         staging = path.with_name(f".{path.name}.writing")
         with explained_writing(path):
             save_file(tensors, staging, metadata={HEADER: msgspec.json.encode(self.record).decode()})
@@ -120,25 +118,11 @@ class TrainingState:
             raise FolderError(
                 f"Training cannot resume from {path} ({error}); remove it and train again without --resume."
             ) from error
-        self.rng.bit_generator.state = _from_numpy_state(self.record.numpy_state)
+        self.rng.bit_generator.state = json.loads(self.record.numpy_state)
         return self.record
 
     def keep_best(self) -> None:
-        with torch.no_grad():
-            for best, average in zip(self.best, self.average, strict=True):
-                best.copy_(average)
-
-
-def _numpy_state(rng: np.random.Generator) -> str:
-    """The generator's state as JSON, with its numbers beyond 64 bits as text."""
-    state: dict[str, Any] = rng.bit_generator.state  # type: ignore[assignment]
-    inner = {key: str(value) for key, value in state["state"].items()}
-    return msgspec.json.encode({**state, "state": inner}).decode()
-
-
-def _from_numpy_state(text: str) -> dict[str, Any]:
-    state = msgspec.json.decode(text, type=dict[str, Any])
-    return {**state, "state": {key: int(value) for key, value in state["state"].items()}}
+        torch._foreach_copy_(self.best, self.average)
 
 
 def read_training_record(path: Path) -> TrainingRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ STATE, STATE_ALL = "training.safetensors", "training-all.safetensors"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingSetup:
-    """The settings that training reads."""
+    """Settings, facts of the log and processes, which all trainings of a run share."""
 
     model: ModelSettings
     objective: ObjectiveSettings
@@ -48,35 +48,29 @@ class TrainingSetup:
     evaluate: EvaluateSettings
     encoder: Builder | None = None
     """The builder of the external encoder that `model.encoder` names."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _TrainingData:
-    """Each user's events before `ends` [U]."""
-
-    sequences: Sequences
-    ends: np.ndarray
-    counts: np.ndarray  # [V + 1], those events by item
-    facts: DataFacts
+    facts: DataFacts = NO_FACTS
+    progress: TrainingCallback | None = None
+    group: ProcessGroup = SINGLE_PROCESS
+    """The processes that share the work; all of them get the same result."""
 
 
 def choose_epoch(
-    setup: TrainingSetup,
-    log: SplitLog,
-    *,
-    seen: SeenRule,
-    folder: Path,
-    progress: TrainingCallback | None,
-    facts: DataFacts = NO_FACTS,
-    warm_start: Path | None = None,
-    group: ProcessGroup = SINGLE_PROCESS,
+    setup: TrainingSetup, log: SplitLog, *, seen: SeenRule, folder: Path, warm_start: Path | None = None
 ) -> tuple[SequenceModel, TrainingRecord]:
     """Train on the training part and return the model of the epoch with the best validation score.
 
     The test part is not used. `warm_start`: a file with the first weights. They are validated as epoch 0 and returned
-    if no epoch is better. `group`: the processes that share the work; all of them get the same result.
+    if no epoch is better.
     """
-    counts = log.training_counts
+    counts, ends, epochs = log.training_counts, log.split.train_end, setup.train.epochs
+    validate = _validation(setup, log, counts, seen)
+    model, state = _fit(setup, log.sequences, ends, counts, epochs, folder / STATE, warm_start, validate)
+    return model, state.record
+
+
+def _validation(setup: TrainingSetup, log: SplitLog, counts: np.ndarray, seen: SeenRule) -> Validate:
+    """Validation after each epoch, on the next events or, with `evaluate.days`, on the items of the first days."""
+    settings = setup.evaluate
 
     def evaluator(model: SequenceModel) -> Evaluator:
         known = model.answerable(counts)
@@ -87,29 +81,11 @@ def choose_epoch(
             target_time=model.target_time,
             answerable=known,
             readable=known,
-            group=group,
+            group=setup.group,
         )
 
-    model, state = _fit(
-        setup,
-        _TrainingData(log.sequences, log.split.train_end, counts, facts),
-        epochs=setup.train.epochs,
-        validate=_validation(setup, log, evaluator, facts),
-        state_file=folder / STATE,
-        progress=progress,
-        warm_start=warm_start,
-        group=group,
-    )
-    return model, state.record
-
-
-def _validation(
-    setup: TrainingSetup, log: SplitLog, evaluator: Callable[[SequenceModel], Evaluator], facts: DataFacts
-) -> Validate:
-    """Validation after each epoch, on the next events or, with `evaluate.days`, on the items of the first days."""
-    settings = setup.evaluate
     if settings.days:
-        positive = PositiveEvents(setup.objective.positive, facts.kinds)
+        positive = PositiveEvents(setup.objective.positive, setup.facts.kinds)
         window = validation_window(log.sequences, log.split, settings.days, positive)
 
         def by_window(model: SequenceModel) -> dict[str, float]:
@@ -139,51 +115,38 @@ def train_for(
     *,
     epochs: int,
     state_file: Path,
-    progress: TrainingCallback | None,
-    facts: DataFacts = NO_FACTS,
     warm_start: Path | None = None,
-    group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[SequenceModel, np.ndarray]:
     """Train for a number of epochs, without validation, on each user's events before `ends` [U].
 
     Return the model and the number of those events by item [V + 1].
     """
     counts = counts_before(sequences, ends, n_items)
-    model, _ = _fit(
-        setup,
-        _TrainingData(sequences, ends, counts, facts),
-        epochs=epochs,
-        validate=None,
-        state_file=state_file,
-        progress=progress,
-        warm_start=warm_start,
-        group=group,
-    )
+    model, _ = _fit(setup, sequences, ends, counts, epochs, state_file, warm_start, validate=None)
     return model, counts
 
 
 def _fit(
     setup: TrainingSetup,
-    data: _TrainingData,
-    *,
+    sequences: Sequences,
+    ends: np.ndarray,
+    counts: np.ndarray,
     epochs: int,
-    validate: Validate | None,
     state_file: Path,
-    progress: TrainingCallback | None,
     warm_start: Path | None,
-    group: ProcessGroup,
+    validate: Validate | None,
 ) -> tuple[SequenceModel, TrainingState]:
-    generator = torch.Generator().manual_seed(setup.train.seed)
-    n_items = len(data.counts) - 1
-    model = build_model(setup.model, n_items, generator=generator, facts=data.facts, encoder=setup.encoder)
+    """Train on each user's events before `ends` [U], which are `counts` [V + 1] by item."""
+    facts, generator = setup.facts, torch.Generator().manual_seed(setup.train.seed)
+    model = build_model(setup.model, len(counts) - 1, generator=generator, facts=facts, encoder=setup.encoder)
     if warm_start is not None:
         fill_model(model, warm_start)
-    model = model.to(device_of(setup.train, group))
+    model = model.to(device_of(setup.train, setup.group))
     # With content, categories or codes, items share weights: a negative would push away all items that share them.
     shared = setup.model.items.shared
-    objective = Objective(setup.objective, data.counts, data.facts.kinds, length=model.length, only_trained=shared)
+    objective = Objective(setup.objective, counts, facts.kinds, length=model.length, only_trained=shared)
     stride = max(1, round(setup.train.stride * model.length)) if setup.train.stride else None
-    windows = training_windows(data.sequences, data.ends, length=model.length + objective.extra, stride=stride)
+    windows = training_windows(sequences, ends, length=model.length + objective.extra, stride=stride)
     # Without a sampler every item is scored, so every row of the table has a gradient.
     rows = max(map(len, model.items.learned), default=0)
     model.items.sparse_gradients = objective.sampler is not None and rows > LEAST_ROWS
@@ -196,9 +159,9 @@ def _fit(
             epochs=epochs,
             validate=validate,
             state_file=state_file,
-            progress=progress,
+            progress=setup.progress,
             warm=warm_start is not None,
-            group=group,
+            group=setup.group,
         )
     return model.cpu().requires_grad_(requires_grad=False), state
 

@@ -70,29 +70,25 @@ def write_warm_start(
             new,
             before=before,
             now=now,
-            had_codes=_with_codes(model, then),
+            # Trained items have codes, and so do those of earlier runs that are not trained any more.
+            had_codes=then | _any_code(model.items.codes) if isinstance(model.items, CodeTable) else None,
             has_codes=trained,
             category=items.column if isinstance(items, CategorySettings) else "",
         )
         save_weights(new, out / name)
 
 
-def fill_codes(folder: Path, found: np.ndarray, *, trained: np.ndarray, told: np.ndarray) -> None:
+def fill_codes(folder: Path, codes: np.ndarray, *, trained: np.ndarray, coded: np.ndarray) -> None:
     """Give codes to items of the warm start that only have held-out events, before training on every event.
 
-    `found` [V + 1, parts]: the codes assigned from all events; they are meaningful for the items `told` [V + 1].
+    `codes` [V + 1, parts]: those assigned from all events; they are meaningful for the items `coded` [V + 1].
     `trained` [V + 1]: the items of the training part.
     """
     path = folder / WARM_START_ALL
     weights = load_file(path if path.exists() else folder / WARM_START)
     known = trained | _any_code(weights[ITEM_CODES])
-    weights[ITEM_CODES] = merge_codes(weights[ITEM_CODES], known, new=torch.from_numpy(found), coded=told)
+    weights[ITEM_CODES] = merge_codes(weights[ITEM_CODES], known, new=torch.from_numpy(codes), coded=coded)
     write_whole(path, save(weights))
-
-
-def _with_codes(model: SequenceModel, trained: np.ndarray) -> np.ndarray | None:
-    """Items that have codes [V + 1]: trained ones, and those of earlier runs that are not trained any more."""
-    return trained | _any_code(model.items.codes) if isinstance(model.items, CodeTable) else None
 
 
 def _any_code(codes: Tensor) -> np.ndarray:

@@ -146,21 +146,17 @@ class _Trainer:
             if self.bounds.out_of_time():
                 raise _OutOfTime
 
-        recipe = TrainingSetup(
-            model=settings.model, objective=settings.objective, train=settings.train, evaluate=settings.evaluate
-        )
         try:
-            _, chosen = choose_epoch(
-                recipe,
-                SplitLog.of(self.data),
-                seen=self.seen,
-                folder=folder,
+            codes, data = self._codes(settings, watch), self.data
+            setup = TrainingSetup(
+                model=settings.model,
+                objective=settings.objective,
+                train=settings.train,
+                evaluate=settings.evaluate,
+                facts=settings.model.items.facts(data.vocabulary, DataFacts(kinds=tuple(data.kinds), codes=codes)),
                 progress=watch,
-                facts=settings.model.items.facts(
-                    self.data.vocabulary,
-                    DataFacts(kinds=tuple(self.data.kinds), codes=self._codes(settings, watch)),
-                ),
             )
+            _, chosen = choose_epoch(setup, SplitLog.of(data), seen=self.seen, folder=folder)
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise

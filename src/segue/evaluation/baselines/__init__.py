@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from segue.evaluation.baselines.last_item import LastItem
-from segue.evaluation.baselines.popularity import Popularity, RecentPopularity
+from segue.evaluation.baselines.popularity import Popularity
 from segue.evaluation.baselines.session_knn import SessionNeighbours
 from segue.evaluation.evaluator import Scorer
 from segue.evaluation.split_log import SplitLog
@@ -22,7 +22,7 @@ class Baseline(Scorer, Protocol):
 # What a baseline has to choose, it chooses on validation.
 BASELINES: dict[str, Callable[[SplitLog], Baseline]] = {
     "popularity": Popularity.fit,
-    "recent-popularity": RecentPopularity.fit,
+    "recent-popularity": Popularity.fit_recent,
     "last-item": LastItem.fit,
     "session-knn": SessionNeighbours.fit,
 }

@@ -26,7 +26,7 @@ def below_one(counts: np.ndarray) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Popularity:
-    """Items by the number of their training events."""
+    """The same scores for every user."""
 
     score: Tensor  # [V + 1] float32
     note: str = "items by the number of their training events"
@@ -35,41 +35,28 @@ class Popularity:
     def fit(log: SplitLog) -> Popularity:
         return Popularity(torch.from_numpy(log.training_counts).float())
 
-    def scores(self, histories: Batch) -> Tensor:
-        return self.score.expand(len(histories.lengths), -1)  # [B, V + 1]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecentPopularity:
-    """Items by the number of their events in the newest part of training; equal ones by all of it.
-
-    The window is a share of the training events, not a number of days: some logs have an order instead of times.
-    """
-
-    score: Tensor  # [V + 1] float32
-    note: str
-
     @staticmethod
-    def fit(log: SplitLog) -> RecentPopularity:
-        """Choose the window by validation's ndcg@10. Seen items are excluded or kept as the log suggests."""
-        counts = log.training_counts
-        rule, _ = seen_rule(EvaluateSettings(), log.sequences, log.split)
-        evaluator = Evaluator(sequences=log.sequences, counts=counts, seen=rule)
+    def fit_recent(log: SplitLog) -> Popularity:
+        """Items by the number of their events in the newest part of training; equal ones by all of it.
+
+        The window is a share of the training events, not a number of days: some logs have an order instead of times. It
+        is chosen by validation's ndcg@10. Seen items are excluded or kept as the log suggests.
+        """
+        counts, rows = log.training_counts, log.training_rows
+        items, times = log.sequences.items[rows], log.sequences.times[rows]
+        windows = []
+        for share in WINDOWS:
+            oldest = len(times) - max(1, round(share * len(times)))
+            since = np.partition(times, oldest)[oldest] if len(times) else 0
+            recent = torch.from_numpy(np.bincount(items[times >= since], minlength=len(counts))).float()
+            note = f"items by the number of their events among the newest {share:.1%} of training"
+            windows.append(Popularity(recent + below_one(counts), f"{note} (chosen on validation)"))
         cases = _spread(log.split.cases("valid"), MOST_CASES)
-        windows = [RecentPopularity._over(log, counts, share) for share in WINDOWS]
         if not len(cases):
             return windows[-1]
+        rule, _ = seen_rule(EvaluateSettings(), log.sequences, log.split)
+        evaluator = Evaluator(sequences=log.sequences, counts=counts, seen=rule)
         return max(windows, key=lambda window: ndcg(evaluator.ranks(window, cases), 10).mean())
-
-    @staticmethod
-    def _over(log: SplitLog, counts: np.ndarray, share: float) -> RecentPopularity:
-        rows = log.training_rows
-        items, times = log.sequences.items[rows], log.sequences.times[rows]
-        size = max(1, round(share * len(items)))
-        since = np.partition(times, len(times) - size)[len(times) - size] if len(times) else 0
-        recent = np.bincount(items[times >= since], minlength=len(counts))
-        note = f"items by the number of their events among the newest {share:.1%} of training (chosen on validation)"
-        return RecentPopularity(torch.from_numpy(recent).float() + below_one(counts), note)
 
     def scores(self, histories: Batch) -> Tensor:
         return self.score.expand(len(histories.lengths), -1)  # [B, V + 1]

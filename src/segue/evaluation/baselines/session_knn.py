@@ -76,16 +76,12 @@ class SessionNeighbours:
             rows = slice(*np.searchsorted(query, (group[0], group[-1] + 1)))
             sessions = self.sessions[ragged_rows(self.known[item[rows]], sizes[rows])]
             asking, positions = (np.repeat(column[rows], sizes[rows]) for column in (query - group[0], position))
-            neighbours = _nearest(asking, sessions, positions, lengths[group])
-            self._vote(scores[group[0] : group[-1] + 1].numpy(), *neighbours)
+            owner, session, weight = _nearest(asking, sessions, positions, lengths[group])
+            held = self.held[session + 1] - self.held[session]
+            votes = self.items[ragged_rows(self.held[session], held)]
+            cells = np.repeat((owner + group[0]) * scores.shape[1], held) + votes
+            np.add.at(scores.numpy().reshape(-1), cells, np.repeat(weight, held) * self.rarity[votes])
         return scores
-
-    def _vote(self, scores: np.ndarray, query: np.ndarray, session: np.ndarray, weight: np.ndarray) -> None:
-        """Add each neighbour's votes to the query's row of the scores [b, V + 1], in place."""
-        sizes = self.held[session + 1] - self.held[session]
-        items = self.items[ragged_rows(self.held[session], sizes)]
-        cells = np.repeat(query * scores.shape[1], sizes) + items
-        np.add.at(scores.reshape(-1), cells, np.repeat(weight, sizes) * self.rarity[items])
 
 
 def _sessions(log: SplitLog) -> tuple[np.ndarray, np.ndarray, int]:

@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from segue.data.batch import case_batches, ragged_rows
+from segue.data.batch import ragged_rows
 from segue.data.split import Cases, first_at
 from segue.data.timestamps import MICROSECONDS, iso_text
 from segue.errors import SettingsError
 from segue.evaluation.baselines import BASELINES
 from segue.evaluation.evaluate import EvaluationProgress
-from segue.evaluation.evaluator import MOST_SCORES, TOKENS, CasesDone, Evaluator, Scorer, top_items
+from segue.evaluation.evaluator import CasesDone, Evaluator, Measurement, Scorer, top_items
 from segue.evaluation.metrics import (
     RelativeLoss,
     coverage,
@@ -28,10 +28,10 @@ from segue.evaluation.metrics import (
     user_totals,
 )
 from segue.evaluation.ranks import MISS, Exclusions, ranks_within
+from segue.evaluation.report import Age, TargetPart, WindowReport
 from segue.evaluation.settings import MOST_DAYS, EvaluateSettings, seen_rule
 from segue.evaluation.split_log import SplitLog
 from segue.evaluation.window.cases import DAY, Positive, WindowCases, held_out_window, split_window
-from segue.evaluation.window.report import Age, TargetPart, WindowReport
 
 Values = dict[str, np.ndarray]
 """Metric → its value for each user [C]."""
@@ -48,15 +48,6 @@ class TargetWindow:
     """The events that are targets; by default all."""
     interest: np.ndarray | None = None
     """The category of each item [V + 1], 0 for none, for the entropy of lists."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TargetRanks:
-    """The results of one scorer on window cases, with histories of one age."""
-
-    ranks: np.ndarray  # [N] int64, exact up to the greatest depth, beyond it that depth + 1; MISS for no candidate
-    shown: dict[int, np.ndarray]  # k → how often each item was among the first k [V + 1]
-    entropy: dict[int, np.ndarray]  # k → of each case [C]; empty without interests
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +68,11 @@ def rank_targets(
     time: int,
     interest: np.ndarray | None = None,
     progress: CasesDone | None = None,
-) -> TargetRanks:
-    """Rank every case's targets with the user's history before `time`, in microseconds."""
+) -> Measurement:
+    """Rank every case's targets with the user's history before `time`, in microseconds.
+
+    Ranks are exact up to the greatest depth, beyond it that depth + 1.
+    """
     depth, sizes = max(ks), cases.sizes
     first = np.cumsum(sizes) - sizes
     ranks = np.zeros(len(cases.targets), dtype=np.int64)
@@ -86,11 +80,14 @@ def rank_targets(
     entropy = {} if interest is None else {k: np.zeros(len(cases)) for k in ks}
     # A history ends before the user's first event from `time` on; there is one, as there are targets.
     histories = Cases(cases.users, cases.starts, first_at(evaluator.sequences, time)[cases.users])
-    most_rows, done = max(1, MOST_SCORES // (evaluator.n_items + 1)), 0
-    batches = case_batches(evaluator.sequences, histories, tokens=TOKENS, most_rows=most_rows)
-    for chosen, batch in evaluator.group.shard(batches):
+    for chosen, batch in evaluator.batches(histories, progress=progress):
         batch = replace(batch, query_times=np.full(len(chosen), time // MICROSECONDS))
-        scores = evaluator.scores(scorer, batch, _seen(evaluator, cases, chosen))
+        seen = None
+        if evaluator.seen == "excluded":  # what was seen before the window, whatever the age of the history
+            lengths = cases.ends[chosen] - cases.starts[chosen]
+            items = evaluator.sequences.items[ragged_rows(cases.starts[chosen], lengths)]
+            seen = Exclusions(rows=np.repeat(np.arange(len(chosen)), lengths), items=items.astype(np.int64))
+        scores = evaluator.scores(scorer, batch, seen)
         rows, line = ragged_rows(first[chosen], sizes[chosen]), np.repeat(np.arange(len(chosen)), sizes[chosen])
         ranks[rows] = ranks_within(scores, line, cases.targets[rows], depth)
         lists = top_items(scores, depth)
@@ -98,27 +95,15 @@ def rank_targets(
             shown[k] += times_shown(lists, k, evaluator.n_items)
             if interest is not None:
                 entropy[k][chosen] = entropies(interest[lists[:, :k]])
-        done = min(len(cases), done + len(chosen) * evaluator.group.size)
-        if progress is not None:
-            progress(done, len(cases))
     total = evaluator.group.sum
-    return TargetRanks(
+    return Measurement(
         ranks=total(ranks),
         shown={k: total(times) for k, times in shown.items()},
         entropy={k: total(values) for k, values in entropy.items()},
     )
 
 
-def _seen(evaluator: Evaluator, cases: WindowCases, chosen: np.ndarray) -> Exclusions | None:
-    """The items seen before the window, whatever the age of the history."""
-    if evaluator.seen == "kept":
-        return None
-    lengths = cases.ends[chosen] - cases.starts[chosen]
-    items = evaluator.sequences.items[ragged_rows(cases.starts[chosen], lengths)]
-    return Exclusions(rows=np.repeat(np.arange(len(chosen)), lengths), items=items.astype(np.int64))
-
-
-def user_values(cases: WindowCases, result: TargetRanks, ks: Sequence[int]) -> Values:
+def user_values(cases: WindowCases, result: Measurement, ks: Sequence[int]) -> Values:
     """Every metric that is a mean over users, at every depth."""
     values: Values = {}
     for k in ks:
@@ -128,7 +113,7 @@ def user_values(cases: WindowCases, result: TargetRanks, ks: Sequence[int]) -> V
     return values
 
 
-def by_target(cases: WindowCases, result: TargetRanks, counts: np.ndarray, ks: Sequence[int]) -> list[TargetPart]:
+def by_target(cases: WindowCases, result: Measurement, counts: np.ndarray, ks: Sequence[int]) -> list[TargetPart]:
     """recall and hit over the warm and over the cold targets; `counts` [V + 1] are the items' training events."""
     cold, parts = counts[cases.targets] == 0, list[TargetPart]()
     names: dict[Literal["warm", "cold"], np.ndarray] = {"warm": ~cold, "cold": cold}
@@ -156,7 +141,9 @@ def evaluate_window(
 
     `target_time` gives the scorer the time at which its history ends. `answerable` is as in `evaluate`.
     """
-    ages = _ages(window.ages)
+    if wrong := [age for age in window.ages if not 0 <= age <= MOST_DAYS]:
+        raise SettingsError(f"--ages takes numbers of days from 0 to {MOST_DAYS}, got {wrong[0]:g}.")
+    ages = sorted({0, *window.ages})  # with age 0, which every other one is compared with
     trained_until, time, _ = split_window(log.split, window.days)
     cases = held_out_window(log.sequences, log.split, window.days, age=max(ages), positive=window.positive)
     ks, (rule, repeats) = sorted(set(settings.at)), seen_rule(settings, log.sequences, log.split)
@@ -165,7 +152,7 @@ def evaluate_window(
     evaluator = Evaluator(sequences=log.sequences, counts=counts, seen=rule, target_time=target_time, answerable=known)
     resampling = _Resampling(cases.users, settings.bootstrap, np.random.default_rng(0))  # the same every time
 
-    def measure(by: Evaluator, name: str, scorer: Scorer, at: int) -> TargetRanks:
+    def measure(by: Evaluator, name: str, scorer: Scorer, at: int) -> Measurement:
         done = None if progress is None else partial(progress, name)
         return rank_targets(by, scorer, cases, ks, time=at, interest=window.interest, progress=done)
 
@@ -210,15 +197,7 @@ def evaluate_window(
     return WindowEvaluation(report=report, users=cases.users, values=values)
 
 
-def _ages(ages: Sequence[float]) -> list[float]:
-    """The ages in order, with age 0, which every other one is compared with."""
-    for age in ages:
-        if not 0 <= age <= MOST_DAYS:
-            raise SettingsError(f"--ages takes numbers of days from 0 to {MOST_DAYS}, got {age:g}.")
-    return sorted({0, *ages})
-
-
-def _metrics(values: Values, result: TargetRanks, ks: Sequence[int]) -> dict[str, float]:
+def _metrics(values: Values, result: Measurement, ks: Sequence[int]) -> dict[str, float]:
     means = {name: float(column.mean()) for name, column in values.items()}
     means |= {f"coverage@{k}": coverage(result.shown[k]) for k in ks}
     return means | {f"p90_coverage@{k}": p90_coverage(result.shown[k]) for k in ks}

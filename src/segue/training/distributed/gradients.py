@@ -24,8 +24,8 @@ def sum_gradients(weights: Sequence[nn.Parameter], loss: Tensor, group: ProcessG
     if not isinstance(group, TorchProcessGroup):
         return loss.item()
     # A weight that any process used has a gradient in all of them; one that none used has none.
-    own = torch.tensor([_kind(weight) for weight in weights], dtype=torch.uint8, device=loss.device)
-    kinds = group.all_reduce_max(own).tolist()
+    kinds = [NONE if weight.grad is None else SPARSE if weight.grad.is_sparse else DENSE for weight in weights]
+    kinds = group.all_reduce_max(torch.tensor(kinds, dtype=torch.uint8, device=loss.device)).tolist()
     dense = [weight for weight, kind in zip(weights, kinds, strict=True) if kind == DENSE]
     gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in dense]
     flat = torch.cat([*(gradient.flatten() for gradient in gradients), loss.detach().view(1).to(weights[0].dtype)])
@@ -36,12 +36,6 @@ def sum_gradients(weights: Sequence[nn.Parameter], loss: Tensor, group: ProcessG
         if kind == SPARSE:
             weight.grad = _sum_sparse(weight, group)
     return sums[-1].item()
-
-
-def _kind(weight: nn.Parameter) -> int:
-    if weight.grad is None:
-        return NONE
-    return SPARSE if weight.grad.is_sparse else DENSE
 
 
 def _sum_sparse(table: nn.Parameter, group: TorchProcessGroup) -> Tensor:

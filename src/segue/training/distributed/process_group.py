@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, distributed
 
 from segue.errors import SegueError
-from segue.process_group import Value
+from segue.process_group import ProcessGroup, Value
 
 
-@dataclass(frozen=True, slots=True)
-class TorchProcessGroup:
+@dataclass(frozen=True)
+class TorchProcessGroup(ProcessGroup):
     """A `ProcessGroup` of at least two processes, with the collective operations that gradients need."""
 
     rank: int

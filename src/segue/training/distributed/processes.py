@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 import torch
@@ -61,18 +60,16 @@ def launcher_names(group: ProcessGroup) -> frozenset[str]:
     A launcher outlives its processes, so a process that finds one of the names in a saved state was restarted. A
     program that trains several times has other names each time, and the same ones when it is restarted.
     """
-    return frozenset(group.all_gather_objects(f"{_launcher()}-{next(_trainings)}")) if group.size > 1 else frozenset()
-
-
-def _launcher() -> str:
-    """A name from the run id, which need not be unique, and the launcher's process."""
+    if group.size == 1:
+        return frozenset()
     parent = os.getppid()
     try:
         started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:  # no Linux
         started = ""
-    name = " ".join((os.environ[RUN_ID], socket.gethostname(), str(parent), started))
-    return hashlib.sha256(name.encode()).hexdigest()[:16]
+    launcher = " ".join((os.environ[RUN_ID], socket.gethostname(), str(parent), started))  # run ids may not be unique
+    name = f"{hashlib.sha256(launcher.encode()).hexdigest()[:16]}-{next(_trainings)}"
+    return frozenset(group.all_gather_objects(name))
 
 
 @contextmanager
@@ -85,7 +82,13 @@ def join_group() -> Iterator[ProcessGroup]:
         yield SINGLE_PROCESS
         return
     if not distributed.is_initialized():
-        _connect()
+        backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+        # The launcher's store outlives its processes: a restarted process would find the addresses of dead ones there
+        # (pytorch/pytorch#135712). Each machine counts its own restarts, so with several the launcher must handle it.
+        if os.environ["GROUP_WORLD_SIZE"] == "1":
+            store = PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        distributed.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         atexit.register(_disconnect)
     before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
@@ -94,16 +97,6 @@ def join_group() -> Iterator[ProcessGroup]:
         yield TorchProcessGroup(distributed.get_rank(), distributed.get_world_size())
     finally:
         torch.set_num_threads(before)
-
-
-def _connect() -> None:
-    backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
-    # The launcher's store outlives its processes: a restarted process would find the addresses of dead ones there
-    # (pytorch/pytorch#135712). Each machine counts its own restarts, so with several the launcher must handle it.
-    if os.environ["GROUP_WORLD_SIZE"] == "1":
-        store = PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-    distributed.init_process_group(backends, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
 
 
 def _disconnect() -> None:
@@ -136,7 +129,7 @@ def run_on_processes(
         raise SettingsError(
             "torchrun started this process as one of several, so their number is known: leave --processes out."
         )
-    with _quiet_launcher(), _restored_signals(), _Receiver(receive) as receiver:
+    with _contained_launcher(), _Receiver(receive) as receiver:
         launch = elastic_launch(_launch_config(count, restarts, receiver.folder / "logs"), _process)
         try:
             errors = launch(work, arguments, str(receiver.address))
@@ -184,7 +177,8 @@ def _handled(kinds: Sequence[signal.Signals]) -> list[signal.Signals]:
 def _process(work: Work, arguments: Any, address: str) -> SegueError | None:
     """The main function of a process. It returns a SegueError: if it raised, the launcher would restart all."""
     if _handled([signal.SIGINT]):
-        signal.signal(signal.SIGINT, _exit)  # Ctrl-C reaches all processes, and the launcher ends those that are left
+        # Ctrl-C reaches all processes, and the launcher ends those that are left.
+        signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as messages:
         messages.connect(address)
         if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0" and os.environ["RANK"] == "0":
@@ -196,10 +190,6 @@ def _process(work: Work, arguments: Any, address: str) -> SegueError | None:
         finally:
             _disconnect()
     return None
-
-
-def _exit(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    os._exit(128 + number)
 
 
 class _Receiver:
@@ -245,31 +235,22 @@ class _Receiver:
 
 
 @contextmanager
-def _restored_signals() -> Iterator[None]:
-    """Restore the signal handlers, which the launcher replaces by its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = [signal.getsignal(kind) for kind in ENDING]
-    try:
-        yield
-    finally:
-        for kind, handler in zip(ENDING, before, strict=True):
-            signal.signal(kind, handler)
-
-
-@contextmanager
-def _quiet_launcher() -> Iterator[None]:
-    """Silence the launcher's tracebacks of processes that died, which are reported in one sentence instead."""
-    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith(LAUNCHER_LOGGERS)]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
+def _contained_launcher() -> Iterator[None]:
+    """Restore the signal handlers, which the launcher replaces by its own, and silence its tracebacks of processes that
+    died, which are reported in one sentence instead."""
+    main = threading.current_thread() is threading.main_thread()  # only this thread has signal handlers
+    handlers = {kind: signal.getsignal(kind) for kind in ENDING if main}
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(LAUNCHER_LOGGERS)]
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
         logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in levels.items():
             logger.setLevel(level)
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)
 
 
 def _first_message(failure: Any) -> str:
