@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from segue.recommend.jobs.runner import JobRunner
     from segue.recommend.new_items import ItemsAdded
     from segue.recommend.recommender import Recommender as Recommender
-    from segue.recommend.rules import RuleOptions
+    from segue.recommend.rules import Filters
     from segue.training.loop import TrainingProgress
 
 Measured = Callable[[str, int, int], None]
@@ -277,18 +277,19 @@ def recommend_users(
     data: Data | Path | str | None = None,
     engine: EngineName = "local",
     spark_remote: str | None = None,
+    k: int = 10,
     progress: Callable[[int], None] | None = None,
-    **rules: Unpack[RuleOptions],
+    **filters: Unpack[Filters],
 ) -> BatchReport:
     """Write recommendations for a file of users, from their histories in the log, as a Parquet data set.
 
-    engine, spark_remote: as for `embed`. rules: k, exclude, only and keep_seen, as for `Recommender.recommend`.
+    engine, spark_remote: as for `embed`. k, filters (exclude, only, keep_seen): as for `Recommender.recommend`.
     """
     from segue.recommend.jobs.batch import recommend_users as recommend_to
 
     log = _log_of(recommender, data)
     runner = _runner(engine, spark_remote, recommender, log)
-    return recommend_to(recommender, log, users, out, progress=progress, runner=runner, **rules)
+    return recommend_to(recommender, log, users, out, k=k, progress=progress, runner=runner, **filters)
 
 
 def embed(

@@ -115,21 +115,18 @@ def index_facts(index: ItemIndex, queries: SampleQueries) -> dict[str, Any]:
     if isinstance(index, CodeIndex):
         return {"kind": "codes"}
     if isinstance(index, MolIndex) and index.cut is not None:
-        return {"kind": "two-stage", "recall": _mol_recall(index, queries())}
+        sample, measured = queries(), None
+        if sample is not None:
+            exact = MolIndex(index.mixture, index.items, index.numbers, n_items=index.n_items)
+            some = sample[:: max(1, len(sample) // SAMPLE_OF_ALL)]
+            measured = Recall(k=RECALL_AT, share=recall(index, exact, some, RECALL_AT), queries=len(some))
+        return {"kind": "two-stage", "recall": measured}
     if isinstance(index, ExactIndex | MolIndex):
         return {"kind": "exact"}
     from segue.index.approximate import ApproximateIndex
 
     assert isinstance(index, ApproximateIndex)
     return {"kind": "approximate", "lists": len(index.lists.centres), "probes": index.probes, "recall": index.recall}
-
-
-def _mol_recall(index: MolIndex, sample: Tensor | None) -> Recall | None:
-    if sample is None:
-        return None
-    exact = MolIndex(index.mixture, index.items, index.numbers, n_items=index.n_items)
-    some = sample[:: max(1, len(sample) // SAMPLE_OF_ALL)]
-    return Recall(k=RECALL_AT, share=recall(index, exact, some, RECALL_AT), queries=len(some))
 
 
 def load_index(path: Path) -> ItemIndex:

@@ -72,18 +72,6 @@ class CodeIndex:
         """See `ItemIndex.search`."""
         return search_singly(self._best, self.numbers, queries, k, exclude, only)
 
-    @property
-    def codes(self) -> np.ndarray:
-        """Codes of the items [n, parts] uint8."""
-        parts, values = self.centroids.shape[:2]
-        codes = np.empty((len(self.numbers), parts), dtype=np.uint8)
-        for pair, both in enumerate(self.pairs):
-            alone = 2 * pair + 1 == parts
-            codes[:, 2 * pair] = both if alone else both // values
-            if not alone:
-                codes[:, 2 * pair + 1] = both % values
-        return codes
-
     def _best(
         self, vector: Tensor, k: int, allowed: np.ndarray | None, banned: np.ndarray | None
     ) -> tuple[np.ndarray, Tensor]:
@@ -177,10 +165,15 @@ class CodeIndex:
         raise SettingsError("Items cannot be added to an index of codes, which come from the log; train again.")
 
     def save(self, path: Path) -> None:
-        """Write centroids, codes and numbers to one safetensors file."""
+        """Write centroids, codes [n, parts] uint8 and numbers to one safetensors file."""
+        parts, values = self.centroids.shape[:2]
+        codes = np.empty((len(self.numbers), parts), dtype=np.uint8)
+        for part, both in zip(range(0, parts, 2), self.pairs, strict=True):
+            both_codes = [both] if part + 1 == parts else np.divmod(both, values)
+            codes[:, part : part + 2] = np.stack(both_codes, axis=1)
         arrays = {
             "centroids": self.centroids,
-            "codes": torch.from_numpy(self.codes),
+            "codes": torch.from_numpy(codes),
             "numbers": torch.from_numpy(self.numbers),
         }
         write_file(path, arrays, _Facts(n_items=self.n_items, normal=self.lengths is not None))

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from segue.data.batch import Batch
-from segue.recommend.history import History, KnownItems, Timestamp, pack_histories, query_times_of, read_histories
+from segue.recommend.history import History, KnownItems, Timestamp, pack_histories, read_histories
 from segue.recommend.rules import Filters, Rules, read_rules
 
 
@@ -185,7 +185,7 @@ class BaseRecommender(ABC):
         only: ids that may be recommended. Ids unknown to the model are ignored; if none is known, the answer is empty.
         keep_seen: whether items of the history may be recommended; None is the run's default.
         """
-        read = read_histories(histories)
+        read, query_times = read_histories(histories, now)
         rules = read_rules(self.known, k=k, exclude=exclude, only=only, keep_seen=keep_seen)
-        batch, unknown = pack_histories(read, self.known, query_times=query_times_of(now, len(read)))
+        batch, unknown = pack_histories(read, self.known, query_times=query_times)
         return recommendations(self.known, read, unknown, self.rank(batch, [rules] * len(read)))

@@ -150,15 +150,13 @@ def read_history(history: Iterable[Any] | History) -> History:
     return History([str(entry.item) for entry in entries], times, [entry.value for entry in entries], kinds)
 
 
-def read_histories(histories: Iterable[Iterable[Any] | History]) -> list[History]:
-    """Read several histories."""
+def read_histories(
+    histories: Iterable[Iterable[Any] | History], now: Timestamp | None = None
+) -> tuple[list[History], np.ndarray | None]:
+    """Read several histories, and the request time as the query time of each in seconds [B]; None if there is none."""
     _refuse_single(histories, "The histories")
-    return [read_history(history) for history in histories]
-
-
-def query_times_of(now: Timestamp | None, n_histories: int) -> np.ndarray | None:
-    """One query time in seconds for each history [B]; None if no time is given."""
-    return None if now is None else np.full(n_histories, microseconds(now) // MICROSECONDS)
+    read = [read_history(history) for history in histories]
+    return read, None if now is None else np.full(len(read), microseconds(now) // MICROSECONDS)
 
 
 def pack_histories(

@@ -17,11 +17,14 @@ from segue.recommend.kv_caches import KVCaches
 TOKENS = 16384  # events encoded at a time
 MOST_ROWS = 1024  # histories encoded, and then searched for, at a time
 
+Queries = Iterator[tuple[np.ndarray, Tensor]]
+"""Rows of a batch of histories [b], and their query vectors [b, Q]."""
+
 
 def encode_queries(
     model: SequenceModel, histories: Batch, *, users: Sequence[str | None] | None = None, caches: KVCaches | None = None
-) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Yield (rows of `histories`, their query vectors [b, Q]), in groups of similar length so that memory is bounded.
+) -> Queries:
+    """Yield queries in groups of histories of similar length, so that memory is bounded.
 
     Empty histories have no query and are in no group. With `caches`, only the new events of `users` [B] are encoded; a
     user of None is never cached.

@@ -43,14 +43,13 @@ from segue.recommend.history import (
     Timestamp,
     identifier,
     pack_histories,
-    query_times_of,
     read_histories,
     read_history,
 )
 from segue.recommend.kv_caches import KVCaches
 from segue.recommend.new_items import extended, new_items
 from segue.recommend.plan import BeamSearch, plan_histories
-from segue.recommend.query import encode_queries
+from segue.recommend.query import Queries, encode_queries
 from segue.recommend.rules import Filters, Rules, read_rules
 from segue.recommend.search import search_items, unit_vectors
 
@@ -180,21 +179,15 @@ class Recommender(BaseRecommender):
         users, caches: as for `encode_queries`.
         """
         batch, unknown = pack_histories(histories, self.known, query_times=query_times)
-        return recommendations(self.known, histories, unknown, self.rank(batch, rules, users=users, caches=caches))
+        queries = encode_queries(self.model, batch, users=users, caches=caches)
+        return recommendations(self.known, histories, unknown, self.rank(batch, rules, queries))
 
-    def rank(
-        self,
-        histories: Batch,
-        rules: Sequence[Rules],
-        *,
-        users: Sequence[str | None] | None = None,
-        caches: KVCaches | None = None,
-    ) -> Ranking:
-        """See `BaseRecommender.rank`. `users`, `caches`: as for `encode_queries`."""
+    def rank(self, histories: Batch, rules: Sequence[Rules], queries: Queries | None = None) -> Ranking:
+        """See `BaseRecommender.rank`. `queries`: those of the histories; None: encode them without caches."""
         ranking = begin_ranking(self.known, histories.lengths, rules)
-        for rows, queries in encode_queries(self.model, histories, users=users, caches=caches):
+        for rows, vectors in encode_queries(self.model, histories) if queries is None else queries:
             own = [rules[row] for row in rows.tolist()]
-            best = search_items(self.index, queries, take(histories, rows), own, keep_seen=self.seen == "kept")
+            best = search_items(self.index, vectors, take(histories, rows), own, keep_seen=self.seen == "kept")
             ranking.fill(rows, *best)
         return ranking
 
@@ -232,9 +225,9 @@ class Recommender(BaseRecommender):
         repeats: whether an item may occur twice in a plan.
         """
         search = BeamSearch(n=n, beam=beam, repeats=repeats)
-        read = read_histories(histories)
+        read, query_times = read_histories(histories, now)
         rules = read_rules(self.known, k=1, **filters)
-        return plan_histories(self, read, rules, search, query_times=query_times_of(now, len(read)))
+        return plan_histories(self, read, rules, search, query_times=query_times)
 
     def embed(self, histories: Iterable[Iterable[Any]], *, now: Timestamp | None = None) -> np.ndarray:
         """The embedding of each history [n, D] float32, as `segue embed` writes it for all users of a log.
@@ -244,8 +237,8 @@ class Recommender(BaseRecommender):
 
         histories, now: as for `recommend_many`.
         """
-        read = read_histories(histories)
-        return self.embed_batch(pack_histories(read, self.known, query_times=query_times_of(now, len(read)))[0])
+        read, query_times = read_histories(histories, now)
+        return self.embed_batch(pack_histories(read, self.known, query_times=query_times)[0])
 
     @cached_property
     def embedding_width(self) -> int:
@@ -315,14 +308,10 @@ class Recommender(BaseRecommender):
         now, filters: as for `recommend_many`; they decide the best item and the rank.
         attention: whether to compute attention weights.
         """
-        return explain_history(
-            self,
-            read_history(history),
-            read_rules(self.known, k=1, **filters),
-            item=None if item is None else self.known_number(item, "so it has no score to explain"),
-            query_times=query_times_of(now, 1),
-            attention=attention,
-        )
+        (read,), query_times = read_histories([history], now)
+        rules = read_rules(self.known, k=1, **filters)
+        number = None if item is None else self.known_number(item, "so it has no score to explain")
+        return explain_history(self, read, rules, item=number, query_times=query_times, attention=attention)
 
     def attention(self, history: Iterable[Any]) -> dict[str, np.ndarray]:
         """Attention weights of the n newest known entries by layer name (such as `layer 1`), in the order of the model.

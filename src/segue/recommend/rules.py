@@ -26,12 +26,6 @@ class Filters(TypedDict, total=False):
     keep_seen: bool | None
 
 
-class RuleOptions(Filters, total=False):
-    """Rules in ids, as keywords."""
-
-    k: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
     """The rules of one answer, items by number. They hold exactly, and an answer has k items whenever k remain."""
@@ -51,7 +45,7 @@ class Rules:
 def read_rules(
     known: KnownItems,
     *,
-    k: int = 10,
+    k: int,
     exclude: Iterable[Any] | None = None,
     only: Iterable[Any] | None = None,
     keep_seen: bool | None = None,

@@ -119,11 +119,6 @@ def of_steps(layer: Attention) -> bool:
     return all(entry is None for entry in layer.rows)
 
 
-def answering(layer: Attention) -> int:
-    """The row that the answer is computed from: the last, or the first step of a decoder."""
-    return 0 if of_steps(layer) else len(layer.rows) - 1
-
-
 def attention_lines(explanation: Explanation, view: View) -> Iterator[str]:
     """Yield the part that `view` chooses; an InputError lists the choices if it does not exist."""
     heads = _chosen_heads(explanation, view)
@@ -158,11 +153,13 @@ def _chosen_heads(explanation: Explanation, view: View) -> list[tuple[Attention,
 
 def _rows(heads: list[tuple[Attention, int]], query: str | None) -> list[TokenWeights]:
     """The rows of the token with this label; None is the row that the answer is computed from."""
+    if query is None:  # the last row, or the first step of a decoder
+        return [TokenWeights(layer, head, 0 if of_steps(layer) else len(layer.rows) - 1) for layer, head in heads]
     names = [labels(layer.rows) for layer, _ in heads]
     rows = [
-        TokenWeights(layer, head, answering(layer) if query is None else own.index(query))
+        TokenWeights(layer, head, own.index(query))
         for (layer, head), own in zip(heads, names, strict=True)
-        if query is None or query in own
+        if query in own
     ]
     if heads and not rows:
         known = ", ".join(dict.fromkeys(name for own in names for name in own))

@@ -21,7 +21,7 @@ from segue.recommend.history import Entry
 from segue.recommend.jobs.runner import Arrays, JobContext, JobRunner, LocalRunner
 from segue.recommend.jobs.users_file import UserRows, read_users
 from segue.recommend.recommender import Recommender
-from segue.recommend.rules import RuleOptions, Rules, read_rules
+from segue.recommend.rules import Filters, Rules, read_rules
 
 PART_ROWS = 1_000_000  # of one Parquet file, about
 
@@ -45,20 +45,21 @@ def recommend_users(
     users: Path | str,
     out: Path | str,
     *,
+    k: int = 10,
     progress: Callable[[int], None] | None = None,
     runner: JobRunner | None = None,
-    **options: Unpack[RuleOptions],
+    **filters: Unpack[Filters],
 ) -> BatchReport:
     """Write recommendations for every row of a users file; `out` becomes a Parquet data set, complete or not at all.
 
     A row has a user and optionally a time: then only events before it are used. Columns written: user, time (if rows
     have one), rank (1 is the best), item, title, score, fallback.
 
+    k, filters: as for `Recommender.recommend`.
     progress: called with the number of rows done.
     runner: computes the recommendations, with the same run and data; None is this process.
-    options: the rules of the answers, as for `Recommender.recommend`.
     """
-    rules = read_rules(recommender.known, **options)
+    rules = read_rules(recommender.known, k=k, **filters)
     data.verify()  # everything is read anyway
     runner = LocalRunner(recommender, data) if runner is None else runner
     rows, unknown, fallback = 0, 0, 0

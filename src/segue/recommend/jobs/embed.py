@@ -18,7 +18,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -208,39 +207,31 @@ class _Earlier:
         return joined["same"].fill_null(value=False).to_numpy()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _UserRange:
-    """The users of one part."""
-
-    name: str
-    end: int
-    log: pl.DataFrame  # [n] user, events, newest
-    changed: np.ndarray  # [≤ n] int64: rows of `log` that are embedded
-
-
 def _write_users(
     folder: Path, data: Data, earlier: _Earlier | None, runner: JobRunner, progress: Callable[[int, int], None] | None
 ) -> list[dict[str, int]]:
     """Write the missing user parts in order; returns the counts of all parts."""
     total = data.sequences.n_users
     with closing(runner.map(embed_range, _missing_parts(folder, data, earlier))) as results:
-        for users, result in results:
-            known, changed = result["known"], len(users.changed)
-            counts = {"rows": len(known), "unknown": changed - len(known), "unchanged": users.log.height - changed}
-            rows = users.log[known]
+        for (number, log, changed), result in results:
+            known, rows = result["known"], log[result["known"]]
+            counts = {"rows": len(known), "unknown": changed - len(known), "unchanged": log.height - changed}
             time = rows["newest"].cast(pl.Datetime("us", "UTC")) if data.manifest["has_time"] else rows["newest"]
             table = rows.select("user", "events", time.alias("time")).to_arrow()
             table = table.append_column("embedding", _fixed_size(result["vectors"]))
             table = table.replace_schema_metadata({COUNTS: msgspec.json.encode(counts)})
-            _write_table(table, folder / USERS / users.name)
+            _write_table(table, folder / USERS / _part_name(number))
             if progress is not None:
-                progress(users.end, total)
+                progress(number * PART_USERS + log.height, total)
     paths = [folder / USERS / _part_name(number) for number in range(-(-total // PART_USERS))]
     return [msgspec.json.decode(parquet.read_schema(path).metadata[COUNTS], type=dict[str, int]) for path in paths]
 
 
-def _missing_parts(folder: Path, data: Data, earlier: _Earlier | None) -> Iterator[tuple[_UserRange, Arrays]]:
-    """The parts without a file in `users`, each with its chunk of the job; the file in `log` is written first."""
+def _missing_parts(
+    folder: Path, data: Data, earlier: _Earlier | None
+) -> Iterator[tuple[tuple[int, pl.DataFrame, int], Arrays]]:
+    """The parts without a file in `users`: the number of the part, its log, how many of its users have changed, and the
+    chunk of the job. The file in `log` is written first."""
     total = data.sequences.n_users
     for number, begin in enumerate(range(0, total, PART_USERS)):
         name, end = _part_name(number), min(begin + PART_USERS, total)
@@ -252,8 +243,7 @@ def _missing_parts(folder: Path, data: Data, earlier: _Earlier | None) -> Iterat
         if not (folder / LOG / name).exists():
             _write_table(log.to_arrow(), folder / LOG / name)
         changed = np.arange(len(ids)) if earlier is None else np.flatnonzero(~earlier.unchanged(log))
-        users = _UserRange(name=name, end=end, log=log, changed=changed)
-        yield users, {"range": np.array([begin, end]), "changed": changed}
+        yield (number, log, len(changed)), {"range": np.array([begin, end]), "changed": changed}
 
 
 def _part_name(number: int) -> str:

@@ -45,27 +45,25 @@ class JobContext:
         starts, lengths = np.zeros((2, len(known)), dtype=np.int64)
         starts[known] = sequences.offsets[users[known]]
         lengths[known] = sequences.offsets[users[known] + 1] - starts[known]
-        for rows in cut_by_budget(lengths, MOST_EVENTS):
-            limits = None if before is None else before[rows]
-            yield rows, self._batch(sequences, starts[rows], lengths[rows], limits)
-
-    def _batch(self, sequences: Sequences, starts: np.ndarray, lengths: np.ndarray, before: np.ndarray | None) -> Batch:
-        rows = ragged_rows(starts, lengths)
-        owners = np.repeat(np.arange(len(starts)), lengths)
-        items = self._numbers[sequences.items[rows]]
-        used = items > 0
-        if before is not None:
-            used &= sequences.times[rows] < before[owners]
-        rows, kinds, values = rows[used], sequences.kinds, sequences.values
-        times = sequences.times[rows] // MICROSECONDS
-        return Batch(
-            items=items[used],
-            times=times if self.data.manifest["has_time"] else np.zeros_like(times),  # an order is no time
-            lengths=np.bincount(owners[used], minlength=len(starts)),
-            query_times=None if before is None else before // MICROSECONDS,
-            kinds=None if self._kinds is None or kinds is None else self._kinds[kinds[rows]],
-            values=None if values is None else values[rows],
-        )
+        for some in cut_by_budget(lengths, MOST_EVENTS):
+            rows, owners = ragged_rows(starts[some], lengths[some]), np.repeat(np.arange(len(some)), lengths[some])
+            items = self._numbers[sequences.items[rows]]
+            used = items > 0
+            if before is not None:
+                used &= sequences.times[rows] < before[some][owners]
+            rows, kinds, values = rows[used], sequences.kinds, sequences.values
+            times = sequences.times[rows] // MICROSECONDS
+            yield (
+                some,
+                Batch(
+                    items=items[used],
+                    times=times if self.data.manifest["has_time"] else np.zeros_like(times),  # an order is no time
+                    lengths=np.bincount(owners[used], minlength=len(some)),
+                    query_times=None if before is None else before[some] // MICROSECONDS,
+                    kinds=None if self._kinds is None or kinds is None else self._kinds[kinds[rows]],
+                    values=None if values is None else values[rows],
+                ),
+            )
 
 
 ChunkFunction = Callable[[JobContext, Arrays], Arrays]
