@@ -62,11 +62,7 @@ def export_onnx(
 ) -> Export:
     """Write the file, complete and compared with torch, or nothing. `progress`: called with each stage, the number of
     stages done and of all."""
-
-    def begin(stage: int) -> None:
-        if progress is not None:
-            progress(STAGES[stage], stage, len(STAGES))
-
+    notify = progress or (lambda *_: None)
     for name in ("onnx", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
             raise SettingsError(f"An export needs {name}, which is not installed; run `pip install 'segue[onnx]'`.")
@@ -74,13 +70,13 @@ def export_onnx(
 
     model, facts = recommender.model, _export_facts(recommender)
     with folders.complete_file(path, option="--onnx") as staging:
-        begin(0)
+        notify(STAGES[0], 0, len(STAGES))
         _write_graph(model, facts, staging)
-        begin(1)
+        notify(STAGES[1], 1, len(STAGES))
         graph = onnx.load_model(staging)
         onnx.helper.set_model_props(graph, {METADATA: msgspec.json.encode(facts).decode()})
         onnx.save_model(graph, staging)
-        begin(2)
+        notify(STAGES[2], 2, len(STAGES))
         slim, difference = _compare(model, staging)
         size = staging.stat().st_size
     exact = recommender.manifest.get("index", {}).get("kind", "exact") in ("exact", "codes")

@@ -120,8 +120,8 @@ class SlimRecommender(BaseRecommender):
             if exclude is not None:
                 scores[exclude.owners, exclude.numbers] = -np.inf
             for row, values, rule in zip(rows, scores, own, strict=True):
-                items = self._best(values, rule)
-                ranking.fill(np.array([row]), items[None], values[None, items])
+                best = self._best(values, rule)
+                ranking.fill(np.array([row]), best[None], values[None, best])
         return ranking
 
     def run(self, windows: Batch) -> tuple[np.ndarray, np.ndarray]:

@@ -240,7 +240,6 @@ def test_a_group_is_the_mean_of_its_items() -> None:
     torch.testing.assert_close(groups.centres.components[2], items.components[[0, 2, 3]].mean(0))
     torch.testing.assert_close(groups.centres.gate[[0, 2]], torch.stack((items.gate[1], items.gate[[0, 2, 3]].mean(0))))
     assert groups.members(np.array([2])).tolist() == [0, 2, 3] and groups.members(np.array([1, 0])).tolist() == [1]
-    assert groups.allowed_sizes(np.array([True, False, False, True])).tolist() == [0, 0, 2]
 
 
 # --- files and refusals -------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any
 
-from segue.recommend.answer import ScoredItem
-from segue.recommend.explain.explanation import Contribution, Explanation
+from segue.recommend.answer import Contribution, Explanation, ScoredItem
 
 
 def made(contributions: list[Contribution], **further: Any) -> Explanation:

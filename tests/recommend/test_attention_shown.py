@@ -24,7 +24,7 @@ from segue.errors import InputError
 from segue.index.exact import ExactIndex
 from segue.layers.packed import PackedBatch
 from segue.models.attention import AttentionMap, attention_maps
-from segue.recommend.explain.explanation import Attention, Contribution, Explanation
+from segue.recommend.answer import Attention, Contribution, Explanation
 from segue.recommend.explain.page import html
 from segue.recommend.explain.text import View, attention_lines, labels, lines
 from segue.recommend.recommender import Recommender

@@ -29,9 +29,8 @@ from segue.layers.packed import PackedBatch
 from segue.layers.positions.embeddings import LearnedPositions
 from segue.models.build import build_model
 from segue.models.sequence import SequenceModel
-from segue.recommend.answer import ScoredItem
+from segue.recommend.answer import Attention, Contribution, Explanation, ScoredItem
 from segue.recommend.explain import explain as explain_module
-from segue.recommend.explain.explanation import Attention, Contribution, Explanation
 from segue.recommend.explain.page import html
 from segue.recommend.explain.text import lines
 from segue.recommend.recommender import Recommender

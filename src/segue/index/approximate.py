@@ -122,15 +122,18 @@ class ApproximateIndex:
         if allowed is not None:
             forbidden |= ~allowed[rows]
         if banned is not None:
-            forbidden |= _is_in(rows, Pairs.of(banned, self.exact.numbers), len(self.exact.numbers))
+            pairs, items = Pairs.of(banned, self.exact.numbers), len(self.exact.numbers)
+            keys, wanted = np.sort(pairs.columns + pairs.rows * items), rows + np.arange(len(rows))[:, None] * items
+            if len(keys):
+                forbidden |= keys[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)] == wanted
         # No matrix product: its order of summation depends on the index of a row, which would break ties.
         scores = np.einsum("brd,bd->br", self.exact.vectors.numpy()[rows], vectors)
         scores[forbidden] = -np.inf
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         scores = np.take_along_axis(scores, order, axis=1)
-        items = self.exact.numbers[np.take_along_axis(rows, order, axis=1)]
-        items[scores == -np.inf] = 0
-        return torch.from_numpy(items), torch.from_numpy(scores)
+        numbers = self.exact.numbers[np.take_along_axis(rows, order, axis=1)]
+        numbers[scores == -np.inf] = 0
+        return torch.from_numpy(numbers), torch.from_numpy(scores)
 
     def with_items(self, vectors: Tensor, numbers: np.ndarray, *, n_items: int) -> ApproximateIndex:
         """See `ItemIndex.with_items`. A new item joins the list with the best centre."""
@@ -240,12 +243,3 @@ def _parameters(probes: int) -> faiss.SearchParametersIVF:
     parameters = faiss.SearchParametersIVF()
     parameters.nprobe = probes
     return parameters
-
-
-def _is_in(rows: np.ndarray, pairs: Pairs, items: int) -> np.ndarray:
-    """Whether each of the rows [b, depth] of a query is among its pairs."""
-    keys = np.sort(pairs.columns + pairs.rows * items)
-    if not len(keys):
-        return np.zeros(rows.shape, dtype=bool)
-    wanted = rows + np.arange(len(rows))[:, None] * items
-    return np.asarray(keys[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)] == wanted)

@@ -51,8 +51,16 @@ def build_index(
 ) -> ItemIndex:
     """An index of the `candidates` [V + 1] bool. An approximate index is fitted to and measured on `queries`."""
     mixture = model.similarity.mixture if isinstance(model.similarity, MixtureOfLogits) else None
-    coded = isinstance(model.items, CodeTable)
-    kind = _kind(settings, int(np.count_nonzero(candidates[1:])), mixed=mixture is not None, coded=coded)
+    kind, coded = kind_of(settings), isinstance(model.items, CodeTable)
+    refuse_misfit(settings, mixture=mixture is not None, codes=coded)
+    if isinstance(settings, AutoSettings):
+        items = int(np.count_nonzero(candidates[1:]))
+        if mixture is not None:
+            kind = "two-stage" if items >= LEAST_TWO_STAGE else "exact"
+        elif coded:
+            kind = "codes"
+        else:
+            kind = "approximate" if items >= LEAST_APPROXIMATE and faiss_installed() else "exact"
     with _evaluation_mode(model):
         if kind == "codes":
             assert isinstance(model.items, CodeTable) and isinstance(model.similarity, Dot)
@@ -71,17 +79,6 @@ def build_index(
         return ApproximateIndex.build(
             vectors, candidates=candidates, chunk=settings.chunk, least_recall=settings.recall, queries=sample
         )
-
-
-def _kind(settings: IndexSettings, items: int, *, mixed: bool, coded: bool) -> str:
-    refuse_misfit(settings, mixture=mixed, codes=coded)
-    if not isinstance(settings, AutoSettings):
-        return kind_of(settings)
-    if mixed:
-        return "two-stage" if items >= LEAST_TWO_STAGE else "exact"
-    if coded:
-        return "codes"
-    return "approximate" if items >= LEAST_APPROXIMATE and faiss_installed() else "exact"
 
 
 @contextmanager

@@ -91,7 +91,8 @@ class MolIndex:
         """The allowed rows of the best groups, ascending: as many groups as hold enough allowed items."""
         assert self.groups is not None
         order = np.argsort(-self.mixture.score(query, self.groups.centres)[0].numpy(), kind="stable")
-        held = np.cumsum(self.groups.allowed_sizes(allowed)[order])
+        owners, sizes = self.groups.owners, self.groups.sizes
+        held = np.cumsum((sizes - np.bincount(owners[np.flatnonzero(~allowed)], minlength=len(sizes)))[order])
         enough = np.searchsorted(held, min(max(k, cut.averaged), held[-1])) + 1
         rows = self.groups.members(order[:enough])
         return np.sort(rows[allowed[rows]])
@@ -177,10 +178,6 @@ class Groups:
         """Groups of `items`, which are the old rows followed by the `new` ones, in this `order` [n]."""
         nearest = Clusters(self.centres.components.mean(1)).nearest(new.components.mean(1)).numpy()
         return Groups(np.concatenate((self.owners, nearest))[order], items)
-
-    def allowed_sizes(self, allowed: np.ndarray) -> np.ndarray:
-        """Number of allowed items of each group; `allowed` [n] bool."""
-        return self.sizes - np.bincount(self.owners[np.flatnonzero(~allowed)], minlength=len(self.sizes))
 
     def members(self, groups: np.ndarray) -> np.ndarray:
         """The rows of these groups' items."""

@@ -15,7 +15,7 @@ from segue.data.batch import Batch, take
 from segue.errors import FolderError, InputError
 from segue.index.exact import best_columns
 from segue.layers.packed import PackedBatch, tensors
-from segue.recommend.answer import BEAM, Plan, PlannedItem, begin_ranking
+from segue.recommend.answer import BEAM, Plan, PlannedItem, begin_ranking, named_items
 from segue.recommend.history import History, pack_histories
 from segue.recommend.rules import Rules, excluded_items
 
@@ -66,13 +66,9 @@ def plan_histories(
     histories: Sequence[History],
     rules: Rules,
     search: BeamSearch,
-    *,
-    query_times: np.ndarray | None = None,
+    query_times: np.ndarray | None,
 ) -> list[Plan]:
-    """A plan for each history, all under the same `rules`, whose `k` is not used. `query_times` [B]: seconds.
-
-    See `Recommender.plan_many`.
-    """
+    """See `Recommender.plan_many`. The `k` of the rules is not used. `query_times` [B]: seconds."""
     model, n_items = recommender.model, len(recommender.vocabulary)
     if not isinstance(model, Planner):
         raise InputError(
@@ -155,14 +151,9 @@ def _allowed(recommender: Recommender, histories: Batch, rules: Rules) -> Tensor
 
 
 def _plans(recommender: Recommender, items: np.ndarray, logs: np.ndarray) -> list[Plan]:
-    """Item numbers and log probabilities [B, m] → plans, without padding."""
-    plans = []
-    for numbers, values in zip(items, logs, strict=True):
-        own = numbers[numbers > 0]
-        ids, titles = recommender.vocabulary.ids(own), recommender.vocabulary.titles(own)
-        steps = list(map(PlannedItem, ids, titles, values[numbers > 0].tolist()))
-        plans.append(Plan(items=steps, score=sum(step.log_probability for step in steps)))
-    return plans
+    """Item numbers and log probabilities [B, m] → plans."""
+    plans = named_items(PlannedItem, recommender.known, items, logs)
+    return [Plan(items=steps, score=sum(step.log_probability for step in steps)) for steps in plans]
 
 
 def _popular_plan(recommender: Recommender, rules: Rules, search: BeamSearch) -> Plan:

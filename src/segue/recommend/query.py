@@ -24,11 +24,8 @@ Queries = Iterator[tuple[np.ndarray, Tensor]]
 def encode_queries(
     model: SequenceModel, histories: Batch, *, users: Sequence[str | None] | None = None, caches: KVCaches | None = None
 ) -> Queries:
-    """Yield queries in groups of histories of similar length, so that memory is bounded.
-
-    Empty histories have no query and are in no group. With `caches`, only the new events of `users` [B] are encoded; a
-    user of None is never cached.
-    """
+    """Yield queries in groups of histories of similar length, so that memory is bounded; empty histories have none.
+    With `caches`, only the new events of `users` [B] are encoded; a user of None is never cached."""
     for rows in similar_lengths(histories.lengths, model.length, tokens=TOKENS, most_rows=MOST_ROWS):
         windows = take(histories, rows, model.length, model.window_step)
         with torch.inference_mode():

@@ -28,24 +28,17 @@ from segue.models.similarity.mol import MixtureOfLogits
 from segue.recommend.answer import (
     BEAM,
     BaseRecommender,
+    Explanation,
     Plan,
     Ranking,
     Recommendation,
+    ScoredItem,
     begin_ranking,
+    named_items,
     recommendations,
-    scored_items,
 )
 from segue.recommend.explain.explain import attention_of, explain_history
-from segue.recommend.explain.explanation import Explanation
-from segue.recommend.history import (
-    History,
-    KnownItems,
-    Timestamp,
-    identifier,
-    pack_histories,
-    read_histories,
-    read_history,
-)
+from segue.recommend.history import History, KnownItems, Timestamp, identifier, pack_histories, read_histories
 from segue.recommend.kv_caches import KVCaches
 from segue.recommend.new_items import extended, new_items
 from segue.recommend.plan import BeamSearch, plan_histories
@@ -175,9 +168,7 @@ class Recommender(BaseRecommender):
         caches: KVCaches | None = None,
     ) -> list[Recommendation]:
         """`recommend_many` for histories as they were read, each with its own rules. `query_times` [B]: seconds.
-
-        users, caches: as for `encode_queries`.
-        """
+        `users`, `caches`: as for `encode_queries`."""
         batch, unknown = pack_histories(histories, self.known, query_times=query_times)
         queries = encode_queries(self.model, batch, users=users, caches=caches)
         return recommendations(self.known, histories, unknown, self.rank(batch, rules, queries))
@@ -227,7 +218,7 @@ class Recommender(BaseRecommender):
         search = BeamSearch(n=n, beam=beam, repeats=repeats)
         read, query_times = read_histories(histories, now)
         rules = read_rules(self.known, k=1, **filters)
-        return plan_histories(self, read, rules, search, query_times=query_times)
+        return plan_histories(self, read, rules, search, query_times)
 
     def embed(self, histories: Iterable[Iterable[Any]], *, now: Timestamp | None = None) -> np.ndarray:
         """The embedding of each history [n, D] float32, as `segue embed` writes it for all users of a log.
@@ -271,12 +262,10 @@ class Recommender(BaseRecommender):
         else:
             query = index.vectors[int(np.searchsorted(index.numbers, number))][None]
         items, scores = index.search(query, k, exclude=Ragged.of_lists([[number]]))
-        ranking = Ranking(items.numpy(), scores.numpy(), np.zeros(1, dtype=bool))
-        return Recommendation(items=scored_items(self.known, ranking)[0])
+        return Recommendation(items=named_items(ScoredItem, self.known, items.numpy(), scores.numpy())[0])
 
     @cached_property
     def _unit_index(self) -> ExactIndex | CodeIndex:
-        """An index of item vectors of length one."""
         if isinstance(self.index, CodeIndex):
             return self.index.by_cosine()
         return ExactIndex.build(unit_vectors(self.model), candidates=self.answerable)
@@ -320,5 +309,6 @@ class Recommender(BaseRecommender):
         that appends a query token to the history has one row and column more. In a decoder, rows are the steps of a
         plan of five items, each the likeliest after those before it. Empty without attention or without known entry.
         """
-        layers, _ = attention_of(self, read_history(history), Rules(k=1))
+        (read,), _ = read_histories([history])
+        layers, _ = attention_of(self, read, Rules(k=1))
         return {layer.name: layer.weights[0].numpy() for layer in layers}

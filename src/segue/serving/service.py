@@ -12,7 +12,7 @@ from typing import Any
 
 from segue.data.timestamps import MICROSECONDS
 from segue.errors import InputError, SegueError
-from segue.recommend.explain.explanation import Explanation
+from segue.recommend.answer import Explanation
 from segue.recommend.history import identifier, microseconds
 from segue.serving.engine.batching import Batcher, BatchProcessor
 from segue.serving.engine.channel import Channel, EngineClient

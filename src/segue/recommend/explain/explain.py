@@ -17,8 +17,7 @@ from segue.index.search import ItemIndex
 from segue.layers.packed import tensors
 from segue.models.attention import AttentionMap, HasAttentionMaps, attention_maps
 from segue.models.sequence import SequenceModel
-from segue.recommend.answer import PlannedItem, ScoredItem, untimed
-from segue.recommend.explain.explanation import Attention, Contribution, Explanation
+from segue.recommend.answer import Attention, Contribution, Explanation, PlannedItem, ScoredItem, untimed
 from segue.recommend.history import History, pack_histories
 from segue.recommend.plan import BeamSearch, Planner, plan_histories
 from segue.recommend.query import TOKENS
@@ -40,10 +39,7 @@ def explain_history(
     query_times: np.ndarray | None = None,
     attention: bool = True,
 ) -> Explanation:
-    """Explain the score of an item, by its number, for a history under `rules`; None is the best item.
-
-    query_times [1]: seconds. See `Recommender.explain`.
-    """
+    """See `Recommender.explain`. `item`: its number; None is the best item. `query_times` [1]: seconds."""
     vocabulary = recommender.vocabulary
     batch, unknown = pack_histories([history], recommender.known, query_times=query_times)
     number = int(recommender.rank(batch, [replace(rules, k=1)]).items[0, 0]) if item is None else item
@@ -137,29 +133,25 @@ def attention_of(
         return [], []
     window, steps = newest(batch, model.length, model.window_step), []
     if isinstance(model, Planner) and isinstance(model, HasAttentionMaps):
-        (plan,) = plan_histories(recommender, [history], rules, BeamSearch(beam=1), query_times=query_times)
+        (plan,) = plan_histories(recommender, [history], rules, BeamSearch(beam=1), query_times)
         steps = plan.items
-    if len(steps) > 1:
-        window = _continued(window, recommender.vocabulary.numbers([step.id for step in steps[:-1]], unknown="error"))
+    chosen = recommender.vocabulary.numbers([step.id for step in steps[:-1]], unknown="error")
+    if len(chosen):  # the decoder is fed these items, which have no time, kind or value
+
+        def padded(events: np.ndarray) -> np.ndarray:
+            return np.concatenate((events, np.zeros(len(chosen), events.dtype)))
+
+        window = replace(
+            window,
+            items=np.concatenate((window.items, chosen)),
+            times=padded(window.times),
+            lengths=window.lengths + len(chosen),
+            kinds=None if window.kinds is None else padded(window.kinds),
+            values=None if window.values is None else padded(window.values),
+            histories=window.lengths,
+        )
     with torch.inference_mode():
         return attention_maps(model, tensors(window)), steps
-
-
-def _continued(history: Batch, items: np.ndarray) -> Batch:
-    """One history followed by the items [n] that a decoder is fed, which have no time, kind or value."""
-
-    def padded(events: np.ndarray) -> np.ndarray:
-        return np.concatenate((events, np.zeros(len(items), events.dtype)))
-
-    return Batch(
-        items=np.concatenate((history.items, items)),
-        times=padded(history.times),
-        lengths=history.lengths + len(items),
-        query_times=history.query_times,
-        kinds=None if history.kinds is None else padded(history.kinds),
-        values=None if history.values is None else padded(history.values),
-        histories=history.lengths,
-    )
 
 
 def shown_attention(layer: AttentionMap, entries: Sequence[int]) -> Attention:

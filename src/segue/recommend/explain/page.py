@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from segue.recommend.explain.explanation import Attention, Explanation
+from segue.recommend.answer import Attention, Explanation
 from segue.recommend.explain.text import POPULARITY, QUERY, cut_note, headline, labels, of_steps, reason
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -65,7 +65,6 @@ def html(explanation: Explanation) -> str:
 
 
 def _text(text: str) -> str:
-    """A user's text, escaped."""
     return f"<bdi>{escape(text)}</bdi>"
 
 
@@ -102,7 +101,7 @@ def _attention(explanation: Explanation) -> str:
         for layer in layers
         for head in range(len(layer.weights))
     ]
-    scale = "".join(f'<li><i style="opacity:{_opacity(share):.3f}"></i> {share * most:.2g}</li>' for share in LEGEND)
+    scale = "".join(f'<li><i style="opacity:{math.sqrt(share):.3f}"></i> {share * most:.2g}</li>' for share in LEGEND)
     return (
         f"<h2>Attention weights{cut_note(explanation)}</h2>\n"
         '<p class="soft">Rows are the entries that attend, columns the entries attended to, by their numbers above.'
@@ -126,11 +125,6 @@ def _own_tokens(explanation: Explanation) -> str:
     return f"{query} The answer is computed from the last row of the last layer."
 
 
-def _opacity(share: float) -> float:
-    """The root of a weight's share of the largest, so that the small weights of a long history are visible."""
-    return math.sqrt(abs(share))
-
-
 def _heat_map(layer: Attention, head: int, most: float) -> str:
     """The weights of one head, numbered like the entries; zeros above the diagonal are not drawn."""
     rows, columns, weights = labels(layer.rows), labels(layer.columns), layer.weights[head]
@@ -147,9 +141,10 @@ def _heat_map(layer: Attention, head: int, most: float) -> str:
         f'<text x="{middle}" y="{margin - letters / 2}" text-anchor="middle">{name}</text>'
         for name, middle in _spaced(columns, margin, every)
     ]
+    # The opacity is a root, so that the small weights of a long history are visible.
     parts += [
         f'<rect{" class=down" if weight < 0 else ""} x="{margin + column * CELL}" y="{margin + row * CELL}" '
-        f'width="{CELL}" height="{CELL}" opacity="{_opacity(weight / most if most else 0.0):.3f}">'
+        f'width="{CELL}" height="{CELL}" opacity="{math.sqrt(abs(weight) / (most or 1)):.3f}">'
         f"<title>{rows[row]} attends to {columns[column]}: {weight:.4f}</title></rect>"
         for row in range(len(rows))
         for column, weight in enumerate(weights[row])

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from segue.errors import InputError
-from segue.recommend.answer import UNTIMED
-from segue.recommend.explain.explanation import Attention, Contribution, Explanation
+from segue.recommend.answer import UNTIMED, Attention, Contribution, Explanation
 
 HALF = 12  # characters of the longest bar of a contribution
 NAMED = 3  # entries named for each head

@@ -114,7 +114,6 @@ def user_history(data: Data, user: str) -> list[Entry]:
 
 
 def _table(recommender: Recommender, users: UserRows, ranking: Ranking) -> pl.DataFrame:
-    """A ranking as rows of the data set."""
     row, column = np.nonzero(ranking.items)
     numbers = ranking.items[row, column]
     columns: dict[str, Any] = {"user": users.ids.gather(row)}

@@ -66,7 +66,10 @@ class SparkRunner:
 
         pending: deque[tuple[T, Future[Arrays]]] = deque()
         with open_session(self._remote) as spark:
-            most, tag = max(LEAST_AHEAD, 2 * _cores(spark)), f"segue-{uuid.uuid4().hex}"
+            parts = spark.range(1 << 16).select(columns.spark_partition_id().alias("part"))
+            with explained("answer"):
+                cores = int(parts.agg(columns.max("part")).collect()[0][0]) + 1  # Spark's default number of partitions
+            most, tag = max(LEAST_AHEAD, 2 * cores), f"segue-{uuid.uuid4().hex}"
             ahead, largest = LEAST_AHEAD, 1
             result = columns.udf(partial(_run_chunk, self._folders, function), RESULT, useArrow=False)("chunk")
             pool = ThreadPoolExecutor(most, initializer=spark.addTag, initargs=(tag,))
@@ -100,15 +103,6 @@ def _folders(recommender: Recommender, data: Data) -> _Folders:
     )
 
 
-def _cores(spark: SparkSession) -> int:
-    """Tasks that run at a time: Spark's default number of partitions."""
-    from pyspark.sql import functions as columns
-
-    numbers = spark.range(1 << 16).select(columns.spark_partition_id().alias("part"))
-    with explained("answer"):
-        return int(numbers.agg(columns.max("part")).collect()[0][0]) + 1
-
-
 def _first(pending: deque[tuple[T, Future[Arrays]]]) -> tuple[T, Arrays]:
     label, future = pending[0]
     future.result()  # an interrupt while it runs must find it among those to cancel
@@ -117,7 +111,6 @@ def _first(pending: deque[tuple[T, Future[Arrays]]]) -> tuple[T, Arrays]:
 
 
 def _submit(spark: SparkSession, result: Column, chunk: Arrays) -> Arrays:
-    """Run one chunk and wait for its result."""
     with explained("answer"):
         frame = spark.createDataFrame([(_packed(chunk),)], "chunk binary").coalesce(1)
         row = frame.select(result.alias("returned")).collect()[0].returned

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from segue.data.dataset import Data
-from segue.data.read.blocks import ROW, Block, LogInput
+from segue.data.read.blocks import ROW, LogInput
 from segue.data.read.columns import TIME_NAMES, USER_NAMES, Columns, by_rank, listed
 from segue.data.read.delimited import DelimitedFile
 from segue.data.read.log import Log, count_forms, decide_times, open_file, read_blocks
@@ -36,8 +36,16 @@ def read_users(path: Path, data: Data) -> Iterator[UserRows]:
     log = Log([opened], Columns(names=_columns(opened, data), found=()))
     rule = _time_rule(log, data)
     known = pl.Series(data.users.ids(np.arange(len(data.users))), dtype=pl.String)
+    missing = pl.when(pl.col("user").is_null() | (pl.col("user") == "")).then(pl.lit("no user"))
     for _, block in read_blocks(log.inputs, log.columns):
-        frame = _checked(block, opened.label, rule)
+        frame = block.frame.with_columns(pl.lit(None, dtype=pl.String).alias("time_reason"))
+        if rule is not None:
+            frame = block.frame.hstack(read_times(block.frame["time"], rule))
+        bad = frame.select(ROW, pl.coalesce(missing, pl.col("time_reason")).alias("reason")).drop_nulls("reason")
+        refusals = [*((one.row, one.reason) for one in block.malformed), *bad.rows()]
+        if refusals:
+            row, reason = refusals[0]
+            raise InputError(f"{opened.label}, row {row}: {reason}; correct the row or take it out.")
         for rows in frame.iter_slices(CHUNK_ROWS):
             indices = known.search_sorted(rows["user"]).to_numpy().astype(np.int64)
             same = (known.gather(np.minimum(indices, len(known) - 1)) == rows["user"]).to_numpy()
@@ -85,19 +93,3 @@ def _time_rule(log: Log, data: Data) -> TimeRule | None:
         meant = "an order" if facts["form"] == "order" else "dates"
         raise InputError(f"{label}: {column!r} holds {rule.description()}, but the times of {data.folder} are {meant}.")
     return rule
-
-
-def _checked(block: Block, label: str, rule: TimeRule | None) -> pl.DataFrame:
-    """The block with `microseconds` if there are times; the first row that cannot be used raises an InputError."""
-    if block.malformed:
-        first = block.malformed[0]
-        raise InputError(f"{label}, row {first.row}: {first.reason}; correct the row or take it out.")
-    frame = block.frame.with_columns(pl.lit(None, dtype=pl.String).alias("time_reason"))
-    if rule is not None:
-        frame = block.frame.hstack(read_times(block.frame["time"], rule))
-    missing = pl.when(pl.col("user").is_null() | (pl.col("user") == "")).then(pl.lit("no user"))
-    bad = frame.select(ROW, pl.coalesce(missing, pl.col("time_reason")).alias("reason")).drop_nulls("reason")
-    if bad.height:
-        row, reason = bad.row(0)
-        raise InputError(f"{label}, row {row}: {reason}; correct the row or take it out.")
-    return frame

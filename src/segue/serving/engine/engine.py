@@ -13,7 +13,7 @@ import numpy as np
 
 from segue.errors import InputError
 from segue.models.checkpoint import WEIGHTS
-from segue.recommend.explain.explanation import Explanation
+from segue.recommend.answer import Explanation
 from segue.recommend.history import History, identifier, read_history
 from segue.recommend.kv_caches import MEGABYTE
 from segue.recommend.rules import Rules, read_rules

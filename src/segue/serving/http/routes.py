@@ -12,7 +12,7 @@ from litestar.params import JSONBody, PathParameter, QueryParameter
 
 from segue.data.timestamps import MICROSECONDS
 from segue.errors import InputError
-from segue.recommend.explain.explanation import Explanation
+from segue.recommend.answer import Explanation
 from segue.recommend.history import microseconds, read_history
 from segue.serving.http import bodies
 from segue.serving.http.bodies import MAX_ENTRIES, MAX_K
