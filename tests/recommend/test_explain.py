@@ -65,6 +65,9 @@ class Votes(nn.Module):
     def item_vectors(self) -> Tensor:
         return self.table
 
+    def attention(self, batch: PackedBatch) -> None:
+        """It has none."""
+
 
 @pytest.fixture(name="learned_run", scope="module")
 def cycle_learned(cycle_data: Path, quick_recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -48,7 +48,7 @@ def explain(
 
     model = api.Recommender.open(run)
     explanation = model.explain(read_history(model, history, user, data), item, keep_seen=keep_seen)
-    shown = list(lines(explanation, View(layer=layer, head=head, query=query)))
+    shown = "\n".join(lines(explanation, View(layer=layer, head=head, query=query)))
     if html is not None:
         write_page(explanation_page(explanation), html)
-    print_result(explanation, *shown, f"Wrote {html}." if html is not None else "", json=json)
+    print_result(explanation, shown, f"Wrote {html}." if html is not None else "", json=json)
