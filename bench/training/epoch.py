@@ -160,7 +160,7 @@ def _command(name: str, folder: Path, chosen: argparse.Namespace) -> list[str]:
 
 
 def train_ours(name: str, data: Path, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Train with segue's own loop, unjudged, and say what the other side says."""
+    """Train with segue's own loop, without validation, and print the same figures as the other side."""
     import torch
 
     from segue.config.recipes import read_recipe

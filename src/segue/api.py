@@ -1,6 +1,6 @@
-"""The public verbs. They take and return ids, never item numbers.
+"""The public functions. They take and return ids, never item numbers.
 
-Importing this is light: torch is imported by the verbs that need it.
+Importing this module is fast: torch is imported by the functions that need it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from segue.recommend.rules import Filters
     from segue.training.loop import TrainingProgress
 
-Measured = Callable[[str, int, int], None]
-"""Called with the name of what is measured or done, how much of it is ready, and of how much."""
-
+StageProgress = Callable[[str, int, int], None]
+"""Called with the name of a scorer or stage, how much is done, and of how much."""
 
 LAZY = {"Recommender": "segue.recommend.recommender", "Report": "segue.evaluation.report"}
 
@@ -104,7 +103,7 @@ def load(folder: Path | str, *, encoder: Builder | None = None) -> Recommender |
     from segue.folders import kind_of
 
     if kind_of(Path(folder)) == "run":
-        return _opened(folder, encoder)
+        return _open_run(folder, encoder)
     if encoder is not None:
         raise SettingsError(f"{folder} is a data folder, which has no encoder: leave encoder= out.")
     return Data.open(Path(folder))
@@ -118,7 +117,7 @@ def evaluate(
     at: Sequence[int] | None = None,
     days: None = None,
     encoder: Builder | None = None,
-    progress: Measured | None = None,
+    progress: StageProgress | None = None,
 ) -> Report: ...
 
 
@@ -132,7 +131,7 @@ def evaluate(
     ages: Sequence[float] | None = None,
     interest: str | None = None,
     encoder: Builder | None = None,
-    progress: Measured | None = None,
+    progress: StageProgress | None = None,
 ) -> WindowReport: ...
 
 
@@ -145,7 +144,7 @@ def evaluate(
     ages: Sequence[float] | None = None,
     interest: str | None = None,
     encoder: Builder | None = None,
-    progress: Measured | None = None,
+    progress: StageProgress | None = None,
 ) -> Report | WindowReport:
     """Measure a run and the baselines on the test part of the data it was trained on.
 
@@ -167,7 +166,7 @@ def evaluate(
     for name, value in (("--ages", ages), ("--interest", interest)):
         if value is not None and days is None:
             raise InputError(f"{name} needs --days, the number of days after the split time to measure.")
-    recommender = _opened(run, encoder)
+    recommender = _open_run(run, encoder)
     refuse_added(recommender.manifest, recommender.folder, "measured", "measure")
     settings, trained_on_all = settings_of(recommender), recommender.manifest["all"]
     changes = {name: value for name, value in (("at", at and tuple(at)), ("interest", interest)) if value is not None}
@@ -202,7 +201,7 @@ def compare(runs: Sequence[Path | str]) -> Comparison:
     return compare_measured(measured, users=case_users(Path(runs[0]), measured[0].report))
 
 
-def export(run: Recommender | Path | str, *, onnx: Path | str, progress: Measured | None = None) -> Export:
+def export(run: Recommender | Path | str, *, onnx: Path | str, progress: StageProgress | None = None) -> Export:
     """Write a run as one ONNX file, from which `segue.slim` recommends without torch. Its scores are compared with
     torch's before the file appears.
 
@@ -210,7 +209,7 @@ def export(run: Recommender | Path | str, *, onnx: Path | str, progress: Measure
     """
     from segue.export import export_onnx
 
-    return export_onnx(_opened(run), Path(onnx), progress=progress)
+    return export_onnx(_open_run(run), Path(onnx), progress=progress)
 
 
 def add_items(
@@ -232,7 +231,7 @@ def add_items(
     from segue.data.read.catalogue import read_items
     from segue.recommend.new_items import ItemsAdded
 
-    before = _opened(run, encoder)
+    before = _open_run(run, encoder)
     table, duplicates = read_items(items, item=item)
     after = before.with_items(table)
     after.save(out)
@@ -321,13 +320,13 @@ def embed(
         raise SettingsError(
             "engine='spark' cannot use encoder=, which Spark's executors do not have; leave engine= out."
         )
-    recommender = _opened(run, encoder)
+    recommender = _open_run(run, encoder)
     log = data if isinstance(data, Data) else Data.open(data)
     runner = _runner(engine, spark_remote, recommender, log)
     return embed_users(recommender, log, out, since=since, items=items, progress=progress, runner=runner)
 
 
-def _opened(run: Recommender | Path | str, encoder: Builder | None = None) -> Recommender:
+def _open_run(run: Recommender | Path | str, encoder: Builder | None = None) -> Recommender:
     from segue.recommend.recommender import Recommender
 
     return run if isinstance(run, Recommender) else Recommender.open(run, encoder=encoder)

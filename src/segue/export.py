@@ -60,8 +60,8 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 def export_onnx(
     recommender: Recommender, path: Path, *, progress: Callable[[str, int, int], None] | None = None
 ) -> Export:
-    """Write the file, complete and compared with torch, or nothing. `progress`: called with each stage, the number of
-    stages done and of all."""
+    """Write the file and compare it with torch; if that fails, no file is left. `progress`: called with each stage, the
+    number of stages done and of all."""
     notify = progress or (lambda *_: None)
     for name in ("onnx", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
@@ -176,8 +176,7 @@ def _write_graph(model: SequenceModel, facts: ExportFacts, path: Path) -> None:
 
 @contextlib.contextmanager
 def _no_output() -> Iterator[None]:
-    """Silence standard output and error: the exporter writes to them from outside Python, and if it fails, its whole
-    graph."""
+    """Silence standard output and error: the exporter writes to them from C++ and, if it fails, prints its graph."""
     sys.stdout.flush()
     sys.stderr.flush()
     null, saved = os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
@@ -206,9 +205,9 @@ def _compare(model: SequenceModel, path: Path) -> tuple[SlimRecommender, float]:
                 query = model.query(tensors(windows))
                 expected = query.numpy(), model.score_all(query)[:, 1:].numpy()
             queries, scores = slim.run(windows)
-            for actual, torchs in zip((queries, scores[:, 1:]), expected, strict=True):
-                scale = np.maximum(1, np.abs(torchs).max(axis=1, initial=0))
-                difference = max(difference, float((np.abs(actual - torchs).max(axis=1, initial=0) / scale).max()))
+            for actual, reference in zip((queries, scores[:, 1:]), expected, strict=True):
+                scale = np.maximum(1, np.abs(reference).max(axis=1, initial=0))
+                difference = max(difference, float((np.abs(actual - reference).max(axis=1, initial=0) / scale).max()))
     except Exception as error:  # onnxruntime's errors have no common class of their own
         raise InputError(f"This run cannot be exported: its graph fails ({in_short(error)}).") from error
     if not difference <= MOST_DIFFERENCE:

@@ -40,7 +40,7 @@ Replaced = Kind | Literal[False] | None
 
 
 def refuse_existing(path: Path, *, overwrite: Replaced) -> None:
-    """Refuse a folder that exists, before any work is done."""
+    """Raise FolderError if `path` exists and may not be replaced; called before any other work."""
     with explained_writing(path):
         if not (path.exists() or path.is_symlink()):
             return
@@ -50,7 +50,7 @@ def refuse_existing(path: Path, *, overwrite: Replaced) -> None:
             hint = "" if overwrite is None else ", or add --overwrite to replace it"
             raise FolderError(f"{path} exists already; name another folder with --out{hint}.")
         if any(path.iterdir()) and (kind := _manifest_kind(path)) != overwrite:
-            other = NAMES[kind] if kind else f"not a segue folder (it has no {MANIFEST} of segue's)"
+            other = NAMES[kind] if kind else f"not a segue folder (it has no {MANIFEST} of segue)"
             raise FolderError(f"{path} is {other}, so --overwrite does not replace it; name another.")
 
 
@@ -118,11 +118,9 @@ def _replace(staging: Path, path: Path) -> None:
 
 
 def _explained(error: OSError, path: Path, option: str) -> FolderError:
-    """The FolderError of an error of the operating system."""
+    """An error of the operating system as a FolderError."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return FolderError(
-            f"The disk is full: {path} could not be written and is not there. Free some space and try again."
-        )
+        return FolderError(f"The disk is full: {path} could not be written. Free some space and try again.")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return FolderError(f"No permission to write {path}. Choose a folder you may write to with {option}.")
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
@@ -138,16 +136,16 @@ def partial_of(folder: Path) -> Path:
 
 
 def write_json(path: Path, body: Any) -> None:
-    """Write indented JSON with a final newline, whole or not at all."""
+    """Write indented JSON with a final newline, atomically."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, or replace it, whole or not at all."""
-    beside = path.with_name(f".{path.name}.writing")
+    """Write or replace a file atomically."""
+    temporary = path.with_name(f".{path.name}.writing")
     with explained_writing(path):
-        beside.write_bytes(content)
-        beside.replace(path)
+        temporary.write_bytes(content)
+        temporary.replace(path)
 
 
 def write_manifest(folder: Path, kind: Kind, body: dict[str, Any]) -> None:
@@ -161,12 +159,12 @@ def write_manifest(folder: Path, kind: Kind, body: dict[str, Any]) -> None:
 
 
 def kind_of(folder: Path) -> Kind:
-    """`data` if the manifest says so, otherwise `run`, which `read_manifest` then checks."""
+    """`data` if that is the kind in the manifest, otherwise `run`, which `read_manifest` then checks."""
     return "data" if _manifest_kind(folder) == "data" else "run"
 
 
 def _manifest_kind(folder: Path) -> Kind | None:
-    """The kind in the manifest, None if there is no readable manifest of segue's."""
+    """The kind in the manifest, None if there is no readable manifest of segue."""
     try:
         name = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, Any]).get("kind")
     except (OSError, msgspec.MsgspecError):
@@ -175,7 +173,7 @@ def _manifest_kind(folder: Path) -> Kind | None:
 
 
 def read_manifest(folder: Path, kind: Kind) -> dict[str, Any]:
-    """The manifest of a folder of this kind; all files must exist in their sizes."""
+    """The manifest of a folder of this kind; every file in it must exist and have its size."""
     folder = Path(folder)
     path = folder / MANIFEST
     try:
@@ -217,7 +215,7 @@ def _check_sizes(folder: Path, manifest: dict[str, Any], kind: Kind) -> None:
 def verify_contents(
     folder: Path, manifest: dict[str, Any], kind: Kind, *, names: Collection[str] | None = None
 ) -> None:
-    """Compare every file, or those named, with its SHA-256."""
+    """Raise FolderError if a file, or one of `names`, does not have the SHA-256 in the manifest."""
     for name, facts in manifest["files"].items():
         if (names is None or name in names) and digest(folder / name) != facts["sha256"]:
             raise FolderError(

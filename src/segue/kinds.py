@@ -21,13 +21,13 @@ from msgspec import Meta, Struct
 from segue.errors import SettingsError
 
 KIND = "kind"
-SHOWN = 100  # characters of a value in a message
+MAX_SHOWN = 100  # characters of a value in a message
 Count = Annotated[int, Meta(ge=1)]
 CountOrZero = Annotated[int, Meta(ge=0)]
 PositiveNumber = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Rate = Annotated[float, Meta(ge=0, lt=1)]
-"""A dropout rate, or another share that must leave something."""
+"""A share below 1, such as a dropout rate."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 ProperShare = Annotated[float, Meta(gt=0, lt=1)]
 
@@ -75,8 +75,8 @@ class _Key:
     owner: str = ""
     """The choice that the key belongs to, such as model = 'hstu'."""
 
-    def chosen(self, value: Any) -> tuple[type[Struct], Table]:
-        """The struct that a value names, and the value as a table."""
+    def variant(self, value: Any) -> tuple[type[Struct], Table]:
+        """The struct of the kind that a value names, and the value as a table."""
         variants = variants_of(self.type)
         if isinstance(value, str) and variants:
             value = {KIND: value}
@@ -96,7 +96,7 @@ class _Key:
         return variants[kind], {KIND: kind, **value}
 
     def inner(self, struct: type[Struct], name: str) -> _Key:
-        """A key of the struct that was chosen here; an unknown one is refused."""
+        """The key `name` of a struct; an unknown name is refused."""
         fields = fields_of(struct)
         owner = f"{self.path} = {kind_of(struct)!r}" if issubclass(struct, Kind) else ""
         if name not in fields:
@@ -116,8 +116,8 @@ class _Key:
 
 
 def decode(table: Any, annotation: type[S], *, path: str = "", default: Struct | None = None) -> S:
-    """Build the struct that a table describes. Every unknown name and every impossible value is refused; `path` names
-    the table in messages, and `default` gives the variant of a choice if the table names none."""
+    """The struct that a table describes; unknown names and invalid values are refused. `path` names the table in
+    messages; `default` is the variant of a choice if the table names none."""
     key = _Key(annotation, path, default)
     full = _expanded(table, key)
     try:
@@ -134,7 +134,7 @@ def _expanded(value: Any, key: _Key) -> Any:
         return [_expanded(inner, key.element(index)) for index, inner in enumerate(value)]
     if not is_section(key.type):
         return value
-    struct, table = key.chosen(value)
+    struct, table = key.variant(value)
     names = [name for name in table if name != KIND or not issubclass(struct, Kind)]
     kind = {KIND: table[KIND]} if issubclass(struct, Kind) else {}
     return kind | {name: _expanded(table[name], key.inner(struct, name)) for name in names}
@@ -152,7 +152,7 @@ def _overridden(value: Any, key: _Key, keys: list[str], new: Any) -> Any:
             name = ".".join(keys)
             raise SettingsError(f"{key.path} is a single value and has no key {name!r}: set {key.path} itself.")
         return new
-    struct, table = key.chosen(msgspec.to_builtins(key.default) if value is None else value)
+    struct, table = key.variant(msgspec.to_builtins(key.default) if value is None else value)
     is_kind = issubclass(struct, Kind)
     if keys and (keys != [KIND] or not is_kind):
         name, *rest = keys
@@ -163,17 +163,17 @@ def _overridden(value: Any, key: _Key, keys: list[str], new: Any) -> Any:
 
 
 def near(name: str, allowed: Any) -> str:
-    """A hint at the allowed name that is most like a wrong one."""
+    """A hint with the allowed name closest to a wrong one, empty if none is close."""
     matches = difflib.get_close_matches(name, list(allowed), n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def _refusal(error: msgspec.ValidationError, value: Any, key: _Key) -> SettingsError:
-    """A validation error as a sentence with the key, what was expected and what came."""
+    """The SettingsError of a validation error, with the key, what was expected and what came."""
     what, _, path = str(error).partition(" - at `$")
     for name in re.findall(r"\w+", path):
         if isinstance(value, dict):
-            key = key.inner(key.chosen(value)[0], name)
+            key = key.inner(key.variant(value)[0], name)
             value = value[name]
         else:
             key = key.element(int(name))
@@ -190,7 +190,7 @@ def _refusal(error: msgspec.ValidationError, value: Any, key: _Key) -> SettingsE
 def _shown(value: Any) -> str:
     """A value for a message, shortened if it is long."""
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
 def _bare(annotation: Any) -> Any:
@@ -242,7 +242,7 @@ def parse_toml(content: bytes, name: str) -> Table:
 
 
 def to_toml(sections: dict[str, Table]) -> str:
-    """Sections as TOML, every key written out, so that a run shows all settings it was made with."""
+    """Sections as TOML, every key written out, so that a run folder shows all of its settings."""
     lines: list[str] = []
     for section, table in sections.items():
         lines.append(f"[{section}]")
@@ -252,7 +252,7 @@ def to_toml(sections: dict[str, Table]) -> str:
 
 
 def _toml_value(value: Any) -> str:
-    """JSON writes strings, numbers, booleans and lists as TOML does, but not tables."""
+    """A value as TOML, which equals JSON but for tables."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_toml_value(inner)}" for key, inner in _short(value).items()) + "}"
     if isinstance(value, list | tuple):

@@ -1,7 +1,5 @@
-"""The processes that share one training or evaluation, as the rest of segue sees them.
-
-`segue.training.distributed` has the group that runs on torch.distributed.
-"""
+"""The interface of processes that share one training or evaluation. The group that runs on torch.distributed is in
+`segue.training.distributed`."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ Value = TypeVar("Value")
 
 
 class ProcessGroup:
-    """A group of one, in which every operation returns what it is given. Groups of several are its subclasses.
+    """A group of one process, whose operations return their input. Groups of several are subclasses.
 
     All processes of a group must make the same calls in the same order.
     """
@@ -25,11 +23,11 @@ class ProcessGroup:
     size: int = 1
 
     def shard(self, values: Iterable[Value]) -> Iterator[Value]:
-        """Every `size`-th value. Each value belongs to exactly one process, if all give the same values."""
+        """Every `size`-th value. Each value belongs to exactly one process, if all pass the same values."""
         return iter(values)
 
     def sum(self, array: np.ndarray) -> np.ndarray:
-        """The sum over the processes. It is exact where at most one process has a number other than 0."""
+        """The sum over the processes. It is exact if at most one process has a number other than 0."""
         return array
 
     def gather_with_gradient(self, own: Tensor, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
@@ -42,7 +40,7 @@ class ProcessGroup:
         return own
 
     def all_gather_objects(self, value: Value) -> list[Value]:
-        """The values of all processes, in the order of their ranks. It waits for all of them."""
+        """The values of all processes, in the order of their ranks; waits for all of them."""
         return [value]
 
     def on_first(self, function: Callable[[], Value]) -> Value:

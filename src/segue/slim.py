@@ -33,7 +33,7 @@ MOST_SCORES = 4_000_000  # scores in memory at a time
 
 
 class ExportFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an answer needs beside the graph; stored as JSON in the file's metadata."""
+    """The data of a run that an answer needs beside the graph, as JSON in the file's metadata."""
 
     format: int
     segue: str
@@ -141,8 +141,8 @@ class SlimRecommender(BaseRecommender):
             allowed &= np.isin(np.arange(len(scores)), rules.only)
         numbers = np.flatnonzero(allowed)
         if len(numbers) > rules.k:
-            border = np.partition(scores[numbers], -rules.k)[-rules.k]
-            numbers = numbers[scores[numbers] >= border]
+            threshold = np.partition(scores[numbers], -rules.k)[-rules.k]
+            numbers = numbers[scores[numbers] >= threshold]
         order = np.argsort(-scores[numbers], kind="stable")
         best: np.ndarray = numbers[order[: rules.k]]
         return best

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from segue.data.read.times import TimeRule
-from segue.data.rules.judge import judge, k_core
+from segue.data.rules.rows import check_rows, k_core
 
 ENGINES: dict[str, Callable[..., Any]] = {"polars": pl.LazyFrame, "arrow": pa.table}
 LOG = {
@@ -27,21 +27,21 @@ def settled(frame: nw.LazyFrame[Any]) -> nw.LazyFrame[Any]:
     return frame.collect().lazy()
 
 
-def test_a_row_is_judged_by_the_first_rule_it_breaks() -> None:
-    judged = judge(pl.DataFrame(LOG), ["user", "item", "time", "value", "order"], TimeRule(form="iso"))
-    assert judged["reason"].to_list() == [
+def test_a_row_has_the_reason_of_the_first_rule_it_breaks() -> None:
+    checked = check_rows(pl.DataFrame(LOG), ["user", "item", "time", "value", "order"], TimeRule(form="iso"))
+    assert checked["reason"].to_list() == [
         *(None, "no user", "no item", "no user", "unreadable time", "no time", "unreadable value", "no user"),
     ]
-    assert judged["microseconds"].to_list()[0] == 1_704_067_200_000_000
-    assert judged["amount"].to_list()[:2] == [1.5, 2.0]
-    assert judged["order_number"].to_list() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert checked["microseconds"].to_list()[0] == 1_704_067_200_000_000
+    assert checked["amount"].to_list()[:2] == [1.5, 2.0]
+    assert checked["order_number"].to_list() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_numbers_of_tables_need_no_reading() -> None:
     columns = {"user": ["a", "a"], "item": ["x", "y"], "time": [1_600_000_000, 5], "value": [0.5, float("nan")]}
-    judged = judge(pl.DataFrame(columns), list(columns), TimeRule(form="s"))  # type: ignore[arg-type]
-    assert judged["reason"].to_list() == [None, "time is not in seconds"]
-    assert judged["amount"].to_list()[0] == 0.5
+    checked = check_rows(pl.DataFrame(columns), list(columns), TimeRule(form="s"))  # type: ignore[arg-type]
+    assert checked["reason"].to_list() == [None, "time is not in seconds"]
+    assert checked["amount"].to_list()[0] == 0.5
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -43,12 +43,12 @@ def error_of(*source: Path | str) -> str:
 
 
 def users_by_spark(source: Any, settings: PrepareSettings) -> list[tuple[str, int, str]]:
-    """File, row and user of every row, as the executors judged them."""
+    """File, row and user of every row, as the executors checked them."""
     with open_session() as spark:
         log = open_source(spark, source, named=set())
         columns = log_of_inputs(log.inputs, settings).columns
-        judged = log.judged(columns, None).select("file", "row", "user").collect()
-    return sorted((log.files[file].label, row, user) for file, row, user in judged)
+        checked = log.checked(columns, None).select("file", "row", "user").collect()
+    return sorted((log.files[file].label, row, user) for file, row, user in checked)
 
 
 def users_locally(source: Any, settings: PrepareSettings) -> list[tuple[str, int, str]]:

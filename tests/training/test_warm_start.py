@@ -206,7 +206,7 @@ def test_the_first_validation_is_that_of_the_old_model(
     assert same_weights(weights_of(anew), weights_of(model)), "a new training is as it was"
 
 
-def test_the_old_model_is_judged_by_days_where_epochs_are(
+def test_the_old_model_is_validated_by_days_if_epochs_are(
     yesterday: tuple[SequenceModel, float, Path], tmp_path: Path
 ) -> None:
     model, _, folder = yesterday

@@ -1,4 +1,4 @@
-"""The command line, one file a verb. It reads arguments and prints; the other rooms work, imported when needed."""
+"""The command line, one file a command. It reads arguments and prints; other packages are imported when needed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from segue.cli import (
-    add_items,
-    demo,
-    embed,
-    evaluate,
-    explain,
-    export,
-    prepare,
-    recipes,
-    recommend,
-    serve,
-    train,
-    tune,
-)
+from segue.cli import add_items, demo, embed, evaluate, explain, export, prepare, recipes, recommend, serve, train, tune
 from segue.errors import InputError, SegueError
 from segue.terminal import print_error, print_line
 

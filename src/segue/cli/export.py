@@ -11,11 +11,7 @@ from segue.cli.options import Json, Run, print_result
 from segue.terminal import Display
 
 
-def export(
-    run: Run,
-    onnx: Annotated[Path, typer.Option(help="The file to make.")],
-    json: Json = False,
-) -> None:
+def export(run: Run, onnx: Annotated[Path, typer.Option(help="The file to make.")], json: Json = False) -> None:
     """Write a run as one ONNX file, for recommendations without torch."""
     from segue import api
 

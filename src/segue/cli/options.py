@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they read and print alike."""
+"""Options that several commands share, and the functions that read and print for them."""
 
 from __future__ import annotations
 

@@ -87,12 +87,7 @@ def recommend(
     )
 
 
-def similar(
-    run: Run,
-    item: Annotated[str, typer.Argument(help="An item id.")],
-    k: K = 10,
-    json: Json = False,
-) -> None:
+def similar(run: Run, item: Annotated[str, typer.Argument(help="An item id.")], k: K = 10, json: Json = False) -> None:
     """List the items nearest to an item."""
     from segue import api
 
@@ -107,7 +102,7 @@ def _print_answer(answer: Recommendation, *, json: bool) -> None:
 
 
 def _lines(answer: Recommendation | Plan, note: str, rows: list[tuple[str, float, str | None]]) -> Iterator[str]:
-    """What is special about an answer, then a line for each item."""
+    """Yield the notes on an answer, then a line for each item."""
     if answer.fallback:
         yield "No item of the history is known: these are the most popular ones."
     if answer.unknown:

@@ -67,12 +67,12 @@ def serve(
     def fill() -> None:
         if data is not None:
             with Display(quiet=json) as display:
-                filled = fill_histories(
+                report = fill_histories(
                     store,
                     data,
                     lambda done, events: display.show("filling the store", done, events, f"{done:,} events"),
                 )
-            print_error(filled.message)
+            print_error(report.message)
 
     def started(url: str) -> None:
         database = f"a {store.partition('://')[0]} database" if "://" in store else store  # no passwords on screens

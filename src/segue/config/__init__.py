@@ -1,1 +1,1 @@
-"""Recipes and `--set` → settings: the sections of every room, checked when they are read."""
+"""Recipes and `--set` → settings: the sections of all packages, checked when they are read."""

@@ -27,11 +27,11 @@ def changed_keys(before: Table, after: Table, path: str = "") -> Iterator[str]:
             yield name
 
 
-def refuse_changes(saved: Settings, given: Settings) -> None:
-    """Training can only resume with the settings it began with, except CHANGEABLE ones."""
+def refuse_changes(saved: Settings, new: Settings) -> None:
+    """Refuse to resume training with other settings than it began with, except CHANGEABLE ones."""
     changed = [
         name
-        for name in changed_keys(msgspec.to_builtins(saved), msgspec.to_builtins(given))
+        for name in changed_keys(msgspec.to_builtins(saved), msgspec.to_builtins(new))
         if (name.partition(".")[0] not in ("about", "evaluate", "index") or name in MEASURED) and name not in CHANGEABLE
     ]
     if changed:
@@ -41,9 +41,9 @@ def refuse_changes(saved: Settings, given: Settings) -> None:
         )
 
 
-def refuse_another_model(saved: Settings, given: Settings, *, whose: str) -> None:
-    """Weights can only be transferred to a model of the same settings; `whose` names the run that has them."""
-    changed = list(changed_keys(msgspec.to_builtins(saved.model), msgspec.to_builtins(given.model), "model."))
+def refuse_another_model(saved: Settings, new: Settings, *, whose: str) -> None:
+    """Refuse to transfer weights to a model of other settings; `whose` names the run that has them."""
+    changed = list(changed_keys(msgspec.to_builtins(saved.model), msgspec.to_builtins(new.model), "model."))
     if changed:
         raise SettingsError(
             f"--from cannot change {', '.join(changed)}: the weights of {whose} fit no other model. Leave it as it is "

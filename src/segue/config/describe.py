@@ -18,10 +18,8 @@ from segue.kinds import is_section, kind_of, near, type_text, variants_of
 
 
 class KeyDescription(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One key of the settings."""
-
     name: str
-    """The path, such as objective.loss.calibration."""
+    """The path of the key, such as objective.loss.calibration."""
     type: str
     default: Any
     """The default; UNSET if a value is required."""

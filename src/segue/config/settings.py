@@ -26,21 +26,21 @@ from segue.training.settings import TrainSettings
 
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a recipe says of itself."""
+    """The description of a recipe."""
 
     summary: str = ""
-    """What it is for, in a sentence."""
+    """Its purpose, in a sentence."""
     paper: str = ""
     """The paper that it follows."""
     scored: str = ""
-    """What it reached, on which log."""
+    """The metrics that it reached, and on which log."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All sections."""
+    """The settings of a run, by section."""
 
     about: About = About()
-    """What a recipe says of itself."""
+    """The description of a recipe."""
     model: ModelSettings = ESASRecSettings()
     """The encoder and its parts."""
     objective: ObjectiveSettings = ObjectiveSettings()
@@ -127,7 +127,7 @@ def make_settings(tables: Table, overrides: Sequence[str] = ()) -> Settings:
 
 def _parse_override(text: str) -> tuple[list[str], Any]:
     """`objective.loss.calibration=0.5` as the keys and the value."""
-    name, equals, written = text.partition("=")
+    name, equals, value_text = text.partition("=")
     keys = name.strip().split(".")
     if not equals or not all(keys):
         raise SettingsError(f"--set takes section.key=value (such as model.width=128), got {text!r}.")
@@ -137,9 +137,9 @@ def _parse_override(text: str) -> tuple[list[str], Any]:
     if len(keys) > 1 and keys[-1] == KIND:
         keys = keys[:-1]  # model.items.kind=codes is model.items=codes
     try:
-        value = tomllib.loads(f"value = {written}")["value"]
+        value = tomllib.loads(f"value = {value_text}")["value"]
     except ValueError:  # no TOML, or a number of more digits than Python reads
-        value = written.strip()
+        value = value_text.strip()
     if len(keys) == 1 and isinstance(value, dict):
         raise SettingsError(f"--set takes one key of {name} at a time, got the table {value!r}: set {name}.KEY=value.")
     return keys, value

@@ -33,20 +33,20 @@ class Batch:
 
     def tokens(
         self,
-        chosen: np.ndarray | slice,
+        index: np.ndarray | slice,
         lengths: np.ndarray,
         *,
         query_times: np.ndarray | None = None,
         users: np.ndarray | None = None,
     ) -> Batch:
-        """A batch of the tokens `chosen` (rows, a mask or a slice), `lengths` of each user."""
+        """The batch of the tokens at `index` (rows, a mask or a slice), `lengths` of each user."""
         return Batch(
-            items=self.items[chosen],
-            times=self.times[chosen],
+            items=self.items[index],
+            times=self.times[index],
             lengths=lengths,
             query_times=query_times,
-            kinds=None if self.kinds is None else self.kinds[chosen],
-            values=None if self.values is None else self.values[chosen],
+            kinds=None if self.kinds is None else self.kinds[index],
+            values=None if self.values is None else self.values[index],
             users=users,
         )
 
@@ -65,7 +65,7 @@ def gather(
     query_times: np.ndarray | None = None,
     users: np.ndarray | None = None,
 ) -> Batch:
-    """Pack the rows starts[b] .. ends[b] of each b."""
+    """The batch of the rows starts[b] .. ends[b] of each user b."""
     lengths = ends - starts
     rows = ragged_rows(starts, lengths)
     return Batch(
@@ -126,26 +126,26 @@ def epoch_batches(
         users = users[np.argsort(lengths[users], kind="stable")]
         groups = cut_by_budget(lengths[users], tokens)
         for index in rng.permutation(len(groups)):
-            chosen = users[groups[index]]
-            yield gather(sequences, starts[chosen], ends[chosen], users=sequences.owners(starts[chosen]))
+            rows = users[groups[index]]
+            yield gather(sequences, starts[rows], ends[rows], users=sequences.owners(starts[rows]))
 
 
 def case_batches(
     sequences: Sequences, cases: Cases, *, tokens: int, most_rows: int
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """(case indices, their whole histories), shortest first, with the time of each target as the query time."""
+    """Case indices and their whole histories, shortest first, with the time of each target as the query time."""
     lengths = cases.targets - cases.starts
     order = np.argsort(lengths, kind="stable")
     for group in cut_by_budget(lengths[order], tokens):
         for begin in range(0, len(group), most_rows):
-            chosen = order[group[begin : begin + most_rows]]
-            starts, targets = cases.starts[chosen], cases.targets[chosen]
-            yield chosen, gather(sequences, starts, targets, query_times=sequences.times[targets])
+            rows = order[group[begin : begin + most_rows]]
+            starts, targets = cases.starts[rows], cases.targets[rows]
+            yield rows, gather(sequences, starts, targets, query_times=sequences.times[targets])
 
 
 def window_begins(lengths: np.ndarray, length: int, step: int) -> np.ndarray:
-    """The start of a model's window in histories of `lengths` events, so that it holds at most `length`: 0 or a
-    multiple of `step`. So it stays the same for `step` events."""
+    """The start of a model's window of at most `length` events in histories of `lengths` events: 0 or a multiple of
+    `step`, so it stays the same for `step` events."""
     return np.asarray(-(-np.maximum(0, lengths - length) // step) * step)
 
 
@@ -155,14 +155,14 @@ def newest(batch: Batch, length: int, step: int = 1) -> Batch:
 
 
 def take(batch: Batch, rows: np.ndarray, length: int | None = None, step: int = 1) -> Batch:
-    """These users of a batch, in this order; whole, or cut as by `newest`."""
+    """The users `rows` of a batch, in this order; with `length`, only their newest events, as by `newest`."""
     whole = length is None or not len(batch.lengths) or int(batch.lengths.max()) <= length
     if whole and np.array_equal(rows, np.arange(len(batch.lengths))):
         return batch
     lengths = batch.lengths[rows]
     if length is not None:
         lengths = lengths - window_begins(lengths, length, step)
-    chosen = ragged_rows(np.cumsum(batch.lengths)[rows] - lengths, lengths)
+    tokens = ragged_rows(np.cumsum(batch.lengths)[rows] - lengths, lengths)
     query_times, users = (None if one is None else one[rows] for one in (batch.query_times, batch.users))
-    part = batch.tokens(chosen, lengths, query_times=query_times, users=users)
+    part = batch.tokens(tokens, lengths, query_times=query_times, users=users)
     return part if length is not None or batch.histories is None else replace(part, histories=batch.histories[rows])

@@ -40,7 +40,7 @@ class UserIds:
 
 
 class Data:
-    """A data folder that `prepare` made."""
+    """An opened data folder."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], sequences: Sequences) -> None:
         self.folder = folder
@@ -86,7 +86,7 @@ class Data:
             return pl.scan_parquet(path).slice(begin, end - begin).collect()["id"]
 
     def some_events(self, begin: int, end: int) -> Sequences:
-        """The events of the users begin … end - 1, who are numbered from 0 there."""
+        """The events of the users begin … end - 1, renumbered from 0."""
         log = self.sequences
         first, last = int(log.offsets[begin]), int(log.offsets[end])
         return Sequences(
@@ -117,7 +117,7 @@ class Data:
         return hashlib.sha256(repr((parts, sorted(self.manifest["split"].items()))).encode()).hexdigest()
 
     def verify(self) -> None:
-        """Compare every file with its digest."""
+        """Raise FolderError if a file does not have its digest."""
         verify_contents(self.folder, self.manifest, "data")
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Data:

@@ -1,6 +1,6 @@
 """The local engine: a log → the core of its events, in their final order.
 
-Text is read block by block; only the ids and a few numbers an event stay in memory.
+Text is read block by block; only the ids and a few numbers per event stay in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from segue.data.read.log import (
     read_blocks,
 )
 from segue.data.read.times import TimeRule, mixture
-from segue.data.rules.judge import judge, k_core, no_user_left, refuse_many_kinds, stored_values
+from segue.data.rules.rows import check_rows, k_core, no_user_left, refuse_many_kinds, stored_values
 from segue.data.rules.rejected import Rejected
 from segue.data.settings import PrepareSettings
 from segue.data.timestamps import MICROSECONDS
@@ -40,7 +40,7 @@ MAX_REJECTED_ROWS = 2_000_000  # stored, if the number of rows is not known befo
 
 @contextmanager
 def open_local_engine(source: Any, settings: PrepareSettings, progress: ProgressCallback) -> Iterator[_LocalEngine]:
-    """Open files or a table, and start to compute the digests of files."""
+    """Open files or a table; the digests of files are computed by another thread."""
     log = log_of_inputs(open_inputs(source, named=set(settings.named_columns().values())), settings)
     paths = [path for each in log.inputs if (path := getattr(each, "path", None)) is not None]
     pool = ThreadPoolExecutor(max_workers=1)
@@ -52,7 +52,7 @@ def open_local_engine(source: Any, settings: PrepareSettings, progress: Progress
 
 @dataclass(frozen=True, slots=True)
 class _LocalEngine:
-    """An opened log and its settings."""
+    """Reads and sorts an opened log in this process."""
 
     log: Log
     settings: PrepareSettings
@@ -71,7 +71,7 @@ class _LocalEngine:
         ]
 
     def core(self, times: TimeDecision) -> Core:
-        """Number users, items and kinds by id, after duplicates are dropped if the settings say so."""
+        """Read the rows, drop duplicates if the settings require it, and number users, items and kinds by id."""
         rows, settings, timed = self._read(times), self.settings, times.rule is not None
         events = rows.events
         dropped = events.drop_repeated(len(rows.users), timed=timed) if settings.drop_duplicates else None
@@ -100,7 +100,7 @@ class _LocalEngine:
         )
 
     def _read(self, times: TimeDecision) -> _Rows:
-        """Read, judge and number every row; stop if too many are bad."""
+        """Read, check and number every row; raise if too many are rejected."""
         n_rows = times.counts.get("rows")
         max_stored = MAX_REJECTED_ROWS if n_rows is None else int(n_rows * self.settings.max_rejected) + 1
         rows = _Rows(Rejected(list(self.log.columns.names), max_stored))
@@ -122,11 +122,11 @@ class _Rows:
     kinds: Numbering = field(default_factory=Numbering)
 
     def add(self, block: Block, label: str, rule: TimeRule | None) -> None:
-        good = judged = judge(block.frame, self.rejected.roles, rule)
-        if block.malformed or judged["reason"].null_count() < judged.height:
-            self.rejected.add(label, block.malformed, judged.filter(pl.col("reason").is_not_null()))
-            good = judged.filter(pl.col("reason").is_null())
-        self.rows += judged.height + len(block.malformed)
+        good = checked = check_rows(block.frame, self.rejected.roles, rule)
+        if block.malformed or checked["reason"].null_count() < checked.height:
+            self.rejected.add(label, block.malformed, checked.filter(pl.col("reason").is_not_null()))
+            good = checked.filter(pl.col("reason").is_null())
+        self.rows += checked.height + len(block.malformed)
         if not good.height:
             return
         row_order = (len(self.events) + np.arange(good.height)) * MICROSECONDS

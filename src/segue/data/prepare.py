@@ -1,6 +1,6 @@
-"""A log → a data folder: decide how times are read, read and judge the rows, keep the core, sort and write.
+"""A log → a data folder: decide how times are read, read and check the rows, compute the k-core, sort and write.
 
-The steps and their order are the same for both engines; an engine only reads, judges and sorts. The executors of the
+The steps and their order are the same for both engines; an engine only reads, checks and sorts. The executors of the
 Spark engine run the local parsers and rules over Arrow tables.
 """
 
@@ -43,7 +43,7 @@ class Engine(Protocol):
         """How many values of the time column fit each form."""
 
     def core(self, times: TimeDecision) -> Core:
-        """Read and judge every row, stop if too many are bad, keep users and items with enough events."""
+        """The users and items with enough events, of rows that pass the rules; raises if too many are rejected."""
 
     def described(self) -> list[dict[str, Any]]:
         """The sources of the log, for the manifest."""
@@ -62,7 +62,7 @@ def prepare(
 
     source: a path, several paths, or a pandas, polars or Arrow table. Logs are CSV, TSV, JSON lines or Parquet, plain
         or compressed with gzip or zstd. engine="spark" does not take tables in memory.
-    out: the folder to make; without it, a temporary one that is removed at exit (`Data.save` copies it).
+    out: the new folder; without it, a temporary one that is removed at exit (`Data.save` copies it).
     items: a catalogue with ids, titles and any further columns, lists of numbers (vectors) among them: a path or a
         table. Or several paths: the catalogue and arrays of vectors (x.npy), each with a file of ids (x.ids.txt, one
         id a line, or x.ids.npy).
@@ -114,7 +114,7 @@ def prepare_folder(
 
 
 def _refuse_unreadable_split(settings: PrepareSettings, log: Log) -> None:
-    """Refuse a --split time:WHEN that cannot be read, before the log is."""
+    """Refuse a --split time:WHEN that cannot be read, before the log is read."""
     if settings.split == "last":
         return
     if "time" not in log.columns.names:
@@ -131,7 +131,7 @@ def _refuse_unreadable_split(settings: PrepareSettings, log: Log) -> None:
 def _write_files(
     folder: Path, core: Core, rule: TimeRule | None, settings: PrepareSettings, progress: ProgressCallback
 ) -> dict[str, Any]:
-    """Write every file but the items and the manifest, and return what the manifest says of them."""
+    """Write every file but the items and the manifest, and return their entries of the manifest."""
     shares = Shares(_test_from(settings, rule))
     write_sequences(folder, core, on_written=shares.add, progress=progress)
     split: dict[str, Any] = {"kind": "last"}
@@ -190,7 +190,7 @@ def _test_from(settings: PrepareSettings, rule: TimeRule | None) -> int | None:
 
 
 def _log_facts(log: Log, rule: TimeRule | None) -> dict[str, Any]:
-    """What was found in the log: its columns, its layout and how its times were read."""
+    """The log's entries of the manifest: its columns, its layout and how its times were read."""
     names = {("order" if log.ordered and role == "time" else role): name for role, name in log.columns.names.items()}
     time = {"form": "row order", "description": "no time column: the row order is the order"}
     if rule is not None:

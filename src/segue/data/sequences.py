@@ -14,7 +14,7 @@ class Sequences:
     offsets: np.ndarray  # [U + 1] int64
     items: np.ndarray  # [E] int32, 1..n
     times: np.ndarray  # [E] int64, microseconds UTC; an order (0, 1, 2 …) if the log has no dates
-    kinds: np.ndarray | None = None  # [E] uint16, numbers into the manifest's list of kinds
+    kinds: np.ndarray | None = None  # [E] uint16, indices into the manifest's list of kinds
     values: np.ndarray | None = None  # [E] float32, NaN if the log has none
 
     @property

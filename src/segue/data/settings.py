@@ -102,17 +102,17 @@ class PrepareSettings(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def named_columns(self) -> dict[Role, str]:
-        """The columns that were named, by role."""
+        """The columns that the options name, by role."""
         return {role: name for role in ROLES if (name := getattr(self, role)) is not None}
 
     def stored(self) -> dict[str, Any]:
-        """What the manifest of a data folder holds of them: not the engine, as both make the same folder."""
+        """The settings in the manifest of a data folder: without the engine, as both engines make the same folder."""
         engine = ("engine", "spark_remote")
         return {name: value for name, value in msgspec.to_builtins(self).items() if name not in engine}
 
 
 def on_spark(engine: str, remote: str | None) -> bool:
-    """Whether Spark does the work. An unknown engine is refused, and so is an address without --engine spark."""
+    """Whether the engine is Spark. An unknown engine and an address without --engine spark are refused."""
     if engine not in get_args(EngineName):
         raise SettingsError(f"--engine is {engine!r}; expected local or spark.")
     if engine == "local" and remote is not None:

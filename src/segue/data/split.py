@@ -1,4 +1,4 @@
-"""Which events are for training, which for validation and which for test.
+"""The split of events into training, validation and test.
 
 Two boundaries a user, as rows of the flat arrays: train is [offset, train_end), validation targets are
 [train_end, valid_end), test targets [valid_end, next offset). A target's history is every earlier event,
@@ -42,7 +42,7 @@ class Split:
     """The first times of validation and of test in microseconds, if all users share them."""
 
     def cases(self, part: SplitPart, target: Target = "each") -> Cases:
-        """The cases of one part; with `first` or `last`, one a user."""
+        """The cases of one part; with `first` or `last`, one per user."""
         begin, end = (self.train_end, self.valid_end) if part == "valid" else (self.valid_end, self.offsets[1:])
         begin, end = np.asarray(begin, dtype=np.int64), np.asarray(end, dtype=np.int64)
         if target == "first":
@@ -87,21 +87,21 @@ def first_at(sequences: Sequences, time: int) -> np.ndarray:
 
 
 def validation_start(sequences: Sequences, *, test_from: int) -> int:
-    """The time from which to `test_from` there are about as many events as in the test."""
+    """The start of validation, so that about as many events lie from it to `test_from` as in the test."""
     times = np.asarray(sequences.times)
     earlier = times[times < test_from]
-    tested = len(times) - len(earlier)
-    if tested == 0:
+    n_test = len(times) - len(earlier)
+    if n_test == 0:
         raise InputError(
             "No event is at or after the time of --split time:…, so there is no test; choose an earlier time."
         )
-    if tested * 2 >= len(times):
+    if n_test * 2 >= len(times):
         raise InputError(
-            f"{tested} of {len(times)} events are at or after the time of --split time:…; "
+            f"{n_test} of {len(times)} events are at or after the time of --split time:…; "
             "validation needs as many before it and training the rest: choose a later time."
         )
-    earlier.partition(len(earlier) - tested)
-    start = int(earlier[len(earlier) - tested])
+    earlier.partition(len(earlier) - n_test)
+    start = int(earlier[len(earlier) - n_test])
     if start == int(times.min()):
         raise InputError("Validation would take every event before the time of --split time:…; choose a later time.")
     return start

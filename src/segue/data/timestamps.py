@@ -26,7 +26,7 @@ _ISO = re.compile(ISO)
 
 
 def read_iso(text: str, zone: str | None = None) -> int:
-    """Read a date or a date and time in ISO 8601; ValueError says why it cannot be read.
+    """Read a date or a date and time in ISO 8601; raises ValueError with the reason if it cannot.
 
     zone: the time zone of a text without an offset; UTC when not given.
     """
@@ -47,7 +47,7 @@ def read_iso(text: str, zone: str | None = None) -> int:
 def utc_microseconds(when: datetime, zone: str | None = None) -> int:
     """Convert a datetime; one without an offset is in `zone` (UTC when not given).
 
-    If clocks showed a local time twice, the first is taken; a local time that clocks skipped is a ValueError.
+    If clocks showed a local time twice, the first is used; a local time that clocks skipped is a ValueError.
     """
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC if zone is None else ZoneInfo(zone))

@@ -1,4 +1,4 @@
-"""Identifiers outside, numbers inside: 0 is padding, 1..n are items, so that items can be added at the end."""
+"""Item ids ↔ item numbers: 0 is padding and 1..n are items, so that items can be added at the end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 PADDING = 0
 MAX_CHUNKS = 32  # of a growing table: copying it each time takes longer than reading it in chunks
-MIN_HASHED = 2_000_000  # with so many items, ids are looked up by hash: a dictionary takes 150 bytes an id
+MIN_HASHED = 2_000_000  # with so many items, ids are looked up by hash: a dictionary takes 150 bytes per id
 
 
 class Names(Protocol):
-    """The ids, numbers and titles of items: what recommending needs of a vocabulary."""
+    """The ids, numbers and titles of items: the part of a vocabulary that recommending needs."""
 
     def __len__(self) -> int: ...
 
@@ -60,8 +60,8 @@ class Vocabulary:
         if self._many:
             numbers = self._hashed.numbers(ids)
         else:
-            known = map(self._numbers.get, ids, itertools.repeat(PADDING))
-            numbers = np.fromiter(known, dtype=np.int64, count=len(ids))
+            values = map(self._numbers.get, ids, itertools.repeat(PADDING))
+            numbers = np.fromiter(values, dtype=np.int64, count=len(ids))
         if unknown == "error" and not numbers.all():
             missing = ids[int(np.flatnonzero(numbers == PADDING)[0])]
             raise InputError(f"The item {missing!r} is not in the catalogue of {len(self)} items.")
@@ -77,9 +77,9 @@ class Vocabulary:
     def titles(self, numbers: np.ndarray) -> list[str | None]:
         """Titles of item numbers, None if the catalogue has none."""
         if self._many:
-            named = "title" in self.table.columns
+            titled = "title" in self.table.columns
             rows = np.asarray(numbers, dtype=np.int64) - 1
-            return self.table["title"].gather(rows).to_list() if named else [None] * len(rows)
+            return self.table["title"].gather(rows).to_list() if titled else [None] * len(rows)
         titles = self._titles
         return [titles[number] for number in np.asarray(numbers).tolist()]
 
@@ -127,8 +127,8 @@ class Vocabulary:
                 f"The catalogue's column {column!r} holds {dtype}, not vectors; name a column of lists of numbers."
             )
         vectors = np.zeros((len(self) + 1, dtype.size), dtype=np.float32)
-        given = self.table[column].is_not_null().to_numpy()
-        vectors[1:][given] = self.table[column].drop_nulls().to_numpy()
+        has_vector = self.table[column].is_not_null().to_numpy()
+        vectors[1:][has_vector] = self.table[column].drop_nulls().to_numpy()
         return vectors
 
     def texts(self, columns: Sequence[str]) -> list[str]:
@@ -138,13 +138,13 @@ class Vocabulary:
         words = []
         for column in columns:
             self._refuse_missing(column, "texts", own=("id", "count"))
-            dtype, listed = self.table.schema[column], self.table.schema[column] == pl.List(pl.String)
-            if dtype.is_nested() and not listed:
+            dtype, is_list = self.table.schema[column], self.table.schema[column] == pl.List(pl.String)
+            if dtype.is_nested() and not is_list:
                 raise InputError(
                     f"The catalogue's column {column!r} holds {dtype}, not texts; name it as model.items.vectors if it "
                     "holds vectors, or leave it out."
                 )
-            words.append(pl.col(column).list.join(" ") if listed else pl.col(column).cast(pl.String))
+            words.append(pl.col(column).list.join(" ") if is_list else pl.col(column).cast(pl.String))
         joined = pl.concat_str(words, separator=" ", ignore_nulls=True).fill_null("")
         return self.table.select(joined).to_series().to_list()
 
@@ -166,7 +166,7 @@ class Vocabulary:
 
 
 class _HashedIds:
-    """Ids of many items → numbers, in twelve bytes an item: sorted hashes and their rows."""
+    """Ids of many items → numbers, in twelve bytes per item: sorted hashes and their rows."""
 
     def __init__(self, ids: pl.Series) -> None:
         self._ids = ids

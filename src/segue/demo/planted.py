@@ -23,7 +23,7 @@ KINDS = (
     "OVEN GLOVE", "BREAD BIN", "EGG CUP", "TOAST RACK", "LANTERN", "PHOTO FRAME", "CUSHION", "DOORMAT",
     "COAT HOOK", "WALL CLOCK", "LUNCH BOX", "NOTEBOOK", "GIFT BAG", "BUNTING", "BIRD HOUSE", "WATERING CAN",
 )  # fmt: skip
-START = datetime.datetime(2024, 1, 1, 9, 0)  # noqa: DTZ001 -- a till's clock, without a zone, like the real shop's
+START = datetime.datetime(2024, 1, 1, 9, 0)  # noqa: DTZ001 -- local time without a zone, like the real shop's
 
 REPEATED, RANDOM = 0.15, 0.10  # shares of purchases that repeat an earlier one, and that are random
 ANONYMOUS, CANCELLED, POSTAGE = 0.06, 0.02, 0.01  # shares of rows to be removed
@@ -44,17 +44,17 @@ def _purchases(rng: np.random.Generator) -> np.ndarray:
     """One customer's products, oldest first: two collections, interleaved at random."""
     collections = rng.choice(len(STYLES), size=2, replace=False)
     steps = rng.integers(0, len(KINDS), size=2)
-    bought: list[int] = []
+    products: list[int] = []
     for number in rng.random(int(rng.integers(12, 60))):
-        if bought and number < REPEATED:
-            bought.append(bought[int(rng.integers(len(bought)))])
+        if products and number < REPEATED:
+            products.append(products[int(rng.integers(len(products)))])
         elif number < REPEATED + RANDOM:
-            bought.append(int(rng.integers(len(STYLES) * len(KINDS))))
+            products.append(int(rng.integers(len(STYLES) * len(KINDS))))
         else:
-            thread = int(rng.integers(2))
-            bought.append(int(collections[thread] * len(KINDS) + steps[thread] % len(KINDS)))
-            steps[thread] += 1
-    return np.array(bought)
+            side = int(rng.integers(2))
+            products.append(int(collections[side] * len(KINDS) + steps[side] % len(KINDS)))
+            steps[side] += 1
+    return np.array(products)
 
 
 def _by_customer(values: np.ndarray, customers: np.ndarray) -> list[np.ndarray]:
@@ -64,9 +64,9 @@ def _by_customer(values: np.ndarray, customers: np.ndarray) -> list[np.ndarray]:
 def _log(products: np.ndarray, customers: np.ndarray, minutes: np.ndarray, rng: np.random.Generator) -> pl.DataFrame:
     """The purchases as invoice lines, with rows to be removed by cleaning among them."""
     n = len(products)
-    fate = rng.random(n)
-    cancelled, anonymous = fate < CANCELLED, (fate >= CANCELLED) & (fate < CANCELLED + ANONYMOUS)
-    postage = fate > 1 - POSTAGE
+    uniform = rng.random(n)
+    cancelled, anonymous = uniform < CANCELLED, (uniform >= CANCELLED) & (uniform < CANCELLED + ANONYMOUS)
+    postage = uniform > 1 - POSTAGE
     names = np.array([f"{style} {kind}" for style in STYLES for kind in KINDS])
     codes = np.array([f"{20001 + number}" for number in range(len(names))])
     quantity = rng.integers(1, 13, n)

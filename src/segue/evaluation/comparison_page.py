@@ -32,7 +32,7 @@ tr.baseline { color: #718096; } img { max-width: 100%; height: auto; } .scroll {
 
 
 def html(comparison: Comparison) -> str:
-    """The whole page."""
+    """The comparison as an HTML page."""
     k, runs, ticks = comparison.depth, comparison.runs, [str(depth) for depth in comparison.depths]
     notes = "".join(f"<p>{escape(note)}</p>" for note in comparison.notes)
     bars = _picture(f"ndcg@{k}", partial(_draw_bars, comparison=comparison))
@@ -66,7 +66,7 @@ def html(comparison: Comparison) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, grey: int = 0) -> str:
-    """Cells are text and are escaped here; the last `grey` rows are baselines."""
+    """An HTML table. Cells are text, which is escaped here; the last `grey` rows are baselines."""
     lines = ["<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"]
     for index, row in enumerate(rows):
         kind = ' class="baseline"' if index >= len(rows) - grey else ""
@@ -171,7 +171,7 @@ def _draw_bars(axes: Axes, comparison: Comparison) -> None:
 
 
 def _line_plot(title: str, lines: Sequence[Points], *, x: str, y: str, ticks: Sequence[str] = ()) -> str:
-    """A line for each run; with `ticks`, the labels of x = 0, 1, …, its points are marked."""
+    """A plot with a line for each run; with `ticks`, the labels of x = 0, 1, …, points are marked."""
 
     def draw(axes: Axes) -> None:
         for index, points in enumerate(lines):

@@ -1,4 +1,4 @@
-"""Cases → ranks, for anything that scores items, and what was shown to users.
+"""Cases → ranks, and how often each item was shown, for anything that scores items.
 
 A scorer gets whole histories and returns a score for every item. Cases without a history are ranked by popularity.
 """
@@ -42,7 +42,7 @@ class Scorer(Protocol):
 
 
 class ModelScorer:
-    """A model as a scorer. It scores in evaluation mode and is left in the mode it was in."""
+    """A model as a scorer. It scores in evaluation mode; the mode is restored afterwards."""
 
     def __init__(self, model: SequenceModel) -> None:
         self.model = model
@@ -75,7 +75,7 @@ class Evaluator:
     counts: np.ndarray  # [V + 1] int64, training events
     seen: SeenRule
     target_time: bool = False
-    """Whether scorers get the target's timestamp. If so, the report says it."""
+    """Whether scorers get the target's timestamp, which the report shows."""
     answerable: np.ndarray | None = None  # [V + 1] bool: the candidates; None: items with training events
     readable: np.ndarray | None = None  # [V + 1] bool: items left in histories; None: items with training events
     group: ProcessGroup = SINGLE_PROCESS
@@ -87,7 +87,7 @@ class Evaluator:
         return len(self.counts) - 1
 
     def ranks(self, scorer: Scorer, cases: Cases, *, tokens: int = TOKENS) -> np.ndarray:
-        """The ranks alone [C], which is what choosing an epoch needs."""
+        """The ranks alone [C], by which the epoch is chosen."""
         return self.measure(scorer, cases, (), tokens=tokens).ranks
 
     def measure(
@@ -139,8 +139,8 @@ class Evaluator:
         scores = scorer.scores(histories) if some.any() else torch.empty(0, len(self.counts))
         assert scores.shape == (some.sum(), len(self.counts)), f"scores of shape {tuple(scores.shape)}"
         if not some.all():
-            of_readers, scores = scores, torch.from_numpy(self.counts).float().repeat(len(some), 1)
-            scores[torch.from_numpy(some)] = of_readers.cpu()
+            scored, scores = scores, torch.from_numpy(self.counts).float().repeat(len(some), 1)
+            scores[torch.from_numpy(some)] = scored.cpu()
         return candidate_scores(scores, seen, known=known)
 
 

@@ -13,7 +13,7 @@ from segue.data.split import SplitPart, Target
 from segue.evaluation.metrics import RelativeLoss, summary
 from segue.evaluation.settings import SeenRule
 
-HISTORY_EDGES = (0, 1, 5, 10, 20, 50, 100, 200)  # a slice holds its edge and ends before the next
+HISTORY_EDGES = (0, 1, 5, 10, 20, 50, 100, 200)  # a slice starts at its edge and ends before the next
 POPULARITY_EDGES = (0, 1, 5, 20, 100, 500, 2000)
 USUAL_DEPTH = 10  # the depth tables show first
 
@@ -60,7 +60,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks_cold(self) -> bool:
-        """Whether some cold targets were candidates, so that warm and cold are worth reporting apart."""
+        """Whether some cold targets were candidates, so that tables show warm and cold targets separately."""
         cold = [part.cases for part in self.slices.get("target", []) if part.name == "cold"]
         return bool(cold) and cold[0] > self.unknown
 
@@ -115,7 +115,7 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
     intervals: dict[str, tuple[float, float]]
     """95 % intervals, users resampled."""
     by_target: list[TargetPart]
-    """Warm targets and cold ones apart; a part without targets is left out."""
+    """The warm targets, then the cold ones; a part without targets is left out."""
     baselines: dict[str, dict[str, float]]
     baseline_intervals: dict[str, dict[str, tuple[float, float]]]
     baseline_notes: dict[str, str]
@@ -128,7 +128,7 @@ class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def depths_of(metrics: Iterable[str]) -> list[int]:
-    """The depths measured, in order."""
+    """The depths of some metrics, ascending."""
     return sorted(int(name.removeprefix("hit@")) for name in metrics if name.startswith("hit@"))
 
 
@@ -163,8 +163,8 @@ def table(report: Report | WindowReport) -> str:
     names = [name.partition("@")[0] for name in report.metrics if name.endswith(f"@{k}")]
     rows = [["", *(f"{name}@{k}" for name in names), f"95 % of {main}@{k}"]]
     spreads = {"model": report.intervals, **report.baseline_intervals}
-    for who, metrics in {"model": report.metrics, **report.baselines}.items():
-        rows.append([who, *figures(metrics, names, k), interval_text(spreads.get(who, {}).get(f"{main}@{k}"))])
+    for scorer, metrics in {"model": report.metrics, **report.baselines}.items():
+        rows.append([scorer, *figures(metrics, names, k), interval_text(spreads.get(scorer, {}).get(f"{main}@{k}"))])
     others = [[str(depth), *figures(report.metrics, names, depth)] for depth in report.depths]
     lines = [*protocol(report), "", *aligned(rows), "", "The model at every depth:"]
     lines += [*aligned([["depth", *names], *others]), *_warm_and_cold(report, k)]
@@ -202,7 +202,7 @@ def _freshness(report: WindowReport, k: int) -> list[str]:
 
 
 def protocol(report: Report | WindowReport) -> list[str]:
-    """How it was measured, as sentences."""
+    """The evaluation protocol, as sentences."""
     rules = (
         f"ranked among {report.items:,} items; ties count against the scorer. Seen items are {report.seen}: "
         f"{report.repeats:.1%} of the validation targets are repeats."
@@ -210,7 +210,7 @@ def protocol(report: Report | WindowReport) -> list[str]:
     if isinstance(report, WindowReport):
         lines = [
             f"{report.users:,} users with a history before {report.ages[-1].history_before} and {report.targets:,} "
-            f"items that they met in the {report.days:g} days after {report.split_time}, {rules} Trained on events "
+            f"items of their events in the {report.days:g} days after {report.split_time}, {rules} Trained on events "
             f"before {report.trained_before}."
         ]
     else:

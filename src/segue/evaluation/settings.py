@@ -16,7 +16,7 @@ from segue.kinds import Count, CountOrZero
 SeenRule = Literal["excluded", "kept"]
 
 MOST_REPEATS = 0.05  # above this share of repeats among the validation targets, seen items stay candidates
-MOST_DAYS = 36_525  # a century: more is a slip, and no date far from any log has to be written
+MOST_DAYS = 36_525  # a century: more is a typing error, and its dates could not be written
 ROWS_AT_A_TIME = 4_000_000  # events of histories compared at a time
 
 
@@ -40,7 +40,7 @@ class EvaluateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 def seen_rule(settings: EvaluateSettings, sequences: Sequences, split: Split) -> tuple[SeenRule, float]:
-    """What happens to seen items, and the share of validation targets that are repeats."""
+    """Whether seen items are excluded or kept, and the share of validation targets that are repeats."""
     share = repeat_share(sequences, split.cases("valid", settings.target))
     if settings.seen == "auto":
         return ("kept" if share > MOST_REPEATS else "excluded"), share
@@ -48,7 +48,7 @@ def seen_rule(settings: EvaluateSettings, sequences: Sequences, split: Split) ->
 
 
 def repeat_share(sequences: Sequences, cases: Cases) -> float:
-    """Share of the targets that occur in their own history; 0 where there are no cases."""
+    """Share of the targets that occur in their own history; 0 without cases."""
     lengths = cases.targets - cases.starts
     repeats = 0
     for group in cut_by_budget(lengths, ROWS_AT_A_TIME):

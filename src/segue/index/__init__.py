@@ -1,1 +1,1 @@
-"""Item vectors → best items. `search` says what an index does, `exact` is the reference."""
+"""Item vectors → best items. `search` defines the interface, `exact` is the reference implementation."""

@@ -98,8 +98,8 @@ class ApproximateIndex:
     def _by_depth(
         self, k: int, exclude: Ragged | None, queries: Tensor, remaining: int
     ) -> Iterator[tuple[np.ndarray, int]]:
-        """Queries that need equally many candidates so that k are left after filtering, as many at a time as memory
-        allows, and this depth; without the queries for which all items must be scored."""
+        """Yield groups of queries that fit in memory, and the number of candidates that each needs to have k left after
+        filtering. Queries for which all items must be scored are left out."""
         results = np.full(len(queries), float(k)) if exclude is None else np.diff(exclude.offsets) + float(k)
         items = len(self.exact.numbers)
         depths = np.ceil(results * (SPARE / STEP * items / max(1, remaining))).astype(np.int64) * STEP
@@ -123,9 +123,9 @@ class ApproximateIndex:
             forbidden |= ~allowed[rows]
         if banned is not None:
             pairs, items = Pairs.of(banned, self.exact.numbers), len(self.exact.numbers)
-            keys, wanted = np.sort(pairs.columns + pairs.rows * items), rows + np.arange(len(rows))[:, None] * items
+            keys, cells = np.sort(pairs.columns + pairs.rows * items), rows + np.arange(len(rows))[:, None] * items
             if len(keys):
-                forbidden |= keys[np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)] == wanted
+                forbidden |= keys[np.minimum(np.searchsorted(keys, cells), len(keys) - 1)] == cells
         # No matrix product: its order of summation depends on the index of a row, which would break ties.
         scores = np.einsum("brd,bd->br", self.exact.vectors.numpy()[rows], vectors)
         scores[forbidden] = -np.inf
@@ -158,7 +158,7 @@ class ApproximateIndex:
 
     @staticmethod
     def of_file(arrays: dict[str, Tensor], header: str) -> ApproximateIndex:
-        """From the contents of a file that `save` wrote."""
+        """The index in the contents of a file that `save` wrote."""
         facts = msgspec.json.decode(header, type=_Facts)
         exact = ExactIndex(arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, chunk=facts.chunk)
         centres, owners, ranges = (arrays[name].numpy() for name in ("centres", "owners", "ranges"))
@@ -197,7 +197,7 @@ class Lists:
 
     @staticmethod
     def of(vectors: Tensor) -> Lists:
-        """Fit lists by spherical k-means, that is to the directions of vectors."""
+        """Fit lists by spherical k-means, which uses only the directions of vectors."""
         rows = _full_width(vectors.numpy())
         items, width = rows.shape
         if not items:

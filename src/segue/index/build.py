@@ -1,4 +1,4 @@
-"""Build the index of a model, or load one from a file: the only place that chooses the kind."""
+"""Build the index of a model, or load one from a file: the only module that chooses the kind."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def index_facts(index: ItemIndex, queries: SampleQueries) -> dict[str, Any]:
 
 
 def load_index(path: Path) -> ItemIndex:
-    """Read what an index of any kind wrote with `save`."""
+    """Load an index of any kind from a file that its `save` wrote."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             header = (file.metadata() or {})[HEADER]

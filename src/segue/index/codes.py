@@ -52,7 +52,7 @@ class CodeIndex:
     def build(
         centroids: Tensor, codes: Tensor, *, candidates: np.ndarray | None = None, normal: bool = False
     ) -> CodeIndex:
-        """From centroids [parts, values, d] and the codes of all items [V + 1, parts] uint8; see `ExactIndex.build`.
+        """The index of centroids [parts, values, d] and all items' codes [V + 1, parts] uint8; see `ExactIndex.build`.
 
         `normal`: items are scored as if their vectors had length 1.
         """
@@ -180,7 +180,7 @@ class CodeIndex:
 
     @staticmethod
     def of_file(arrays: dict[str, Tensor], header: str) -> CodeIndex:
-        """From the contents of a file that `save` wrote."""
+        """The index in the contents of a file that `save` wrote."""
         facts = msgspec.json.decode(header, type=_Facts)
         centroids, codes, numbers = arrays["centroids"], arrays["codes"].numpy(), arrays["numbers"].numpy()
         pairs = _pair_codes(codes, np.arange(len(codes)), centroids.shape[1])
@@ -235,19 +235,19 @@ class _Query:
         # Rounded down: the shares must not add up to more than the sum.
         return [np.nextafter(np.float32(share), np.float32(-math.inf)) for share in self._means + above * deviations]
 
-    def highest_values(self, wanted: int, sizes: np.ndarray) -> np.ndarray:
-        """The highest values of the first pair, as many as `wanted` items have, or all. `sizes`: number of items of
-        each value."""
+    def highest_values(self, least: int, sizes: np.ndarray) -> np.ndarray:
+        """The highest values of the first pair: as many as `least` items have, or all. `sizes`: number of items of each
+        value."""
         first = 2 * self.order[0]
         ranked = np.argsort(-self._products[first : first + 2], axis=1)
         count = values = ranked.shape[1]
-        side = math.ceil(math.sqrt(wanted / max(1, sizes.sum()) * values ** len(ranked))) if len(ranked) > 1 else wanted
+        side = math.ceil(math.sqrt(least / max(1, sizes.sum()) * values ** len(ranked))) if len(ranked) > 1 else least
         while True:
             count = min(side, values)
             highest = ranked[0, :count]
             if len(ranked) > 1:
                 highest = (highest[:, None] * values + ranked[1, :count]).ravel()
-            if count == values or sizes[highest].sum() >= wanted:
+            if count == values or sizes[highest].sum() >= least:
                 return highest
             side *= 2
 
@@ -286,7 +286,7 @@ def _best_of(columns: np.ndarray, scores: Tensor, k: int) -> tuple[np.ndarray, T
 
 
 def _select(some: Columns, indices: np.ndarray) -> np.ndarray:
-    """The columns at these indices of some."""
+    """The columns at these indices of `some`."""
     columns: np.ndarray = indices + some.start if isinstance(some, slice) else some.take(indices)
     return columns
 

@@ -38,7 +38,7 @@ class ExactIndex:
 
     @staticmethod
     def build(vectors: Tensor, *, candidates: np.ndarray | None = None, chunk: int = CHUNK) -> ExactIndex:
-        """From the vectors of all items [V + 1, D]; row 0 is padding and never returned.
+        """The index of the vectors of all items [V + 1, D]; row 0 is padding and never returned.
 
         `candidates` [V + 1] bool: items that may be recommended; usually those seen in training.
         """
@@ -112,7 +112,7 @@ class ExactIndex:
 
     @staticmethod
     def of_file(arrays: dict[str, Tensor], header: str) -> ExactIndex:
-        """From the contents of a file that `save` wrote."""
+        """The index in the contents of a file that `save` wrote."""
         facts = msgspec.json.decode(header, type=_Facts)
         return ExactIndex(arrays["vectors"], arrays["numbers"].numpy(), n_items=facts.n_items, chunk=facts.chunk)
 
@@ -128,7 +128,7 @@ def _whole_groups(vectors: Tensor) -> Tensor:
 
 
 def finite(vectors: Tensor, name: str = "A query") -> Tensor:
-    """Vectors as float32 on the CPU; refuse numbers that are not finite. `name`: of a vector, for the error message."""
+    """Vectors as float32 on the CPU; refuse numbers that are not finite. `name`: for the error message."""
     vectors = vectors.detach().to(device="cpu", dtype=torch.float32).contiguous()
     if not math.isfinite(float(vectors.sum())) and not bool(torch.isfinite(vectors).all()):
         raise FolderError(f"{name} has numbers that are not finite: the model is damaged; train it again.")
@@ -199,7 +199,7 @@ def candidate_numbers(rows: int, candidates: np.ndarray | None) -> np.ndarray:
 
 
 def is_allowed(numbers: np.ndarray, only: np.ndarray | Ragged) -> np.ndarray:
-    """Whether some query allows each of the items `numbers` [n], which are ascending [n] bool."""
+    """Which of the items `numbers` [n], which are ascending, any query allows [n] bool."""
     wanted = only.numbers if isinstance(only, Ragged) else np.asarray(only, dtype=np.int64)
     mask = np.zeros(numbers[-1] + 1 if len(numbers) else 0, dtype=bool)
     mask[wanted[(wanted >= 0) & (wanted < len(mask))]] = True

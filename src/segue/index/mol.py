@@ -17,7 +17,7 @@ from segue.models.items.clusters import Clusters
 from segue.models.similarity.mol import Mixture, Side
 
 CHUNK = 4096  # items gathered at a time, so that they stay in the cache
-GROUPS = 8  # times the square root of the items: scoring all groups then costs no more than scoring the kept items
+GROUPS = 8  # times the square root of the items: scoring all groups then costs no more than the second stage
 ROUNDS, MEMBERS = 4, 16  # rounds of k-means, and items of each group that it is fitted to
 SEED = 1
 
@@ -26,7 +26,7 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """The size of the first stage's result. If that is all items, the index is exact."""
 
     averaged: int = 32768
-    """Items kept: those of the groups with the best scores."""
+    """Items that the second stage scores: those of the groups with the best scores."""
 
 
 class MolIndex:
@@ -60,7 +60,7 @@ class MolIndex:
     def build(
         mixture: Mixture, vectors: Tensor, *, candidates: np.ndarray | None = None, cut: Cut | None = None
     ) -> MolIndex:
-        """From the flat vectors of all items [V + 1, I]; see `ExactIndex.build`."""
+        """The index of the flat vectors of all items [V + 1, I]; see `ExactIndex.build`."""
         numbers = candidate_numbers(len(vectors), candidates)
         rows = finite(vectors[torch.from_numpy(numbers).to(vectors.device)], "An item vector")
         items = Side(*(part.contiguous() for part in mixture.side(rows)))
@@ -92,8 +92,8 @@ class MolIndex:
         assert self.groups is not None
         order = np.argsort(-self.mixture.score(query, self.groups.centres)[0].numpy(), kind="stable")
         owners, sizes = self.groups.owners, self.groups.sizes
-        held = np.cumsum((sizes - np.bincount(owners[np.flatnonzero(~allowed)], minlength=len(sizes)))[order])
-        enough = np.searchsorted(held, min(max(k, cut.averaged), held[-1])) + 1
+        counts = np.cumsum((sizes - np.bincount(owners[np.flatnonzero(~allowed)], minlength=len(sizes)))[order])
+        enough = np.searchsorted(counts, min(max(k, cut.averaged), counts[-1])) + 1
         rows = self.groups.members(order[:enough])
         return np.sort(rows[allowed[rows]])
 
@@ -137,7 +137,7 @@ class MolIndex:
 
     @staticmethod
     def of_file(arrays: dict[str, Tensor], header: str) -> MolIndex:
-        """From the contents of a file that `save` wrote."""
+        """The index in the contents of a file that `save` wrote."""
         facts, prefix = msgspec.json.decode(header, type=_Facts), "mixture."
         weights = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
         mixture = Mixture.of_weights(

@@ -51,12 +51,12 @@ class Ragged:
 
     @staticmethod
     def of_lengths(lengths: np.ndarray, numbers: np.ndarray) -> Ragged:
-        """From the numbers of all queries, one after another, and the length of each list."""
+        """The lists with these lengths, given the numbers of all queries one after another."""
         return Ragged(offsets=np.concatenate(([0], np.cumsum(lengths))), numbers=numbers)
 
     @staticmethod
     def of_lists(lists: Sequence[Sequence[int] | np.ndarray]) -> Ragged:
-        """From one list for each query."""
+        """The given lists, one for each query."""
         lengths = np.fromiter((len(numbers) for numbers in lists), dtype=np.int64, count=len(lists))
         parts = [np.asarray(numbers, dtype=np.int64) for numbers in lists]
         return Ragged.of_lengths(lengths, np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64))

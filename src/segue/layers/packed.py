@@ -18,12 +18,12 @@ from torch import Tensor
 from segue.data.batch import Batch
 from segue.layers.positions.time_buckets import time_buckets
 
-MAX_PADDING = 1.5  # a batch of queries is padded if that makes at most this many times its tokens
+MAX_PADDING = 1.5  # a batch of queries is padded if it then has at most so many times its tokens
 
 
 @dataclass(frozen=True, eq=False)
 class PackedBatch:
-    """A `Batch` as tensors. Indices are computed once a batch, at first use."""
+    """A `Batch` as tensors. Indices are computed once per batch, at first use."""
 
     items: Tensor  # [T] int64
     times: Tensor  # [T] int64, seconds

@@ -83,11 +83,11 @@ class PaddedBatch(PackedBatch):
 
     def with_query_token(self, item: int) -> Self:
         assert self.query_times is not None
-        appended = torch.arange(self.capacity + 1, device=self.lengths.device) == self.lengths[:, None]  # [B, N + 1]
+        is_query = torch.arange(self.capacity + 1, device=self.lengths.device) == self.lengths[:, None]  # [B, N + 1]
 
         def append(tokens: Tensor, value: Any) -> Tensor:
             padded = self._padded(tokens)
-            return torch.where(appended, value, torch.cat((padded, padded[:, :1]), dim=1)).flatten()
+            return torch.where(is_query, value, torch.cat((padded, padded[:, :1]), dim=1)).flatten()
 
         return replace(self._appended(append, item, self.query_times[:, None]), capacity=self.capacity + 1)
 

@@ -1,4 +1,4 @@
-"""What a model tells about its attention: maps of the weights, and the samples of hard attention."""
+"""The attention of a model: maps of its weights for explanations, and the samples of hard attention."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ def build_model(
 
 def builder_name(build: Builder) -> str:
     """The name of a builder from outside in the settings."""
-    named = build if hasattr(build, "__qualname__") else type(build)
-    return f"{named.__module__}:{named.__qualname__}"
+    owner = build if hasattr(build, "__qualname__") else type(build)
+    return f"{owner.__module__}:{owner.__qualname__}"
 
 
 def refuse_other_builder(settings: ModelSettings, encoder: Builder | None, *, whose: str) -> None:

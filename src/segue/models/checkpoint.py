@@ -26,7 +26,7 @@ METADATA = "segue"
 
 
 class _Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is needed besides settings and weights to build a model again; in the header of the weights."""
+    """The sizes that a model is built with, besides its settings; stored in the header of the weights."""
 
     n_items: int
     kinds: tuple[str, ...]
@@ -74,8 +74,8 @@ def load_model(folder: Path, encoder: Builder | None = None, *, settings: ModelS
         model.load_state_dict(weights)
     except (OSError, KeyError, ValueError, msgspec.MsgspecError, SafetensorError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(":.")
-        otherwise = "train it again" if encoder is None else "give its builder as it was, or train it again"
-        raise FolderError(f"The model in {folder} cannot be read ({reason}); {otherwise}.") from error
+        advice = "train it again" if encoder is None else "give its builder as it was, or train it again"
+        raise FolderError(f"The model in {folder} cannot be read ({reason}); {advice}.") from error
     return _with_plain_attributes(model.eval().requires_grad_(requires_grad=False))
 
 

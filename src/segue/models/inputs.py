@@ -1,5 +1,5 @@
-"""Events → tokens. An event is one token, or two if its value is a token of its own. Only this file knows which:
-`encode` returns one state an event."""
+"""Events → tokens. An event is one token, or two if its value is a token of its own. Other files do not
+distinguish them: `encode` returns one state per event."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ FIVE_STARS = (1.5, 2.5, 3.5, 4.5)
 
 
 class ItemInputs(nn.Module):
-    """Turns events into tokens, and states of tokens into states of events. Here, a token is an item; other kinds of
-    inputs replace what differs."""
+    """Turns events into tokens, and states of tokens into states of events. In this base class, a token is an item."""
 
     tokens_an_event = 1
     incremental = True
@@ -175,7 +174,7 @@ class EventInputs(ItemInputs):
 
     def _times(self, batch: PackedBatch, like: Tensor) -> list[Tensor]:
         """Time features [T, features of a signal], zero for users without times."""
-        known, times = batch.per_token(batch.has_times)[:, None].to(like.dtype), batch.times
+        has_times, times = batch.per_token(batch.has_times)[:, None].to(like.dtype), batch.times
         parts = []
         for name, periods in zip(self.signals, self.periods, strict=True):
             match name:
@@ -186,7 +185,7 @@ class EventInputs(ItemInputs):
                 case "since-previous":
                     seconds = torch.where(batch.position == 0, 0, times - times.roll(1, dims=0))
             logarithm = (log_seconds(seconds) / LOG_FOUR_WEEKS).to(like.dtype)
-            parts.append(torch.cat((periods(seconds), logarithm[:, None]), dim=1) * known)
+            parts.append(torch.cat((periods(seconds), logarithm[:, None]), dim=1) * has_times)
         return parts
 
 
@@ -195,9 +194,9 @@ def _value_features(values: Tensor | None, like: Tensor) -> Tensor:
     if values is None:
         return like.new_zeros(like.shape[0], 2)
     largest = torch.finfo(torch.float32).max  # values of a request are float64
-    known = ~values.isnan()
-    finite = torch.where(known, values, 0.0).clamp(-largest, largest).to(like.dtype)
-    return torch.stack((finite.sign() * finite.abs().log1p(), known.to(like.dtype)), dim=1)
+    has_value = ~values.isnan()
+    finite = torch.where(has_value, values, 0.0).clamp(-largest, largest).to(like.dtype)
+    return torch.stack((finite.sign() * finite.abs().log1p(), has_value.to(like.dtype)), dim=1)
 
 
 class _InputSettings(Kind, frozen=True):

@@ -39,7 +39,7 @@ class KVCache:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return OVERHEAD + sum(map(len, self.events)) + self.kv.nbytes
 
 
@@ -60,15 +60,15 @@ class IncrementalEncoder:
         self._table = array(model.items.into) if type(model.items) is IdTable and not self._valued else None
         self._tokens_an_event = model.inputs.tokens_an_event
         # With target times, the newest token depends on the time of the event after it.
-        self._unsettled = 1 if model.target_time else 0
+        self._n_stale = 1 if model.target_time else 0
 
-    def encode(self, windows: Batch, cached: Sequence[int]) -> tuple[Tensor, list[KVCache]]:
-        """The queries of whole windows [B, Q], and caches of the users in these rows."""
+    def encode(self, windows: Batch, rows: Sequence[int]) -> tuple[Tensor, list[KVCache]]:
+        """The queries of whole windows [B, Q], and caches of the users in `rows`."""
         with torch.inference_mode():
-            queries, users = self._model.query_with_kv(tensors(windows), cached)
+            queries, kvs = self._model.query_with_kv(tensors(windows), rows)
         caches = [
             KVCache(self._events(window_of(windows, row)), self._with_capacity(kv.permute(0, 2, 3, 1, 4).numpy()))
-            for row, kv in zip(cached, users, strict=True)
+            for row, kv in zip(rows, kvs, strict=True)
         ]
         return queries, caches
 
@@ -79,10 +79,10 @@ class IncrementalEncoder:
         if not all(map(bytes.startswith, events, cache.events)):
             return None
         same = len(events[0]) == len(cache.events[0])
-        if same and cache.query is not None and not self._unsettled:
+        if same and cache.query is not None and not self._n_stale:
             return cache.query
-        known = len(cache.events[0]) // window.items.itemsize * self._tokens_an_event
-        first = known - 1 if same else known - self._unsettled
+        n_cached = len(cache.events[0]) // window.items.itemsize * self._tokens_an_event
+        first = n_cached - 1 if same else n_cached - self._n_stale
         tokens = len(window.items) * self._tokens_an_event
         if tokens - first > MAX_NEW_TOKENS:
             return None
@@ -123,14 +123,14 @@ class IncrementalEncoder:
             return None
         times = window.times if self._tokens_an_event == 1 else window.times.repeat(self._tokens_an_event)
         until = times[first:]
-        if self._unsettled:
+        if self._n_stale:
             query_times = times[-1:] if window.query_times is None else window.query_times
             until = np.concatenate((times[first + 1 :], query_times))
         buckets: np.ndarray = time_buckets(torch.from_numpy(until[:, None] - times)).numpy()
         return buckets
 
     def _events(self, window: Batch) -> tuple[bytes, ...]:
-        """What the tokens of a window depend on; its first events have a prefix of it."""
+        """The bytes that the tokens of a window depend on; those of its first events are a prefix of each part."""
         if not self._valued:
             return window.items.tobytes(), window.times.tobytes()
         values = np.full(len(window.items), np.nan, dtype=np.float32) if window.values is None else window.values
@@ -138,10 +138,10 @@ class IncrementalEncoder:
 
     def _with_capacity(self, kv: np.ndarray, tokens: int = 0) -> np.ndarray:
         """A copy with capacity for at least so many tokens."""
-        *before, rows, features = kv.shape
-        capacity = min(-(-max(tokens, rows) // CAPACITY_STEP) * CAPACITY_STEP, len(self._positions))
-        padded = np.empty((*before, capacity, features), dtype=np.float32)
-        padded[:, :, :, :rows] = kv
+        *leading, filled, features = kv.shape
+        capacity = min(-(-max(tokens, filled) // CAPACITY_STEP) * CAPACITY_STEP, len(self._positions))
+        padded = np.empty((*leading, capacity, features), dtype=np.float32)
+        padded[:, :, :, :filled] = kv
         return padded
 
 

@@ -17,11 +17,11 @@ class _PositionSettings(Kind, frozen=True):
     """The methods of every kind of positions."""
 
     def build(self, length: int, width: int) -> Positions:  # noqa: ARG002
-        """What is added to `length` tokens of `width` features; by default, nothing."""
+        """The positions that are added to `length` tokens of `width` features; by default none."""
         return NoPositions(length)
 
     def relative(self, heads: int, length: int, width: int) -> Relative | None:  # noqa: ARG002
-        """What each attention layer adds to its scores; None: nothing."""
+        """The relative positions of an attention layer; by default none."""
         return None
 
 

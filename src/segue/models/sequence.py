@@ -27,7 +27,7 @@ from segue.models.similarity.outputs import MLPOutput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """What every encoder is built around."""
+    """The parts of a model around its encoder."""
 
     items: ItemTable
     inputs: ItemInputs
@@ -55,7 +55,7 @@ class SequenceModel(nn.Module):
     kinds: tuple[str, ...] = ()
     """Names of the kinds of events in the log that the model was built for, by number."""
     has_decoder = False
-    """Whether a decoder makes the queries, so that a batch may hold events that continue its histories."""
+    """Whether a decoder computes the queries, so that a batch may hold events that continue its histories."""
 
     def __init__(
         self,
@@ -103,12 +103,12 @@ class SequenceModel(nn.Module):
 
     @cached_property
     def timed(self) -> bool:
-        """Whether it uses the times of events."""
+        """Whether the model uses the times of events."""
         return self.inputs.timed or any(isinstance(block, Timed) and block.timed for block in self.blocks)
 
     @property
     def input_kinds(self) -> tuple[str, ...]:
-        """The kinds of events that it distinguishes, by number; none if it does not use kinds."""
+        """The kinds of events that the model distinguishes, by number; none if it does not use kinds."""
         return self.kinds if self.inputs.kinded else ()
 
     @property
@@ -202,8 +202,8 @@ class SequenceModel(nn.Module):
         batch = self.inputs.expanded(self._with_query_token(batch))
         x, weights = self._tokens(batch), []
         for block in self.blocks:
-            of_block = cast(Block, block).attention_weights(x, batch)
-            weights += [] if of_block is None else [of_block]
+            block_weights = cast(Block, block).attention_weights(x, batch)
+            weights += [] if block_weights is None else [block_weights]
             x = block(x, batch)
         return self.inputs.between_events(torch.stack(weights)) if weights else None
 

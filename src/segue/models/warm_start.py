@@ -60,8 +60,8 @@ def transfer_weights(
             if name not in rows:
                 tensor.copy_(weights[name])
                 continue
-            matched = rows[name] != NEW
-            tensor[torch.from_numpy(matched)] = weights[name][torch.from_numpy(rows[name][matched])]
+            has_match = rows[name] != NEW
+            tensor[torch.from_numpy(has_match)] = weights[name][torch.from_numpy(rows[name][has_match])]
 
 
 def _refuse_misfit(old: SequenceModel, new: SequenceModel) -> None:
@@ -126,10 +126,10 @@ def merge_codes(old: Tensor, known: np.ndarray, *, new: Tensor, coded: np.ndarra
     codes[known] = old[known]
     both, unseen = known & coded, ~known & coded
     both[PADDING] = unseen[PADDING] = False
-    for part, (now, before) in enumerate(zip(new.long().T, old.long().T, strict=True)):
-        votes = torch.bincount(now[both] * values + before[both], minlength=values * values).view(values, values)
+    for part, (new_codes, old_codes) in enumerate(zip(new.long().T, old.long().T, strict=True)):
+        votes = torch.bincount(new_codes[both] * values + old_codes[both], minlength=values * values).view(values, -1)
         translation = torch.where(votes.any(1), votes.argmax(1), torch.arange(values))
-        codes[unseen, part] = translation[now[unseen]].to(codes.dtype)
+        codes[unseen, part] = translation[new_codes[unseen]].to(codes.dtype)
     return codes
 
 

@@ -69,7 +69,7 @@ def truncated_normal_init(model: M, generator: torch.Generator) -> M:
         if isinstance(part, ItemTable) and part.mask is not None:
             parameters.append(part.mask)
     for parameter in parameters:
-        _truncated(parameter, SPREAD, generator)
+        _truncated_normal_(parameter, SPREAD, generator)
     for part in model.modules():
         if isinstance(part, ItemTable):
             part.clear_padding()
@@ -82,12 +82,12 @@ def hstu_init(model: M, generator: torch.Generator) -> M:
     xavier_init(model, generator)
     for part in model.modules():
         if isinstance(part, LearnedPositions):
-            _truncated(part.table, part.table.shape[1] ** -0.5, generator)
+            _truncated_normal_(part.table, part.table.shape[1] ** -0.5, generator)
         if isinstance(part, ValueTable):
-            _truncated(part.table, SPREAD, generator)
+            _truncated_normal_(part.table, SPREAD, generator)
         if isinstance(part, ItemTable):
             for table in part.learned:
-                _truncated(table, SPREAD, generator)
+                _truncated_normal_(table, SPREAD, generator)
             part.clear_padding()
         if isinstance(part, HSTUBlock):
             nn.init.normal_(part.inner.weight, std=SPREAD, generator=generator)
@@ -115,5 +115,5 @@ def transformer_init(model: M, generator: torch.Generator) -> M:
     return model
 
 
-def _truncated(parameter: Tensor, spread: float, generator: torch.Generator) -> None:
+def _truncated_normal_(parameter: Tensor, spread: float, generator: torch.Generator) -> None:
     nn.init.trunc_normal_(parameter, std=spread, a=-2 * spread, b=2 * spread, generator=generator)

@@ -68,11 +68,11 @@ class Objective:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Counts made in training, by name; saved with the training state and restored in place."""
+        """Counts from training, by name; saved with the training state and restored in place."""
         return {} if self.sampler is None else self.sampler.state
 
     def examples(self, batch: Batch, rng: np.random.Generator) -> Examples:
-        """What to encode of a batch, which states are queries, and their targets."""
+        """The inputs of a batch, the queries among their states, and the targets."""
         examples = self.settings.task(batch, rng, self._facts)
         return examples if self._positives is None else replace(examples, own=self._positives.own(examples))
 

@@ -1,4 +1,4 @@
-"""Ids in, ids out. The path of an answer: history → query → search → answer, one module a word.
+"""Ids in, ids out. The path of an answer: history → query → search → answer, one module for each step.
 
     batch, unknown = pack_histories(histories, known)                  # ids → one batch of item numbers
     for rows, queries in encode_queries(model, batch):                 # batch → query vectors

@@ -31,7 +31,7 @@ UNTIMED = "This model uses times and the history has none: the answer is compute
 
 
 class Recommendation(msgspec.Struct, frozen=True):
-    """An answer: the items, best first, and how they were found."""
+    """An answer: the items, best first, and how they were computed."""
 
     items: list[ScoredItem]
     unknown: list[str] = []
@@ -134,7 +134,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """Answers in numbers, one row for each history: item 0 and score -inf stand after the last item of a row."""
+    """Answers in numbers, one row for each history, padded with item 0 and score -inf."""
 
     items: np.ndarray  # [B, k'] int64
     scores: np.ndarray  # [B, k'] float32
@@ -205,7 +205,7 @@ def untimed(known: KnownItems, history: History) -> Literal[True] | msgspec.Unse
 
 
 class BaseRecommender(ABC):
-    """Ids in, ids out, whichever way histories are encoded and items scored."""
+    """Recommends in ids; subclasses encode histories and score items."""
 
     known: KnownItems
 

@@ -41,7 +41,7 @@ FIELDS = Entry.__struct_fields__
 
 @dataclass(frozen=True, eq=False)
 class KnownItems:
-    """What an answer needs to know of a run's items and events. Number 0 is padding."""
+    """The items and the event kinds that a run knows. Number 0 is padding."""
 
     names: Names
     counts: np.ndarray  # [V + 1] int64: events of each item in training
@@ -68,7 +68,7 @@ def identifier(item: Any) -> str:
 
 
 def identifiers(ids: Iterable[Any], name: str) -> list[str]:
-    """A list of ids as texts. `name`: of the argument, for the error message."""
+    """A list of ids as texts. `name`: the argument's name, for the error message."""
     _refuse_single(ids, name)
     return [identifier(item) for item in ids]
 

@@ -71,7 +71,7 @@ class KVCaches:
         return counts
 
     def drop(self, user: str) -> None:
-        """Keep nothing of a user."""
+        """Drop the cache of a user, and that the user was requested."""
         self._recent.pop(hash(user), None)
         self._drop_cache(user)
 
@@ -114,7 +114,7 @@ class KVCaches:
         return queries
 
     def _is_recent(self, user: str) -> bool:
-        """Whether the user is among the recent ones; from now on it is."""
+        """Whether the user is among the recent ones; the call makes it one of them."""
         key = hash(user)
         recent = key in self._recent
         self._recent[key] = None

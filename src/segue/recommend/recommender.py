@@ -1,4 +1,4 @@
-"""Ids in, ids out: a trained model, its index and its vocabulary answer any history."""
+"""A trained model, its index and its vocabulary → answers in ids to any history."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from segue.recommend.search import search_items, unit_vectors
 ITEMS, INDEX = "items.parquet", "index.safetensors"
 NEEDED = (SETTINGS, WEIGHTS, ITEMS, INDEX)
 OF_TRAINING = ("training.safetensors", "warm-start.safetensors", "warm-start-all.safetensors")
-"""Training state. It covers only the items of the training, and is larger than the rest of the run."""
+"""Training state. It has only the items that were trained, and is larger than the rest of the run."""
 
 Seen = Literal["excluded", "kept"]
 
@@ -143,7 +143,7 @@ class Recommender(BaseRecommender):
         model, index, vocabulary, numbers = extended(self, additions.rows)
         trained = self.manifest.get("added", {}).get("run") or (self.folder and self.folder.resolve().name)
         added = {"items": self.added + len(vocabulary) - len(self.vocabulary), "run": trained}
-        longer = Recommender(
+        result = Recommender(
             model,
             index,
             vocabulary,
@@ -155,8 +155,8 @@ class Recommender(BaseRecommender):
         )
         if "_unit_index" in self.__dict__:  # building it for all items again takes long on a large catalogue
             vectors = unit_vectors(model, numbers)
-            longer._unit_index = self._unit_index.with_items(vectors, numbers, n_items=len(vocabulary))
-        return longer
+            result._unit_index = self._unit_index.with_items(vectors, numbers, n_items=len(vocabulary))
+        return result
 
     def answer(
         self,
@@ -291,7 +291,7 @@ class Recommender(BaseRecommender):
         """Why an item is recommended: the contribution of each entry of the history, and the attention weights.
 
         The contribution of an entry is the item's score with the whole history minus its score without that entry. It
-        is defined for every model; attention weights are there for models that have attention.
+        is defined for every model; attention weights only for models that have attention.
 
         item: an id; None is the best item. If the rules forbid the item, its rank is None.
         now, filters: as for `recommend_many`; they decide the best item and the rank.

@@ -14,7 +14,7 @@ from segue.index.search import Ragged
 from segue.recommend.history import KnownItems, identifiers
 
 
-def _nothing() -> np.ndarray:
+def _no_items() -> np.ndarray:
     return np.zeros(0, dtype=np.int64)
 
 
@@ -33,7 +33,7 @@ class Rules:
     k: int = 10
     keep_seen: bool | None = None
     """Whether items of the history may be recommended; None is the run's default."""
-    exclude: np.ndarray = field(default_factory=_nothing)  # [n] int64
+    exclude: np.ndarray = field(default_factory=_no_items)  # [n] int64
     only: np.ndarray | None = None  # [n] int64; None is every item
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ def read_rules(
     return Rules(
         k=k,
         keep_seen=keep_seen,
-        exclude=_nothing() if exclude is None else numbers_of(exclude, "exclude"),
+        exclude=_no_items() if exclude is None else numbers_of(exclude, "exclude"),
         only=None if only is None else numbers_of(only, "only"),
     )
 

@@ -21,7 +21,7 @@ def search_items(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The best items of each query [B, k'] int64 and their scores [B, k'] float32, under its history and its rules.
 
-    Item 0 and score -inf stand after the last item of a row. Queries that share their `only` are searched together.
+    Rows are padded with item 0 and score -inf. Queries that share their `only` are searched together.
     """
     groups: dict[int, list[int]] = {}
     for row, rule in enumerate(rules):

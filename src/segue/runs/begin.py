@@ -34,7 +34,7 @@ from segue.training.warm_start import TRAINED_ITEMS, WARM_START, write_warm_star
 
 
 def begin(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[str]) -> PartialRun:
-    """Check the request against the data, then write RUN.partial. A refusal writes nothing."""
+    """Check the request against the data, then write RUN.partial; an error leaves no file."""
     origin = Recommender.open(request.from_run, encoder=request.encoder) if request.from_run is not None else None
     tables = read_recipe(request.recipe or DEFAULT_RECIPE) if origin is None else _origin_tables(origin, request)
     settings = make_settings(tables, [*request.overrides, *encoder_override(request)])
@@ -100,8 +100,7 @@ def _write_initial_weights(origin: Recommender, data: Data, partial: PartialRun)
         all_events=all_events,
         setup=partial.setup,
         facts=settings.model.items.facts(
-            data.vocabulary,
-            DataFacts(kinds=tuple(data.kinds), texts=_text_encoder(origin.model), codes=codes),
+            data.vocabulary, DataFacts(kinds=tuple(data.kinds), texts=_text_encoder(origin.model), codes=codes)
         ),
         before=origin.vocabulary,
         now=data.vocabulary,

@@ -72,7 +72,7 @@ def temporary_run() -> Path:
 
 
 def _begin_or_resume(request: TrainingRequest, run: Path, data: Data, names: frozenset[str]) -> PartialRun | None:
-    """The training to do, None if processes that are started again find the run already written.
+    """The training to do; None if these processes were restarted and the run is already written.
 
     Its encoder is left out: the result is sent to other processes, and each has the encoder from its own request.
     """
@@ -82,8 +82,8 @@ def _begin_or_resume(request: TrainingRequest, run: Path, data: Data, names: fro
     if names and folder.exists():
         resumed = resumed or not names.isdisjoint(read_record(folder).launchers)
     elif names and (run / folders.MANIFEST).exists():
-        made_by = folders.read_manifest(run, "run")["training"].get("launchers", ())
-        if not names.isdisjoint(made_by):
+        launchers = folders.read_manifest(run, "run")["training"].get("launchers", ())
+        if not names.isdisjoint(launchers):
             return None
     return replace((resume if resumed else begin)(request, run, data, names), encoder=None)
 
@@ -94,19 +94,16 @@ def _refuse_separate_folders(folder: Path, group: ProcessGroup) -> None:
     record = group.on_first(path.read_bytes)
     while not (visible := path.exists() and path.read_bytes() == record) and time.monotonic() < limit:
         time.sleep(0.1)
-    blind = group.all_gather_objects(visible).count(False)
-    if blind:
+    missing = group.all_gather_objects(visible).count(False)
+    if missing:
         raise FolderError(
-            f"{blind} of the {group.size} processes do not see {folder}: machines that train together must share the "
+            f"{missing} of the {group.size} processes do not see {folder}: machines that train together must share the "
             f"folder of --out, under the same path. Remove {folder} before you try again."
         )
 
 
 def _train(
-    partial: PartialRun,
-    data: Data,
-    group: ProcessGroup,
-    progress: Callable[[TrainingProgress], None] | None,
+    partial: PartialRun, data: Data, group: ProcessGroup, progress: Callable[[TrainingProgress], None] | None
 ) -> TrainedModel:
     """Choose the epoch on validation and measure on the test part; with `all_events`, then train on every event."""
     settings, sequences, n_items = partial.settings, data.sequences, len(data.vocabulary)

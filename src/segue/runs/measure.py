@@ -68,7 +68,7 @@ def measure_window(
 
 
 def refuse_unmeasurable(settings: Settings, data: Data) -> None:
-    """Refuse before training what evaluation would refuse after it."""
+    """Refuse, before training, settings and data that evaluation would refuse after it."""
     if settings.evaluate.days:
         _refuse_windowless(data)
     data.vocabulary.categories(settings.evaluate.interest)  # refuses a column that the catalogue does not have

@@ -28,7 +28,7 @@ TRAINING_FILES = (STATE, WARM_START, WARM_START_ALL, CODES, CODES_ALL)
 
 
 class PartialRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `--resume` needs beside the settings, in data.json."""
+    """The facts in data.json, which `--resume` needs beside the settings."""
 
     recipe: str
     digest: str
@@ -61,7 +61,7 @@ class PartialRun:
         )
 
     def initial_weights(self, name: str) -> Path | None:
-        """The file of weights that training starts from, None for a new model's."""
+        """The file of the initial weights; None if a new model's are used."""
         path = self.folder / name
         return path if path.exists() else None
 
@@ -90,7 +90,7 @@ class PartialRun:
 
 
 def write_record(folder: Path, settings: Settings, record: PartialRecord) -> None:
-    """Write what `--resume` needs."""
+    """Write the settings and the record, which `--resume` needs."""
     folders.write_whole(folder / SETTINGS, settings_toml(settings).encode())
     folders.write_json(folder / RECORD, record)
 

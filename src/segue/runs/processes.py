@@ -18,10 +18,7 @@ from segue.training.loop import TrainingProgress
 
 
 def make_run_on_processes(
-    processes: int,
-    request: TrainingRequest,
-    *,
-    progress: Callable[[TrainingProgress], None] | None,
+    processes: int, request: TrainingRequest, *, progress: Callable[[TrainingProgress], None] | None
 ) -> Recommender:
     """`make_run` on several processes of this machine."""
     if request.encoder is not None and "<" in builder_name(request.encoder):

@@ -1,4 +1,4 @@
-"""The arguments of `segue.train`, as one value that other processes can be sent."""
+"""The arguments of `segue.train`, as one value that can be sent to other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training that is resumed: interrupted, or finished and given more epochs or `--all`."""
+"""Resume training: an interrupted one, or a finished one with more epochs or `--all`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from segue.training.train import STATE, reason_finished
 
 
 def resume(request: TrainingRequest, run: Path, data: Data, launchers: frozenset[str]) -> PartialRun:
-    """RUN.partial as it was left, or made from the finished run. A refusal writes nothing."""
+    """RUN.partial of an interrupted training, or a new one of the finished run. An error leaves no file."""
     folder = folders.partial_of(run)
     source = folder if folder.exists() else run
     if not source.exists():
@@ -57,7 +57,7 @@ def resume(request: TrainingRequest, run: Path, data: Data, launchers: frozenset
 
 
 def copy_training_files(source: Path, target: Path) -> None:
-    """Copy what resumed training needs, from a run to RUN.partial or back."""
+    """Copy the files that resumed training needs, from a run to RUN.partial or back."""
     for name in TRAINING_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, target / name)

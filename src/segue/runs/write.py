@@ -1,4 +1,4 @@
-"""A trained and measured model → a run folder, with all that answering any history needs and no user's data."""
+"""A trained and measured model → a run folder: all files that an answer needs, without any user's data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from segue.training.warm_start import TRAINED_ITEMS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedModel:
-    """What training ended with."""
+    """The result of training."""
 
     model: SequenceModel
     counts: np.ndarray

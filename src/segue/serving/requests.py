@@ -1,4 +1,4 @@
-"""What HTTP sends to the engine and gets back, and the errors of requests that the service cannot fulfil."""
+"""The queries and answers between HTTP and the engine, and the errors of requests that the service cannot fulfil."""
 
 from __future__ import annotations
 

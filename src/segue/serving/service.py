@@ -44,17 +44,14 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """The service in one process: bounded queues before the engine and the store. It keeps nothing about users."""
+    """The service in one process: bounded queues before the engine and the store. It holds no data of users."""
 
     def __init__(self, engine: EngineClient, store: HistoryStore, metrics: Metrics) -> None:
         self.store = store
         self.metrics = metrics
         self._engine = engine
         self._queries = Batcher[RecommendationQuery, EncodedAnswer](
-            engine.queries,
-            max_waiting=MAX_QUERIES,
-            delay=QUERY_DELAY,
-            on_results=partial(metrics.batch, "answers"),
+            engine.queries, max_waiting=MAX_QUERIES, delay=QUERY_DELAY, on_results=partial(metrics.batch, "answers")
         )
         self._writes = Batcher[Sequence[Event], WriteResult](
             BatchProcessor(self._write, max_batch=MAX_WRITE_BATCH),
@@ -96,20 +93,20 @@ class Service:
         self.metrics.answer(fallback)
         return answer
 
-    async def add_events(self, sent: Sequence[bodies.EventBody]) -> bodies.EventsReceipt:
+    async def add_events(self, new: Sequence[bodies.EventBody]) -> bodies.EventsReceipt:
         """Store events, all or none; they are on disk when this returns."""
         now = time.time_ns() // 1000
-        events = [_event(body, now) for body in sent]
+        events = [_event(body, now) for body in new]
         is_new, unknown = await self._writes.run(events, deadline=WRITE_DEADLINE)
         accepted = sum(is_new)
         self.metrics.events(accepted=accepted, duplicates=len(is_new) - accepted)
         items = dict.fromkeys(event.item for event in events if event.item in unknown)
         return bodies.EventsReceipt(accepted=accepted, duplicates=len(is_new) - accepted, unknown=list(items))
 
-    def add_items(self, sent: Sequence[bodies.NewItem]) -> Awaitable[bodies.ItemsReceipt]:
+    def add_items(self, new: Sequence[bodies.NewItem]) -> Awaitable[bodies.ItemsReceipt]:
         """Store items unseen in training, all or none; they are on disk when this returns."""
         items = []
-        for body in sent:
+        for body in new:
             reserved = sorted({"id", "count", "title"} & body.details.keys())
             if reserved:
                 raise InputError(
@@ -120,7 +117,6 @@ class Service:
         return self._additions.run(items, deadline=WRITE_DEADLINE)
 
     def similar(self, item: str, k: int, model: str | None) -> Awaitable[bodies.Answer]:
-        """An item's neighbours."""
         return self._call("lookups", "similar", item, k, model)
 
     def search(self, text: str, limit: int) -> Awaitable[list[bodies.CatalogueItem]]:
@@ -128,15 +124,12 @@ class Service:
         return self._call("lookups", "search", text, limit)
 
     def history(self, user: str, limit: int) -> Awaitable[bodies.UserHistory]:
-        """A user's newest events."""
         return self._call("lookups", "history", user, limit)
 
     def explain(self, request: bodies.ExplanationRequest) -> Awaitable[Explanation]:
-        """Why an item is recommended."""
         return self._call("explanations", "explain", request, deadline=LONG_DEADLINE)
 
     def plan(self, request: bodies.PlanRequest) -> Awaitable[bodies.PlanAnswer]:
-        """The next items as one plan."""
         return self._call("plans", "plan", request, deadline=LONG_DEADLINE)
 
     def models(self) -> Awaitable[bodies.ModelsStatus]:

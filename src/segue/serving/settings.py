@@ -15,7 +15,7 @@ STORE = "segue.sqlite"  # in the current folder
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `segue serve`, in a struct that can be sent to its worker processes."""
+    """The options of `segue serve`, as a struct that can be sent to its worker processes."""
 
     runs: tuple[Path, ...]
     """The runs to serve: one, or two side by side."""

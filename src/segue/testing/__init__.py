@@ -1,4 +1,4 @@
-"""The laws that every encoder keeps, as plain functions for your own tests. A broken law raises an AssertionError.
+"""The laws that every encoder obeys, as plain functions for your own tests. A broken law raises an AssertionError.
 
     def test_my_model() -> None:
         segue.testing.check_encoder(build)

@@ -1,4 +1,4 @@
-"""What a law is checked with: a builder and settings → models; lists of items → batches and their states."""
+"""The inputs of a law: a builder and settings → models; lists of items → batches and their states."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Case:
     settings: ModelSettings = SMALL
     n_items: int = N_ITEMS
     facts: DataFacts = NO_FACTS
-    """What else the settings need, such as the items' content."""
+    """Facts of a log that the settings need, such as the items' content."""
 
     def changed(self, **settings: Any) -> Case:
         """The same builder with other settings, by their names in the section `model`."""

@@ -1,4 +1,4 @@
-"""What holds for every model, whatever its weights. Each law is a function that raises a sentence if it is broken."""
+"""The laws of every model, whatever its weights. A law is a function that raises an AssertionError if it is broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every model can do: memorise a few histories."""
+"""The law that every model can memorise a few histories."""
 
 from __future__ import annotations
 

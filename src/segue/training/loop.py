@@ -33,7 +33,7 @@ SCORE = "ndcg@10"
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """How far training is, after each step and each epoch."""
+    """The progress of training, after each step and each epoch."""
 
     epoch: int
     epochs: int
@@ -49,7 +49,7 @@ class TrainingProgress:
     """Of validation, at the end of an epoch."""
     best_epoch: int = 0
     of: str = ""
-    """What is trained, if it is not the model itself."""
+    """The name of what is trained, if it is not the model itself."""
     measured: str = ""
     """After training: the model or baseline that is measured, on `done` of `total` test cases."""
 
@@ -112,8 +112,8 @@ def exhausted(record: TrainingRecord, patience: int) -> bool:
 
 
 def _dropout_generator(state: TrainingState, settings: TrainSettings, group: ProcessGroup) -> torch.Generator:
-    """In a single process the shared generator, whose state is saved. Each of several processes has its own, seeded
-    anew every epoch, so that it need not be saved."""
+    """The generator of dropout. A single process uses the shared one, whose state is saved. Each of several processes
+    has its own, which need not be saved: it is seeded at the start of every epoch."""
     if group.size == 1:
         return state.generator
     seed = np.random.SeedSequence((settings.seed, state.record.epoch, group.rank)).generate_state(1)
@@ -179,7 +179,7 @@ def _diverged(what: str, record: TrainingRecord) -> TrainingError:
 
 @contextmanager
 def averaged(state: TrainingState) -> Iterator[None]:
-    """Give the model the averaged weights, and its own again afterwards."""
+    """Give the model the averaged weights; restore its own afterwards."""
     weights = tuple(state.model.parameters())
     own = [parameter.detach().clone() for parameter in weights]
     with torch.no_grad():
@@ -199,7 +199,7 @@ def _progress(
     loss: float,
     scores: dict[str, float] | None = None,
 ) -> TrainingProgress:
-    """Within the epoch after those of the record; with the scores of validation, at the end of the last one of them."""
+    """The progress within the next epoch or, with validation's `scores`, at the end of the last one of the record."""
     inside, speed = scores is None, done / max(seconds, 1e-9)
     return TrainingProgress(
         epoch=record.epoch + inside,

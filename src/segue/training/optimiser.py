@@ -15,11 +15,7 @@ BETAS = (0.9, 0.98)
 def optimiser(model: nn.Module, settings: TrainSettings) -> torch.optim.AdamW:
     """AdamW in its fused form, which is several times faster on a CPU."""
     return torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.learning_rate,
-        betas=BETAS,
-        weight_decay=settings.weight_decay,
-        fused=True,
+        model.parameters(), lr=settings.learning_rate, betas=BETAS, weight_decay=settings.weight_decay, fused=True
     )
 
 

@@ -1,7 +1,7 @@
 """Sparse (row-wise) updates of a large table: AdamW and averaging of the rows that a batch used.
 
 A table with sparse gradients is updated by AdamW's own kernel in the rows of the gradient; all other rows and their
-moments stay. This is the rule of `torch.optim.SparseAdam`. Dense AdamW differs: it moves an unused row for some ten
+moments stay. This is the rule of `torch.optim.SparseAdam`. Dense AdamW differs: it moves an unused row for about ten
 more steps while its moments fade, and weight decay pulls it towards zero. Bias correction counts all steps, as in dense
 AdamW. If every step uses every row, both are the same. If steps use few rows, rare rows move less: on a log of 12,000
 items, with some 8 % of the rows in a step, the same validation score took about half as many epochs again.

@@ -99,7 +99,7 @@ class TrainingState:
             staging.replace(path)
 
     def load(self, path: Path) -> TrainingRecord:
-        """Resume from the file: the next batch is the one that would have come."""
+        """Resume from the file: the next batch is the one that would have followed."""
         try:
             with safe_open(path, framework="pt") as file:
                 self.record = msgspec.json.decode(file.metadata()[HEADER], type=TrainingRecord)
@@ -135,7 +135,7 @@ def read_training_record(path: Path) -> TrainingRecord:
 
 
 def read_best(model: nn.Module, path: Path) -> None:
-    """Give a model the best weights of a saved state."""
+    """Load the best weights of a saved state into a model."""
     try:
         with safe_open(path, framework="pt") as file, torch.no_grad():
             for index, parameter in enumerate(model.parameters()):

@@ -35,7 +35,7 @@ from segue.training.state import TrainingRecord, TrainingState
 from segue.training.windows import training_windows
 
 STATE, STATE_ALL = "training.safetensors", "training-all.safetensors"
-"""State files of choosing the epoch, and of training on every event: in RUN.partial, and then in the run folder."""
+"""State files of the training that chooses the epoch, and of training on every event, in RUN.partial and in the run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ def choose_epoch(
 
 
 def _validation(setup: TrainingSetup, log: SplitLog, counts: np.ndarray, seen: SeenRule) -> Validate:
-    """Validation after each epoch, on the next events or, with `evaluate.days`, on the items of the first days."""
+    """The validation after each epoch: on the next events or, with `evaluate.days`, on the items of the first days."""
     settings = setup.evaluate
 
     def evaluator(model: SequenceModel) -> Evaluator:

@@ -1,4 +1,4 @@
-"""Warm start: the first weights of a training, transferred from another run and saved with the new one."""
+"""Warm start: the initial weights of a training, transferred from another run and saved with the new one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from segue.training.train import STATE, TrainingSetup
 TRAINED_ITEMS = "trained.npy"
 """In a run trained on every event: the items of its training part [V + 1] bool."""
 WARM_START, WARM_START_ALL = "warm-start.safetensors", "warm-start-all.safetensors"
-"""The first weights of choosing the epoch, and of training on every event if these differ."""
+"""The initial weights of the training that chooses the epoch, and of training on every event if these differ."""
 
 
 def write_warm_start(
@@ -53,16 +53,16 @@ def write_warm_start(
             "of the same catalogue, or leave --from out."
         )
     seen = np.concatenate(([False], before.table["count"].to_numpy() > 0))
-    starts = [(old, WARM_START, seen)]
+    transfers = [(old, WARM_START, seen)]
     if all_events:
         chosen = copy.deepcopy(old)
         read_best(chosen, folder / STATE)
         if isinstance(chosen.items, CodeTable):
             chosen.items.codes.copy_(_codes_of_choice(folder))
-        seen_then = np.load(folder / TRAINED_ITEMS) if (folder / TRAINED_ITEMS).exists() else np.zeros_like(seen)
-        starts = [(chosen, WARM_START, seen_then), (old, WARM_START_ALL, seen)]
+        seen_by_chosen = np.load(folder / TRAINED_ITEMS) if (folder / TRAINED_ITEMS).exists() else np.zeros_like(seen)
+        transfers = [(chosen, WARM_START, seen_by_chosen), (old, WARM_START_ALL, seen)]
     items = setup.model.items
-    for model, name, then in starts:
+    for model, name, items_seen in transfers:
         generator = torch.Generator().manual_seed(setup.train.seed)  # new rows are initialised as in a new model
         new = build_model(setup.model, len(now), generator=generator, facts=facts, encoder=setup.encoder)
         transfer_weights(
@@ -71,7 +71,7 @@ def write_warm_start(
             before=before,
             now=now,
             # Trained items have codes, and so do those of earlier runs that are not trained any more.
-            had_codes=then | _any_code(model.items.codes) if isinstance(model.items, CodeTable) else None,
+            had_codes=items_seen | _any_code(model.items.codes) if isinstance(model.items, CodeTable) else None,
             has_codes=trained,
             category=items.column if isinstance(items, CategorySettings) else "",
         )

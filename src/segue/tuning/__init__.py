@@ -1,5 +1,5 @@
-"""A data folder and a recipe → the recipe that suits the data best: `space` is what is tried, `search` tries it,
-`study` keeps the trials in a folder, `report` shows them."""
+"""A data folder and a recipe → the recipe that suits the data best: `space` defines the settings to try, `search`
+tries them, `study` stores the trials in a folder, `report` shows them."""
 
 from __future__ import annotations
 

@@ -17,17 +17,15 @@ SHOWN = 5
 
 
 class TrialRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial."""
-
     trial: int
-    """From 1; in Optuna's study from 0."""
+    """The number, from 1; in Optuna's study from 0."""
     outcome: Outcome
     score: float | None
     """The best NDCG@10 of its epochs on validation; of an unfinished trial, a lower bound."""
     epochs: int
     best_epoch: int
     seconds: float | None
-    """How long it took, None if it was interrupted: when is unknown."""
+    """How long it took; None if it was interrupted, as the time of the interruption is unknown."""
     values: dict[str, Any]
     """The searched settings."""
     changes: dict[str, tuple[Any, Any]]
@@ -44,7 +42,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> list[TrialRecord]:
-        """The trials that are over."""
+        """The trials that have ended."""
         return [record for record in self.trials if record.outcome in FINAL]
 
     @property

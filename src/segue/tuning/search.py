@@ -172,17 +172,17 @@ class _Trainer:
 
 
 def _next_trial(study: optuna.Study, job: Search) -> optuna.Trial:
-    """The recipe itself, then unfinished trials, then what Optuna proposes.
+    """The next trial: the recipe itself, then unfinished trials, then those that Optuna proposes.
 
     The sampler is seeded by the number of finished trials, so an interruption does not change what it proposes.
     """
     trials = study.get_trials(deepcopy=False)
-    over = [trial.params for trial in trials if outcome_of(trial) in FINAL]
+    finished = [trial.params for trial in trials if outcome_of(trial) in FINAL]
     pending = [own_values(job.settings, job.space)]
     pending += [trial.params for trial in trials if outcome_of(trial) in UNFINISHED]
-    seed = (job.settings.train.seed + len(over)) % 2**32
+    seed = (job.settings.train.seed + len(finished)) % 2**32
     study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_TRIALS)
-    first = next((values for values in pending if not any(values.items() <= done.items() for done in over)), None)
+    first = next((values for values in pending if not any(values.items() <= other.items() for other in finished)), None)
     if first is not None and not any(trial.state == TrialState.WAITING for trial in trials):
         study.enqueue_trial(first)
     return study.ask()

@@ -1,4 +1,4 @@
-"""What is tried: a small table of settings, cut down to what makes sense for the log and the recipe."""
+"""The search space: a small table of settings, reduced to those that make sense for the log and the recipe."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     low: float = 0.0
     high: float = 0.0
     log: bool = False
-    """Whether a factor counts, rather than a difference."""
+    """Whether values are sampled on a logarithmic scale."""
     losses: tuple[str, ...] = ()
-    """The losses that it belongs to; empty: all."""
+    """The losses that have the setting; empty: all."""
 
 
 Space = dict[str, Knob]
@@ -57,7 +57,7 @@ LEAST_STEPS = 10  # an epoch of fewer steps learns too little for epochs to be c
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """What the search space depends on. Nothing of the test part is included."""
+    """The facts that the search space depends on. The test part is not included."""
 
     items: int
     events: int
@@ -86,8 +86,8 @@ def space_for(recipe: Settings, log: LogFacts) -> Space:
     """The part of SPACE that makes sense, widened to hold the recipe itself: it is the first trial.
 
     A length that covers every history makes longer ones pointless. Negatives are fewer than the items; if even the
-    smallest choice is not, scoring all items costs less than sampling, and no sampled loss is offered. In a
-    larger catalogue it is, however cheap the softmax: negatives also change what is learned, not only what it costs.
+    smallest choice is not, scoring all items costs less than sampling, and the space has no sampled loss. For
+    a larger catalogue it has, even if the softmax is cheap: negatives also change what is learned, not only the cost.
     """
     own, model = _table(recipe), recipe.model
     covering = min((length for length in _numbers("model.length") if length >= log.longest), default=0)
@@ -101,12 +101,12 @@ def space_for(recipe: Settings, log: LogFacts) -> Space:
     }
     space: Space = {}
     for name, knob in SPACE.items():
-        mine = not knob.losses or own[LOSS] in knob.losses
-        if mine and name not in own:
+        is_own = not knob.losses or own[LOSS] in knob.losses
+        if is_own and name not in own:
             continue  # the recipe's encoder has no such key
         choices = [value for value in knob.choices if sensible.get(name, _always)(value)]
         space[name] = (
-            _widened(knob, choices, own[name]) if mine else msgspec.structs.replace(knob, choices=tuple(choices))
+            _widened(knob, choices, own[name]) if is_own else msgspec.structs.replace(knob, choices=tuple(choices))
         )
     widths = space["model.width"].choices
     for name in HEADS:
@@ -130,11 +130,11 @@ def _always(_: Any) -> bool:
     return True
 
 
-def _widened(knob: Knob, kept: list[Any], own: Any) -> Knob:
-    """The knob with the values that are kept, and the recipe's own."""
+def _widened(knob: Knob, values: list[Any], own: Any) -> Knob:
+    """The knob with these values and the recipe's own."""
     if not knob.choices:
         return msgspec.structs.replace(knob, low=min(knob.low, own), high=max(knob.high, own))
-    choices = [*kept, own] if own not in kept else kept
+    choices = [*values, own] if own not in values else values
     return msgspec.structs.replace(knob, choices=tuple(choices if isinstance(own, str) else sorted(choices)))
 
 
@@ -156,7 +156,7 @@ def _is_accepted(recipe: Settings, values: Values) -> bool:
 
 
 def _is_open(knob: Knob, losses: list[Any]) -> bool:
-    """Whether there is something to choose, or something that a loss on offer must be given."""
+    """Whether there are values to choose from, or one of the losses needs the knob."""
     if knob.losses:
         return any(loss in losses for loss in knob.losses)
     return len(knob.choices) != 1
@@ -168,13 +168,13 @@ def belonging(space: Space, loss: str) -> Iterator[str]:
 
 
 def own_values(recipe: Settings, space: Space) -> Values:
-    """The recipe as a point of the space."""
+    """The recipe's values of the knobs that its loss has."""
     own = _table(recipe)
     return {name: own[name] for name in belonging(space, kind_of(recipe.objective.loss))}
 
 
 def rounded(values: Values, own: Values) -> Values:
-    """Numbers as one would write them, two digits; the recipe's own stay as they are."""
+    """The values with numbers rounded to two digits; the recipe's own stay as they are."""
     return {
         name: float(f"{value:.2g}") if isinstance(value, float) and value != own.get(name) else value
         for name, value in values.items()
@@ -182,7 +182,7 @@ def rounded(values: Values, own: Values) -> Values:
 
 
 def laid_over(recipe: Settings, values: Values) -> Settings:
-    """The recipe with these values, checked as any settings are."""
+    """The recipe with these values, checked like all settings."""
     tables = msgspec.to_builtins(recipe)
     if values.get(LOSS, kind_of(recipe.objective.loss)) != kind_of(recipe.objective.loss):
         del tables["objective"]["sampler"]  # another loss starts without the recipe's

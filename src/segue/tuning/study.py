@@ -43,7 +43,7 @@ UNPRUNED_TRIALS, UNPRUNED_EPOCHS = 4, 4
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is searched on which data; never changed after the search has begun."""
+    """The recipe, data and space of a search; it never changes."""
 
     kind: Literal["tune"] = "tune"
     format: int = FORMAT

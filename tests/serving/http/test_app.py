@@ -321,7 +321,7 @@ def test_past_the_queue_the_answer_is_503(
     assert [answer.status_code for answer in answers] == [200] * 3 + [503] * 2
     assert [answer.status_code for answer in receipts] == [200] * 2 + [503] * 3
     for refused in [answer for answer in answers + receipts if answer.status_code == 503]:
-        assert_problem(refused, 503, "requests wait already; ask again in a moment")
+        assert_problem(refused, 503, "requests wait already; retry in a moment")
         assert refused.headers["retry-after"] == "1"
     assert 'segue_unavailable_total{reason="queue"} 5.0' in metrics
 
@@ -341,7 +341,7 @@ def test_past_the_deadline_the_answer_is_503(
         return [late, await client.get("/users/u/recommendations")]
 
     late, answered = asyncio.run(_asking(service, questions, app))
-    assert_problem(late, 503, "no answer within 0.05 s; ask again")
+    assert_problem(late, 503, "no answer within 0.05 s; retry")
     assert late.headers["retry-after"] == "1"
     assert answered.status_code == 200
 

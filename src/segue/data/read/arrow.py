@@ -20,7 +20,7 @@ BLOCK_ROWS = 1 << 17
 
 
 class ParquetInput:
-    """A Parquet file, read some rows at a time."""
+    """A Parquet file, read in blocks of rows."""
 
     note = ""
 
@@ -45,9 +45,9 @@ class ParquetInput:
         return _is_list(self.schema.field(position).type)
 
     def blocks(self, positions: Mapping[str, int]) -> Iterator[Block]:
-        wanted = list(dict.fromkeys(self.names[position] for position in positions.values()))
+        names = list(dict.fromkeys(self.names[position] for position in positions.values()))
         done = 0
-        for batch in self._batches(wanted, BLOCK_ROWS):
+        for batch in self._batches(names, BLOCK_ROWS):
             columns = {name: batch.column(self.names[position]) for name, position in positions.items()}
             yield _block(columns, done)
             done += batch.num_rows
@@ -104,7 +104,7 @@ class TableInput:
             yield _block(columns, begin)
 
     def _column(self, position: int, begin: int, rows: int) -> Any:
-        """Only some rows are converted at a time, so that a pandas table is never in memory twice."""
+        """Some rows of a column; converting all would hold a pandas table in memory twice."""
         name = self.names[position]
         try:
             return self._frame[begin : begin + rows].select(name).to_arrow().column(0)

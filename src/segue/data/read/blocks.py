@@ -1,4 +1,4 @@
-"""What every reader yields: blocks of columns with row numbers, and the rows that cannot be parsed."""
+"""The output of every reader: blocks of columns with row numbers, and the rows that cannot be parsed."""
 
 from __future__ import annotations
 

@@ -56,15 +56,15 @@ def open_catalogue(source: Any, *, item: str | None) -> Catalogue:
     if len(inputs) != 1:
         raise InputError(f"Expected one catalogue for --items, got {len(inputs)} files.")
     log = inputs[0]
-    everything = list(range(len(log.names)))
-    ids = [named_position(log, "item", item)] if item in log.names else by_rank(log, ID_NAMES, free=everything)
+    all_positions = list(range(len(log.names)))
+    ids = [named_position(log, "item", item)] if item in log.names else by_rank(log, ID_NAMES, free=all_positions)
     if len(ids) != 1:
         state = "could be the item's id" if ids else "looks like the item's id"
         raise InputError(
             f"{log.label}: {'more than one' if ids else 'no'} column {state}; name it `item` or as in the log. "
             f"Its columns are {listed(log.names)}.{log.note}"
         )
-    free = [position for position in everything if position not in ids]
+    free = [position for position in all_positions if position not in ids]
     titles = by_rank(log, TITLE_NAMES, free=free)[:1]
     positions = {"id": ids[0]} | ({"title": titles[0]} if titles else {})
     for position in free:
@@ -83,13 +83,13 @@ def described_items(
 
     Of rows with the same id the first counts. Only rows of `ids` stay in memory.
     """
-    wanted = pl.DataFrame({"id": ids})
+    id_table = pl.DataFrame({"id": ids})
     rows: list[pl.DataFrame] = []
     counts = {"rows": 0, "rejected": 0, "duplicates": 0}
     for frame, malformed in catalogue.blocks():
         counts["rows"] += frame.height + len(malformed)
         counts["rejected"] += len(malformed)
-        rows.append(detached(frame.join(wanted, on="id", how="semi")))
+        rows.append(detached(frame.join(id_table, on="id", how="semi")))
     if counts["rejected"] > max_rejected * counts["rows"]:
         raise InputError(
             f"{catalogue.input.label}: {counts['rejected']} of {counts['rows']} rows cannot be read, "
@@ -104,12 +104,12 @@ def described_items(
             f"{catalogue.input.label}: none of its ids is an item of the log (such as {ids[0]!r}); "
             f"is {catalogue.columns['id']!r} the column with the log's item ids?"
         )
-    described = wanted.join(first, on="id", how="left", maintain_order="left")
+    described = id_table.join(first, on="id", how="left", maintain_order="left")
     return with_vectors(described, catalogue.input.label), counts
 
 
 def read_items(source: Any, *, item: str | None) -> tuple[pl.DataFrame, int]:
-    """Every item of `items` as `prepare` takes it, with the columns `id`, perhaps `title`, and all others; and the
+    """The items of `source` (see `items` of `prepare`), with the columns `id`, perhaps `title`, and all others; and the
     number of rows left out because their id came before. A row that cannot be parsed is an error.
 
     item: the catalogue's column of the id, if it has no usual name.
@@ -155,37 +155,37 @@ def fitted(table: pl.DataFrame, vocabulary: pl.DataFrame) -> tuple[pl.DataFrame,
         if name == "count":
             columns.append(pl.Series(name, [0] * table.height, dtype=dtype))
             continue
-        given = table[name] if name in table.columns else pl.Series(name, [None] * table.height, dtype=dtype)
-        if given.dtype == pl.String and dtype != pl.String:  # an empty cell of a CSV file is null
-            given = pl.select(pl.when(given != "").then(given)).to_series()
-        columns.append(_cast(given, dtype))
-        misfit = columns[-1].is_null() & given.is_not_null()
+        column = table[name] if name in table.columns else pl.Series(name, [None] * table.height, dtype=dtype)
+        if column.dtype == pl.String and dtype != pl.String:  # an empty cell of a CSV file is null
+            column = pl.select(pl.when(column != "").then(column)).to_series()
+        columns.append(_cast(column, dtype))
+        misfit = columns[-1].is_null() & column.is_not_null()
         reasons.append(pl.select(pl.when(misfit).then(pl.lit(_expected(name, dtype)))).to_series())
     rows = pl.DataFrame(columns).select(vocabulary.columns)
     return rows, pl.select(pl.coalesce(reasons)).to_series()
 
 
-def _cast(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
+def _cast(column: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
     """A column in the vocabulary's type, null for each value that cannot be converted."""
-    if given.dtype == dtype:
-        return given
-    text, truth, converted = given.dtype == pl.String, {"true": True, "false": False}, pl.Series()
+    if column.dtype == dtype:
+        return column
+    text, truth, converted = column.dtype == pl.String, {"true": True, "false": False}, pl.Series()
     with suppress(pl.exceptions.PolarsError):  # there may be no conversion between the types
         if isinstance(dtype, pl.Array):
-            converted = _vectors(given, dtype)
+            converted = _vectors(column, dtype)
         elif text and dtype == pl.Boolean:
-            converted = given.str.to_lowercase().replace_strict(truth, default=None, return_dtype=dtype)
+            converted = column.str.to_lowercase().replace_strict(truth, default=None, return_dtype=dtype)
         elif text and (dtype == pl.Date or isinstance(dtype, pl.Datetime)):
-            converted = _dates(given, dtype)
+            converted = _dates(column, dtype)
         else:
-            converted = given.cast(dtype, strict=False)
-    return converted if converted.dtype == dtype else pl.Series(given.name, [None] * len(given), dtype=dtype)
+            converted = column.cast(dtype, strict=False)
+    return converted if converted.dtype == dtype else pl.Series(column.name, [None] * len(column), dtype=dtype)
 
 
-def _dates(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
+def _dates(column: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
     """Times in ISO 8601; one with an offset becomes UTC if the vocabulary's have no zone."""
     zone = dtype.time_zone if isinstance(dtype, pl.Datetime) else None
-    times = read_dates(given.str.strip_chars(), zone)["microseconds"].cast(pl.Datetime("us")).alias(given.name)
+    times = read_dates(column.str.strip_chars(), zone)["microseconds"].cast(pl.Datetime("us")).alias(column.name)
     if not isinstance(dtype, pl.Datetime):
         return times.cast(pl.Date).set(times != times.dt.truncate("1d"), None)
     if zone is not None:
@@ -193,15 +193,15 @@ def _dates(given: pl.Series, dtype: pl.DataType | DataTypeClass) -> pl.Series:
     return times.cast(dtype)
 
 
-def _vectors(given: pl.Series, dtype: pl.Array) -> pl.Series:
+def _vectors(column: pl.Series, dtype: pl.Array) -> pl.Series:
     """Lists of finite numbers of the width of the vocabulary's vectors."""
-    if not isinstance(given.dtype, pl.List | pl.Array):
-        return given
-    lists = given.cast(pl.List(pl.Float32), strict=False)
+    if not isinstance(column.dtype, pl.List | pl.Array):
+        return column
+    lists = column.cast(pl.List(pl.Float32), strict=False)
     finite = lists.list.eval(pl.element().is_finite().fill_null(value=False)).list.all()
     valid = (lists.list.len() == dtype.size) & finite
     none = pl.Series([None], dtype=pl.List(pl.Float32))
-    return pl.select(pl.when(valid).then(lists).otherwise(none)).to_series().cast(dtype).alias(given.name)
+    return pl.select(pl.when(valid).then(lists).otherwise(none)).to_series().cast(dtype).alias(column.name)
 
 
 def _expected(name: str, dtype: pl.DataType | DataTypeClass) -> str:

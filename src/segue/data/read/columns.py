@@ -52,7 +52,7 @@ EXACT_NAMES: dict[Role, tuple[str, ...]] = {"value": ("value", "sequenceratings"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The column of each role the log has."""
+    """The columns of a log by role."""
 
     names: dict[Role, str]
     found: tuple[Role, ...]
@@ -70,27 +70,27 @@ class Columns:
 
 
 def find_columns(log: LogInput, settings: PrepareSettings) -> Columns:
-    """Take the named columns, find the others by name and content."""
+    """The columns that the settings name, and others recognised by name and content."""
     named = settings.named_columns()
-    taken = {role: named_position(log, role, name) for role, name in named.items()}
+    positions = {role: named_position(log, role, name) for role, name in named.items()}
     for role, ranks in (("user", USER_NAMES), ("item", ITEM_NAMES)):
-        if role not in taken:
-            matches = by_rank(log, ranks, free=_free(log, taken.values()))
-            taken[role] = _single(log, role, matches)  # type: ignore[index, arg-type]
-    if "time" not in taken:
-        position = _time_position(log, settings, free=_free(log, taken.values()))
+        if role not in positions:
+            matches = by_rank(log, ranks, free=_free(log, positions.values()))
+            positions[role] = _single(log, role, matches)  # type: ignore[index, arg-type]
+    if "time" not in positions:
+        position = _time_position(log, settings, free=_free(log, positions.values()))
         if position is not None:
-            taken["time"] = position
-    lists = _holds_lists(log, taken)
+            positions["time"] = position
+    lists = _holds_lists(log, positions)
     for role, names in EXACT_NAMES.items():
         exact = names[: 2 if lists else 1]
-        matches = [position for position in _free(log, taken.values()) if normal(log.names[position]) in exact]
+        matches = [position for position in _free(log, positions.values()) if normal(log.names[position]) in exact]
         entries = [] if role == "kind" else [entry for position in matches for entry in _entries(log, position)]
-        if role not in taken and len(matches) == 1 and all(map(looks_like_number_or_time, entries)):
-            taken[role] = matches[0]
+        if role not in positions and len(matches) == 1 and all(map(looks_like_number_or_time, entries)):
+            positions[role] = matches[0]
     return Columns(
-        names={role: log.names[taken[role]] for role in ROLES if role in taken},
-        found=tuple(role for role in ROLES if role in taken and role not in named),
+        names={role: log.names[positions[role]] for role in ROLES if role in positions},
+        found=tuple(role for role in ROLES if role in positions and role not in named),
         lists=lists,
     )
 
@@ -125,8 +125,8 @@ def by_rank(log: LogInput, ranks: tuple[tuple[str, ...], ...], *, free: list[int
     return []
 
 
-def _free(log: LogInput, taken: Iterable[int]) -> list[int]:
-    used = set(taken)
+def _free(log: LogInput, positions: Iterable[int]) -> list[int]:
+    used = set(positions)
     return [position for position in range(len(log.names)) if position not in used]
 
 
@@ -146,33 +146,31 @@ def _single(log: LogInput, role: Role, positions: list[int]) -> int:
 
 def _time_position(log: LogInput, settings: PrepareSettings, *, free: list[int]) -> int | None:
     """A column named like a time, if its values can be times; else the one column that holds only dates; else none."""
-    named = by_rank(log, TIME_NAMES, free=free)
+    by_name = by_rank(log, TIME_NAMES, free=free)
     readable = [position for position in free if any(map(looks_like_number_or_time, _entries(log, position, 2)))]
-    dates = [position for position in readable if all(map(looks_like_date, _filled(log, position)))]
-    if named and settings.time_format is None:
+    dates = [position for position in readable if all(map(looks_like_date, _values(log, position)))]
+    if by_name and settings.time_format is None:
         # "time" may hold 12:30 beside a "date": a name of a lower rank is better if its values are dates, and not
         # numbers of weekdays
-        named = (
-            [position for position in named if position in readable] or by_rank(log, TIME_NAMES, free=dates) or named
-        )
-    return _single(log, "time", named or dates) if named or dates else None
+        by_name = [each for each in by_name if each in readable] or by_rank(log, TIME_NAMES, free=dates) or by_name
+    return _single(log, "time", by_name or dates) if by_name or dates else None
 
 
-def _filled(log: LogInput, position: int) -> list[str]:
+def _values(log: LogInput, position: int) -> list[str]:
     return [value for value in log.sample(position) if value]
 
 
 def _entries(log: LogInput, position: int, most: int | None = None) -> list[str]:
     """The entries of comma-separated lists, at most `most` of each."""
-    return [part for value in _filled(log, position) for part in value.split(",")[:most]]
+    return [part for value in _values(log, position) for part in value.split(",")[:most]]
 
 
-def _holds_lists(log: LogInput, taken: dict[Role, int]) -> bool:
+def _holds_lists(log: LogInput, positions: dict[Role, int]) -> bool:
     """Whether a row holds all events of a user: by type, by Meta's names or by comma-separated times."""
-    if log.holds_lists(taken["item"]) or normal(log.names[taken["item"]]) == "sequenceitemids":
+    if log.holds_lists(positions["item"]) or normal(log.names[positions["item"]]) == "sequenceitemids":
         return True
-    if "time" not in taken:
+    if "time" not in positions:
         return False
-    values = _filled(log, taken["time"])
+    values = _values(log, positions["time"])
     lists = [value.split(",") for value in values if "," in value]
     return len(lists) * 2 > len(values) and all(looks_like_date(part) for parts in lists for part in parts)

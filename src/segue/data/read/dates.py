@@ -1,7 +1,7 @@
 """A column of dates as text → microseconds since 1970 UTC, and the reason of each row that cannot be read.
 
-polars reads the forms that the column's first values have. Only the rows it leaves are read one by one by Python:
-`segue.data.timestamps.read_iso`, or `datetime.strptime` for a format.
+polars reads the commonest forms of a sample. Python reads the remaining rows one by one, with
+`segue.data.timestamps.read_iso`, or with `datetime.strptime` for a format.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Form:
     """Microseconds east of UTC, if the format holds the offset as plain text."""
 
     def read(self, texts: pl.Expr, zone: str | None) -> pl.Expr:
-        """Microseconds UTC, null for what is written in another way."""
+        """Microseconds UTC, null for a text of another form."""
         parsed = texts.str.to_datetime(self.format, time_unit="us", strict=False, cache=False)
         directives = self.format.replace("%%", "")
         if "%y" in directives:  # 69 is 2069 for polars and 1969 for Python
@@ -66,7 +66,7 @@ class TimeFormat:
 
     text: str
     pattern: str
-    """What it matches, for regular expressions of Python and of polars."""
+    """The regular expression of its texts, for Python and for polars."""
 
     @classmethod
     def parse(cls, text: str) -> TimeFormat:
@@ -99,7 +99,7 @@ class TimeFormat:
         return cls(text, f"^{''.join(parts)}$")
 
     def forms(self) -> list[_Form]:
-        """The same for polars; none if it has no such format, as for hours without minutes."""
+        """This format for polars; empty if polars has no such format, as for hours without minutes."""
         # %f counts nanoseconds there, and its %3f has three digits
         formats = {re.sub(r"(?<!%)((?:%%)*)%f", rf"\g<1>%{digits}f", self.text) for digits in FRACTIONS}
         try:
@@ -109,7 +109,7 @@ class TimeFormat:
         return [_Form(each) for each in sorted(formats)]
 
     def read(self, text: str, zone: str | None) -> int:
-        """Read one text that matches the pattern; ValueError says why it cannot be read."""
+        """Read one text that matches the pattern; raises ValueError with the reason if it cannot."""
         match = re.match(self.pattern, text)
         if match is not None and "fraction" in match.groupdict():  # strptime reads six digits at most
             begin, end = match.span("fraction")
@@ -124,7 +124,7 @@ class TimeFormat:
 def local_to_utc(local: pl.Expr, zone: str | None) -> pl.Expr:
     """Microseconds of a local clock → microseconds UTC; null for an hour that the clocks skipped.
 
-    Of an hour that the clocks showed twice, the first is taken.
+    Of an hour that the clocks showed twice, the first is used.
     """
     if zone is None:
         return local
@@ -132,31 +132,31 @@ def local_to_utc(local: pl.Expr, zone: str | None) -> pl.Expr:
     return clock.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null").dt.epoch("us")
 
 
-def read_dates(texts: pl.Series, zone: str | None, written: TimeFormat | None = None) -> pl.DataFrame:
-    """Read ISO 8601, or what a --time-format describes: `microseconds`, and `time_reason` if there is none.
+def read_dates(texts: pl.Series, zone: str | None, time_format: TimeFormat | None = None) -> pl.DataFrame:
+    """Read dates in ISO 8601 or in a --time-format: `microseconds`, or null and its `time_reason`.
 
-    polars reads the texts that match the pattern, form by form; Python reads what it leaves. Null texts stay null in
+    polars reads the texts that match the pattern, form by form; Python reads the rest. Null texts stay null in
     both columns.
     """
-    text, left, microseconds = pl.col("text"), pl.col("left"), pl.col("microseconds")
+    text, rest, microseconds = pl.col("text"), pl.col("rest"), pl.col("microseconds")
     frame = pl.DataFrame({"text": texts}).with_columns(
-        pl.when(text.str.contains(ISO if written is None else written.pattern)).then(text).alias("left"),
+        pl.when(text.str.contains(ISO if time_format is None else time_format.pattern)).then(text).alias("rest"),
         pl.lit(None, dtype=pl.Int64).alias("microseconds"),
     )
-    candidates = frame["left"].drop_nulls()
+    candidates = frame["rest"].drop_nulls()
     sample = candidates.gather_every(max(1, len(candidates) // SAMPLE_ROWS))
-    for form in _iso_forms(sample) if written is None else written.forms():
-        frame = frame.with_columns(pl.coalesce(microseconds, form.read(left, zone)).alias("microseconds"))
-        frame = frame.with_columns(pl.when(microseconds.is_null()).then(left).alias("left"))
+    for form in _iso_forms(sample) if time_format is None else time_format.forms():
+        frame = frame.with_columns(pl.coalesce(microseconds, form.read(rest, zone)).alias("microseconds"))
+        frame = frame.with_columns(pl.when(microseconds.is_null()).then(rest).alias("rest"))
     values, reasons = {}, {}
-    for one in frame["left"].drop_nulls().unique().to_list():
+    for one in frame["rest"].drop_nulls().unique().to_list():
         try:
-            values[one] = read_iso(one, zone) if written is None else written.read(one, zone)
+            values[one] = read_iso(one, zone) if time_format is None else time_format.read(one, zone)
         except ValueError as error:
             reasons[one] = str(error)
     unread = text.is_not_null() & microseconds.is_null()
-    reason = left.replace_strict(reasons, default=UNREADABLE, return_dtype=pl.String)
-    value = left.replace_strict(values, default=None, return_dtype=pl.Int64)
+    reason = rest.replace_strict(reasons, default=UNREADABLE, return_dtype=pl.String)
+    value = rest.replace_strict(values, default=None, return_dtype=pl.Int64)
     frame = frame.with_columns(pl.coalesce(microseconds, value))
     return frame.select("microseconds", pl.when(unread).then(reason).alias("time_reason"))
 

@@ -43,7 +43,7 @@ class _Layout:
 
 
 class DelimitedFile:
-    """A text file; its delimiter is found from its first rows."""
+    """A text file; its delimiter is detected from its first rows."""
 
     def __init__(self, path: Path, *, named: set[str]) -> None:
         self.label = str(path)
@@ -76,7 +76,7 @@ class DelimitedFile:
                 pa.PythonFile(_StreamWithEnd(stream, delimiter, count), mode="r"),
                 delimiter,
                 names=[f"f{index}" for index in range(count)],
-                wanted=list(dict.fromkeys(f"f{position}" for position in positions.values())),
+                columns=list(dict.fromkeys(f"f{position}" for position in positions.values())),
                 skip=self._layout.first_row - 1,
                 block_bytes=READ_BYTES,
                 on_invalid=rows.invalid,
@@ -160,7 +160,7 @@ def _open_csv(
     block_bytes: int,
     on_invalid: Callable[[Any], str],
     names: Sequence[str] = (),
-    wanted: Sequence[str] = (),
+    columns: Sequence[str] = (),
     skip: int = 0,
 ) -> Any:
     """Arrow's streaming parser with every column as text; it numbers rows only with one thread."""
@@ -177,7 +177,7 @@ def _open_csv(
             delimiter=_single(delimiter), newlines_in_values=True, invalid_row_handler=on_invalid
         ),
         convert_options=pyarrow.csv.ConvertOptions(
-            include_columns=wanted,
+            include_columns=columns,
             column_types={f"f{index}": pa.string() for index in range(len(names) or MAX_COLUMNS)},
             strings_can_be_null=False,
             check_utf8=False,  # LogBytes yields nothing else
@@ -202,7 +202,7 @@ def _block(table: pa.Table, positions: Mapping[str, int], rows: _RowNumbers, str
 
 
 def _find_layout(path: Path, named: set[str]) -> _Layout:
-    """Find the delimiter under which most sampled rows have as many fields as the first."""
+    """The layout of the delimiter with which most sampled rows have as many fields as the first."""
     sample, whole = read_sample(path)
     if not sample.strip():
         raise InputError(f"{path} is empty; expected a log with a header row and events.")
@@ -230,11 +230,11 @@ def _try_delimiter(sample: bytes, delimiter: str, *, whole: bool, named: set[str
     """Parse the sample with one delimiter; None if it cannot be parsed at all."""
     if len(delimiter) > 1:
         sample = sample.replace(delimiter.encode(), _UNIT_SEPARATOR.encode())
-    ended = sample if sample.endswith(b"\n") else sample + b"\n"
+    text = sample if sample.endswith(b"\n") else sample + b"\n"
     rows = _RowNumbers(1)
     try:
         table = _open_csv(
-            pa.BufferReader(ended), delimiter, block_bytes=len(ended) + 1, on_invalid=rows.invalid
+            pa.BufferReader(text), delimiter, block_bytes=len(text) + 1, on_invalid=rows.invalid
         ).read_all()
     except pa.ArrowInvalid:
         return None

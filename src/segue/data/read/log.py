@@ -1,7 +1,7 @@
-"""Files or a table → blocks with one column a role: ids as text, times as text, numbers or microseconds.
+"""Files or a table → blocks with one column per role: ids as text, times as text, numbers or microseconds.
 
-The reader of the local engine and of Spark's executors. It rejects only what is no row at all; the rules judge the
-others. Times are read twice: their unit is decided for the whole column before any event is read.
+The reader of the local engine and of Spark's executors. It rejects only rows that cannot be parsed; the rules
+check the others. Times are read twice: their unit is decided for the whole column before any event is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Log:
     inputs: list[LogInput]
     columns: Columns
     ordered: bool = False
-    """There is no time, and a column that gives the order is read instead of it."""
+    """Whether the log has no time, and the column `order` is read instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class TimeDecision:
 
 
 def open_inputs(source: Any, *, named: set[str], label: str = "the table") -> list[LogInput]:
-    """A path, several paths or a table, opened."""
+    """Open a path, several paths or a table."""
     if isinstance(source, str | os.PathLike):
         return [open_file(Path(source), named=named)]
     if is_table(source):
@@ -115,7 +115,7 @@ def count_forms(log: Log, progress: ProgressCallback | None = None) -> dict[str,
 def read_blocks(
     inputs: list[LogInput], columns: Columns, *, stage: str = "reading", progress: ProgressCallback | None = None
 ) -> Iterator[tuple[LogInput, Block]]:
-    """Every block of every input, one column a role; progress is reported after each has been used."""
+    """Every block of every input, one column per role; progress is reported after each has been used."""
     before, total = 0, sum(log.size for log in inputs)
     for log in inputs:
         for block in log.blocks(columns.positions(log)):
@@ -163,8 +163,8 @@ def _one_row_an_event(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[Malformed
 
 
 def by_role(block: Block, label: str, columns: Columns) -> Block:
-    """A block with one row an event, and with the type of each role."""
-    frame, malformed, changed = block.frame, block.malformed, []
+    """A block with one row per event, and with the type of each role."""
+    frame, malformed, expressions = block.frame, block.malformed, []
     if columns.lists:
         frame, uneven = _one_row_an_event(frame)
         malformed = malformed + uneven
@@ -178,8 +178,8 @@ def by_role(block: Block, label: str, columns: Columns) -> Block:
                 f"{label}: the column {name!r} has the type {dtype}, which cannot be the {role}; "
                 f"name another with --{role}."
             )
-        changed.append(expression.alias(role))
-    return Block(frame.with_columns(changed), malformed, block.done)
+        expressions.append(expression.alias(role))
+    return Block(frame.with_columns(expressions), malformed, block.done)
 
 
 def id_text(column: pl.Expr, dtype: pl.DataType) -> pl.Expr | None:
@@ -187,11 +187,11 @@ def id_text(column: pl.Expr, dtype: pl.DataType) -> pl.Expr | None:
     if dtype == pl.String:
         return column
     if dtype.is_float():
-        filled = column.fill_nan(None)
-        whole = pl.when(filled == filled.round()).then(filled).cast(pl.Int64, strict=False).cast(pl.String)
-        return pl.coalesce(whole, filled.cast(pl.String))
-    known = dtype.is_integer() or dtype.is_decimal() or dtype == pl.Null
-    return column.cast(pl.String) if known or isinstance(dtype, pl.Categorical | pl.Enum) else None
+        numbers = column.fill_nan(None)
+        whole = pl.when(numbers == numbers.round()).then(numbers).cast(pl.Int64, strict=False).cast(pl.String)
+        return pl.coalesce(whole, numbers.cast(pl.String))
+    castable = dtype.is_integer() or dtype.is_decimal() or dtype == pl.Null
+    return column.cast(pl.String) if castable or isinstance(dtype, pl.Categorical | pl.Enum) else None
 
 
 def _number(column: pl.Expr, dtype: pl.DataType) -> pl.Expr | None:

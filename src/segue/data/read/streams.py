@@ -26,7 +26,7 @@ _SURROGATES = re.compile("[\udc80-\udcff]")
 
 
 def check_file(path: Path) -> bytes:
-    """Refuse a path that is no readable file; return its first bytes, which identify its format."""
+    """The first bytes of a file, which identify its format; a path that is no readable file is refused."""
     try:
         if not path.exists():
             raise InputError(f"{path} does not exist; check its name and the folder you are in.")
@@ -86,7 +86,7 @@ class LogBytes:
         self._file.close()
 
     def _next(self, size: int) -> bytes:
-        """The next bytes, without the mark with which a file in UTF-8 may begin."""
+        """The next bytes, without the byte order mark of UTF-8."""
         try:
             piece = bytes(self._bytes.read(size))
         except OSError as error:

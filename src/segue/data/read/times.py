@@ -109,14 +109,14 @@ def votes(times: pl.Series) -> dict[str, int]:
 
 
 def decide(counts: Mapping[str, int], *, zone: str | None) -> TimeRule:
-    """The commonest form; with none at all, ISO 8601, under which every row will be rejected."""
+    """The rule of the commonest form; ISO 8601, with which every row is rejected, if no value fits a form."""
     forms: list[Form] = ["iso", "s", "ms", "us", "ns", "order"]
     form = max(forms, key=lambda name: counts.get(name, 0))
     return TimeRule(form=form, decimals=counts.get("decimals", 0) > 0, zone=zone)
 
 
 def read_times(times: pl.Series, rule: TimeRule) -> pl.DataFrame:
-    """`microseconds`, null if a time cannot be read, and then its `time_reason`."""
+    """A table of `microseconds`, null if a time cannot be read, and the `time_reason` of each null."""
     if rule.form == "instant":
         local = pl.col("time")
         converted = times.alias("time").to_frame().with_columns(local_to_utc(local, rule.zone).alias("microseconds"))
@@ -149,8 +149,8 @@ def _with_numbers(times: pl.Series, *, decimals: bool) -> pl.DataFrame:
     if times.dtype.is_integer():
         return frame.select(value.cast(pl.Int64).alias("whole"), none)
     if times.dtype.is_float():
-        known = pl.when(value.is_finite()).then(value.cast(pl.Float64))
-        return frame.select(pl.lit(None, dtype=pl.Int64).alias("whole"), known.alias("decimal"))
+        finite = pl.when(value.is_finite()).then(value.cast(pl.Float64))
+        return frame.select(pl.lit(None, dtype=pl.Int64).alias("whole"), finite.alias("decimal"))
     frame = frame.with_columns(value.str.strip_chars())
     frame = frame.with_columns(pl.when(value.str.contains(WHOLE)).then(value).cast(pl.Int64).alias("whole"))
     # few are left for the slower patterns, and nulls cost nothing
@@ -186,7 +186,7 @@ def mixture(counts: Mapping[str, int]) -> str:
 
 
 def read_time(text: str, rule: TimeRule) -> int:
-    """One time in microseconds: a number in the column's own unit, or ISO 8601; ValueError says why it is neither."""
+    """One time in microseconds: a number in the column's own unit, or ISO 8601; else raises ValueError."""
     if rule.form in UNITS:
         value = read_times(pl.Series([text]), replace(rule, decimals=True))["microseconds"][0]
         if value is not None:

@@ -49,7 +49,7 @@ def open_vectors(path: Path) -> VectorFile:
         )
     ids = _ids(path)
     if len(ids) != len(vectors):
-        raise InputError(f"{path} has {len(vectors)} rows, but its file of ids has {len(ids)}; expected as many.")
+        raise InputError(f"{path} has {len(vectors)} rows, but its file of ids has {len(ids)}; expected one id a row.")
     return VectorFile(path, vectors, ids)
 
 
@@ -93,20 +93,20 @@ def with_arrays(table: pl.DataFrame, files: Sequence[VectorFile]) -> pl.DataFram
                 f"{file.path}: its vectors would be the column {name!r}, which the catalogue has already; "
                 "rename the file, and the one with its ids."
             )
-        given = pl.DataFrame({"id": file.ids, "row": np.arange(len(file.ids))}).unique("id", keep="first")
-        rows = table.select("id").join(given, on="id", how="left", maintain_order="left")["row"]
+        row_of_id = pl.DataFrame({"id": file.ids, "row": np.arange(len(file.ids))}).unique("id", keep="first")
+        rows = table.select("id").join(row_of_id, on="id", how="left", maintain_order="left")["row"]
         if rows.null_count() == len(rows):
             raise InputError(
                 f"{file.path}: none of its ids (such as {file.ids.first()!r}) is an item of the log (such as "
                 f"{table['id'][0]!r}); does its file of ids hold the ids of the log's items?"
             )
-        known = rows.is_not_null().to_numpy()
+        has_vector = rows.is_not_null().to_numpy()
         vectors = np.zeros((len(rows), width), dtype=np.float32)
         with np.errstate(over="ignore"):  # a number that is too large is refused below
-            vectors[known] = file.vectors[rows.drop_nulls().to_numpy()]
+            vectors[has_vector] = file.vectors[rows.drop_nulls().to_numpy()]
         _refuse_infinite(vectors, str(file.path))
         column = pl.Series(vectors, dtype=pl.Array(pl.Float32, width))
-        table = table.with_columns(pl.when(pl.Series(known)).then(column).alias(name))
+        table = table.with_columns(pl.when(pl.Series(has_vector)).then(column).alias(name))
     return table
 
 

@@ -31,11 +31,11 @@ class Rejected:
     def total(self) -> int:
         return self.counts.total()
 
-    def add(self, label: str, malformed: list[Malformed], judged: pl.DataFrame) -> None:
+    def add(self, label: str, malformed: list[Malformed], rows: pl.DataFrame) -> None:
         """Add rows that cannot be parsed, and rows with the `reason` that the rules gave."""
         lines = pl.DataFrame(malformed, schema={ROW: pl.Int64, "reason": pl.String, "text": pl.String})
         columns = [pl.col(role).cast(pl.String) for role in self.roles]
-        for frame in (lines, judged.select(ROW, "reason", *columns)):
+        for frame in (lines, rows.select(ROW, "reason", *columns)):
             for reason, count in frame["reason"].value_counts().iter_rows():
                 self.counts[reason] += count
             for reason in set(frame["reason"].unique()) - set(self.examples):
@@ -75,7 +75,7 @@ class Rejected:
 
 
 def example(label: str, row: int | None, texts: Iterable[str | None]) -> str:
-    """A bad row for a message; rows of some tables have no numbers."""
+    """A rejected row as text for a message; row: None for a table without row numbers."""
     joined = ", ".join("" if text is None else str(text) for text in texts)
     shown = joined if len(joined) <= TEXT_IN_MESSAGE else joined[:TEXT_IN_MESSAGE] + "…"
     return f"{label}: {shown!r}" if row is None else f"{label} row {row}: {shown!r}"

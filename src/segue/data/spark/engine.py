@@ -1,6 +1,6 @@
 """The Spark engine: a log → the core of its events, in their final order.
 
-Executors read, judge, count and sort; the driver holds the ids, the rejected rows and the partition that it is
+Executors read, check, count and sort; the driver holds the ids, the rejected rows and the partition that it is
 writing. Rows, numbers and errors are those of the local engine.
 """
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 from segue.data.read.blocks import ROW
 from segue.data.read.log import Log, ProgressCallback, TimeDecision, log_of_inputs
 from segue.data.read.times import mixture
-from segue.data.rules.judge import MAX_KINDS, k_core, no_user_left, refuse_many_kinds
+from segue.data.rules.rows import MAX_KINDS, k_core, no_user_left, refuse_many_kinds
 from segue.data.rules.rejected import Rejected, example
 from segue.data.settings import PrepareSettings
 from segue.data.spark.reader import SparkSource, open_source
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 @contextmanager
 def open_spark_engine(source: Any, settings: PrepareSettings, progress: ProgressCallback) -> Iterator[_SparkEngine]:
     """Open a session and the log in it."""
-    with open_session(settings.spark_remote) as spark, explained("prepare the log"), ExitStack() as persisted:
-        opened = open_source(spark, source, named=set(settings.named_columns().values()))
-        log = log_of_inputs(opened.inputs, settings)
-        yield _SparkEngine(log, spark, opened, settings, progress, persisted)
+    with open_session(settings.spark_remote) as spark, explained("prepare the log"), ExitStack() as releases:
+        spark_source = open_source(spark, source, named=set(settings.named_columns().values()))
+        log = log_of_inputs(spark_source.inputs, settings)
+        yield _SparkEngine(log, spark, spark_source, settings, progress, releases)
 
 
 @dataclass(slots=True)
 class _SparkEngine:
-    """An opened log and its settings."""
+    """Reads and sorts an opened log on Spark's executors."""
 
     log: Log
     spark: SparkSession
     source: SparkSource
     settings: PrepareSettings
     progress: ProgressCallback
-    persisted: ExitStack
+    releases: ExitStack
     """Releases the frames that executors hold."""
     _rows: int = 0
 
@@ -69,26 +69,26 @@ class _SparkEngine:
                 "of whole numbers with --order."
             )
         self.progress("reading", 0, 1)
-        judged = self._persist(self.source.judged(self.log.columns, times.rule))
-        rejected, n_good = self._rejected(judged)
+        checked = self._persist(self.source.checked(self.log.columns, times.rule))
+        rejected, n_good = self._rejected(checked)
         self._rows = n_good + rejected.total
         self.progress("reading", 1, 1)
         rejected.check(self._rows, most=self.settings.max_rejected, hint=mixture(times.counts))
         if rejected.total:
-            rejected.frames.append(self._rejected_rows(judged))
-        good = judged.filter("reason IS NULL").drop("reason", "texts", "line")
+            rejected.frames.append(self._rejected_rows(checked))
+        good = checked.filter("reason IS NULL").drop("reason", "texts", "line")
         if not timed:
             good = self._persist(_with_row_order(self.spark, good))
-        compared = ["user", "item", "kind", "value", *(["time"] if timed else [])]
+        keys = ["user", "item", "kind", "value", *(["time"] if timed else [])]
         if self.settings.drop_duplicates:
-            good = self._persist(_distinct(good, compared))
+            good = self._persist(_distinct(good, keys))
             n_distinct = good.count()
         else:
-            n_distinct = good.select(*compared).distinct().count()
+            n_distinct = good.select(*keys).distinct().count()
         return self._core(good, rejected, n_good, duplicates=n_good - n_distinct)
 
     def described(self) -> list[dict[str, Any]]:
-        """Without digests, as the driver does not read the files."""
+        """The sources without digests, as the driver does not read the files."""
         if not self.source.files:
             return [{"table": self.log.inputs[0].label, "rows": self._rows}]
         return [{"path": file.path, "bytes": file.size} for file in self.source.files]
@@ -96,28 +96,28 @@ class _SparkEngine:
     def _persist(self, frame: DataFrame) -> DataFrame:
         """Keep a frame on the executors, in memory or on their disks, until the work is done."""
         persisted = frame.persist()
-        self.persisted.callback(persisted.unpersist)
+        self.releases.callback(persisted.unpersist)
         return persisted
 
     def _label(self, number: int | None) -> str:
         return self.log.inputs[0].label if number is None else self.source.files[number].label
 
-    def _rejected(self, judged: DataFrame) -> tuple[Rejected, int]:
+    def _rejected(self, checked: DataFrame) -> tuple[Rejected, int]:
         """The rejected rows, counted by reason with the first row of each; and the number of good rows."""
         from pyspark.sql import functions as F
 
-        counts: dict[str | None, int] = dict(judged.groupBy("reason").count().collect())
+        counts: dict[str | None, int] = dict(checked.groupBy("reason").count().collect())
         rejected = Rejected(list(self.log.columns.names), max_stored=0)
         rejected.counts.update({reason: count for reason, count in counts.items() if reason is not None})
         if rejected.total:
             first = F.min(F.struct("file", ROW, "part", "line", "texts")).alias("first")
-            firsts = judged.filter("reason IS NOT NULL").groupBy("reason").agg(first).collect()
+            firsts = checked.filter("reason IS NOT NULL").groupBy("reason").agg(first).collect()
             for reason, (file, row, _, line, texts) in firsts:
                 rejected.examples[reason] = example(self._label(file), row, [line] if texts is None else texts)
         return rejected, counts.get(None, 0)
 
-    def _rejected_rows(self, judged: DataFrame) -> pl.DataFrame:
-        bad = judged.filter("reason IS NOT NULL").select("file", ROW, "part", "reason", "texts", "line")
+    def _rejected_rows(self, checked: DataFrame) -> pl.DataFrame:
+        bad = checked.filter("reason IS NOT NULL").select("file", ROW, "part", "reason", "texts", "line")
         frame = pl.DataFrame(pl.from_arrow(bad.toArrow())).sort("file", ROW, "part")
         roles = list(self.log.columns.names)
         labels = [self._label(number) for number in frame["file"]]
@@ -186,10 +186,10 @@ def _with_row_order(spark: SparkSession, good: DataFrame) -> DataFrame:
     return numbered.withColumn("time", (F.col("time") + F.col("before")) * MICROSECONDS).drop("before")
 
 
-def _distinct(good: DataFrame, compared: list[str]) -> DataFrame:
-    """The first, by the log's order, of all rows that are equal in the columns `compared`."""
+def _distinct(good: DataFrame, keys: list[str]) -> DataFrame:
+    """The first row, in the log's order, of each set of rows with equal `keys`."""
     from pyspark.sql import functions as F
 
-    others = ["file", ROW, "part", "order_number", *({"time"} - set(compared))]
-    first = good.groupBy(*compared).agg(F.min(F.struct(*others)).alias("first"))
-    return first.select(*compared, *(f"first.{name}" for name in others))
+    others = ["file", ROW, "part", "order_number", *({"time"} - set(keys))]
+    first = good.groupBy(*keys).agg(F.min(F.struct(*others)).alias("first"))
+    return first.select(*keys, *(f"first.{name}" for name in others))

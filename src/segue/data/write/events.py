@@ -1,4 +1,4 @@
-"""Good rows → compact columns: numbers instead of text, at most about 24 bytes an event, even while they are sorted.
+"""Good rows → compact columns: numbers instead of text, at most about 24 bytes per event, even while they are sorted.
 
 Each chunk is sorted by user; then the slices of some users from all chunks are joined and sorted by time. So the whole
 table is never copied, and equal times keep the order of the log.
@@ -36,12 +36,12 @@ class _TextTable:
             pl.Series("text", dtype=pl.String), np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint32)
         )
 
-    def lookup(self, wanted: np.ndarray) -> np.ndarray:
+    def lookup(self, queries: np.ndarray) -> np.ndarray:
         """The numbers of sorted hashes, ABSENT for unknown ones."""
-        numbers = np.full(len(wanted), ABSENT, dtype=np.uint32)
-        indices = np.searchsorted(self.hashes, wanted)
+        numbers = np.full(len(queries), ABSENT, dtype=np.uint32)
+        indices = np.searchsorted(self.hashes, queries)
         inside = np.flatnonzero(indices < len(self.hashes))
-        matches = inside[self.hashes[indices[inside]] == wanted[inside]]
+        matches = inside[self.hashes[indices[inside]] == queries[inside]]
         numbers[matches] = self.numbers[indices[matches]]
         return numbers
 
@@ -80,14 +80,14 @@ class Numbering:
         order = np.argsort(hashes)
         first = np.diff(hashes[order], prepend=~hashes[order[:1]]) != 0
         rows = order[first]  # one of each hash
-        wanted = hashes[rows]
-        by_hash = self._merged.lookup(wanted)
+        distinct = hashes[rows]
+        by_hash = self._merged.lookup(distinct)
         others = np.flatnonzero(by_hash == ABSENT)
-        by_hash[others] = self._recent.lookup(wanted[others])
+        by_hash[others] = self._recent.lookup(distinct[others])
         new = others[by_hash[others] == ABSENT]
         if len(new):
             by_hash[new] = np.arange(len(self), len(self) + len(new))
-            self._add(texts.gather(rows[new]), wanted[new], by_hash[new])
+            self._add(texts.gather(rows[new]), distinct[new], by_hash[new])
         numbers = np.empty(len(texts), dtype=np.uint32)
         numbers[order] = by_hash[np.cumsum(first) - 1]
         different = (self.texts().gather(numbers) != texts).to_numpy()
@@ -143,8 +143,8 @@ class Chunk:
 class EventTable:
     """All good events of a log, in chunks that follow the log's order.
 
-    The chunks lie in memory of their own, outside the heap: small arrays that stay, scattered between the blocks of
-    text that come and go, would keep several times their size from being used again.
+    The chunks are in memory maps outside the heap: small long-lived arrays between short-lived blocks of text would
+    fragment the heap.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -222,7 +222,7 @@ class EventTable:
         while begin < len(counts):
             before = ends[begin - 1] if begin else 0
             end = max(begin + 1, int(np.searchsorted(ends, before + GROUP_EVENTS, side="right")))
-            limits = np.array([begin, end], dtype=np.uint32)  # the type of users, which would be copied for another
+            limits = np.array([begin, end], dtype=np.uint32)  # the type of users, to avoid a copy of them
             slices = [slice(*np.searchsorted(chunk.user, limits).tolist()) for chunk in self.chunks]
             yield slices, concatenated([chunk.take(rows) for chunk, rows in zip(self.chunks, slices, strict=True)])
             begin = end

@@ -32,17 +32,17 @@ class Shares:
         split = split_last(sequences)
         if self.test_from is not None:
             split = split_time(sequences, valid_from=self.test_from, test_from=self.test_from)
-        tested = np.arange(sequences.n_events) >= np.repeat(split.valid_end, lengths)
+        in_test = np.arange(sequences.n_events) >= np.repeat(split.valid_end, lengths)
         users = np.repeat(np.arange(sequences.n_users), lengths)
         order = stable_order(users << 32 | sequences.items)
         # an event is a repeat unless it is the user's first one with the item
         repeat = (np.diff(users[order]) == 0) & (np.diff(sequences.items[order]) == 0)
-        self.repeats += int(tested[order[1:]][repeat].sum())
-        self.targets += int(tested.sum())
+        self.repeats += int(in_test[order[1:]][repeat].sum())
+        self.targets += int(in_test.sum())
 
 
 def summary_lines(manifest: dict[str, Any]) -> list[str]:
-    """What was found, read, rejected and written, a line each."""
+    """The lines of the summary, from the columns of the log to the vectors of its items."""
     settings, log, counts = manifest["settings"], manifest["log"], manifest["counts"]
     names = [f"{role} = {name!r}{' (found)' if role in log['found'] else ''}" for role, name in log["columns"].items()]
     lines = [
@@ -54,8 +54,8 @@ def summary_lines(manifest: dict[str, Any]) -> list[str]:
     if counts["rejected"]:
         lines.append("           rejected.parquet holds the rejected rows; it may contain personal data")
     if counts["duplicates"]:
-        fate = "dropped" if settings["drop_duplicates"] else "kept (--drop-duplicates leaves them out)"
-        lines.append(f"duplicates {counts['duplicates']:,} exact repeats of a row, {fate}")
+        action = "dropped" if settings["drop_duplicates"] else "kept (--drop-duplicates leaves them out)"
+        lines.append(f"duplicates {counts['duplicates']:,} exact repeats of a row, {action}")
     split = "the last event of each user for test, the one before for validation"
     if manifest["split"]["kind"] == "time":
         time = settings["split"].removeprefix("time:")

@@ -102,5 +102,5 @@ def write_sequences(
 
 
 def write_table(path: Path, table: pl.DataFrame) -> None:
-    """Parquet; the same table gives the same bytes."""
+    """Write a table as Parquet; equal tables give equal bytes."""
     table.write_parquet(path, compression="zstd", statistics=False)

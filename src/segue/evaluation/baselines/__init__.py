@@ -19,7 +19,7 @@ class Baseline(Scorer, Protocol):
     def note(self) -> str: ...
 
 
-# What a baseline has to choose, it chooses on validation.
+# The hyperparameters of a baseline are chosen on validation.
 BASELINES: dict[str, Callable[[SplitLog], Baseline]] = {
     "popularity": Popularity.fit,
     "recent-popularity": Popularity.fit_recent,

@@ -35,12 +35,12 @@ LEAST_VOTE = 0.1 * np.log(2)  # similarity 1, the oldest position, the most freq
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionNeighbours:
-    """Sessions are numbered by age: a higher number is more recent."""
+    """The training sessions, numbered by age: a higher number is more recent."""
 
-    sessions: np.ndarray  # [P] int64: item a's sessions, most recent first, are rows known[a] .. known[a + 1]
-    known: np.ndarray  # [V + 2] int64
-    items: np.ndarray  # [Q] int64: session s's distinct items are rows held[s] .. held[s + 1]
-    held: np.ndarray  # [S + 1] int64
+    sessions: np.ndarray  # [P] int64: item a's sessions, most recent first, are rows by_item[a] .. by_item[a + 1]
+    by_item: np.ndarray  # [V + 2] int64
+    items: np.ndarray  # [Q] int64: session s's distinct items are rows by_session[s] .. by_session[s + 1]
+    by_session: np.ndarray  # [S + 1] int64
     rarity: np.ndarray  # [V + 1] float32
     popularity: Tensor  # [V + 1] float32, below any vote
     note: str = (
@@ -51,36 +51,36 @@ class SessionNeighbours:
     @staticmethod
     def fit(log: SplitLog) -> SessionNeighbours:
         (session, item, n_sessions), columns = _sessions(log), log.n_items + 1
-        held = np.unique(session * columns + item)  # each item of a session once, by session
-        session, item = held // columns, held % columns
-        holders = np.bincount(item, minlength=columns)  # [V + 1]
-        by_item = np.sort(item * n_sessions + (n_sessions - 1 - session))  # by item, most recent session first
-        item_of = by_item // max(1, n_sessions)
-        first = np.cumsum(holders) - holders
-        recent = np.arange(len(by_item)) - first[item_of] < SESSIONS
+        pairs = np.unique(session * columns + item)  # each item of a session once, by session
+        session, item = pairs // columns, pairs % columns
+        counts = np.bincount(item, minlength=columns)  # [V + 1]: sessions of each item
+        in_order = np.sort(item * n_sessions + (n_sessions - 1 - session))  # by item, most recent session first
+        item_of = in_order // max(1, n_sessions)
+        first = np.cumsum(counts) - counts
+        recent = np.arange(len(in_order)) - first[item_of] < SESSIONS
         return SessionNeighbours(
-            sessions=n_sessions - 1 - by_item[recent] % max(1, n_sessions),
-            known=np.concatenate(([0], np.cumsum(np.minimum(holders, SESSIONS)))),
+            sessions=n_sessions - 1 - in_order[recent] % max(1, n_sessions),
+            by_item=np.concatenate(([0], np.cumsum(np.minimum(counts, SESSIONS)))),
             items=item,
-            held=np.concatenate(([0], np.cumsum(np.bincount(session, minlength=n_sessions)))),
-            rarity=np.log1p(n_sessions / np.maximum(1, holders)).astype(np.float32),
+            by_session=np.concatenate(([0], np.cumsum(np.bincount(session, minlength=n_sessions)))),
+            rarity=np.log1p(n_sessions / np.maximum(1, counts)).astype(np.float32),
             popularity=below_one(log.training_counts) * float(LEAST_VOTE),
         )
 
     def scores(self, histories: Batch) -> Tensor:
         query, item, position, lengths = _newest_positions(histories, len(self.rarity))
-        sizes = self.known[item + 1] - self.known[item]  # sessions of each looked-up item
+        sizes = self.by_item[item + 1] - self.by_item[item]  # sessions of each looked-up item
         scores = self.popularity.repeat(len(lengths), 1)  # [B, V + 1]
         pairs = np.bincount(query, weights=sizes, minlength=len(lengths)).astype(np.int64)
         for group in cut_by_budget(pairs, PAIRS_AT_A_TIME):
             rows = slice(*np.searchsorted(query, (group[0], group[-1] + 1)))
-            sessions = self.sessions[ragged_rows(self.known[item[rows]], sizes[rows])]
-            asking, positions = (np.repeat(column[rows], sizes[rows]) for column in (query - group[0], position))
-            owner, session, weight = _nearest(asking, sessions, positions, lengths[group])
-            held = self.held[session + 1] - self.held[session]
-            votes = self.items[ragged_rows(self.held[session], held)]
-            cells = np.repeat((owner + group[0]) * scores.shape[1], held) + votes
-            np.add.at(scores.numpy().reshape(-1), cells, np.repeat(weight, held) * self.rarity[votes])
+            sessions = self.sessions[ragged_rows(self.by_item[item[rows]], sizes[rows])]
+            queries, positions = (np.repeat(column[rows], sizes[rows]) for column in (query - group[0], position))
+            owner, session, weight = _nearest(queries, sessions, positions, lengths[group])
+            lists = self.by_session[session + 1] - self.by_session[session]  # items of each neighbour
+            votes = self.items[ragged_rows(self.by_session[session], lists)]
+            cells = np.repeat((owner + group[0]) * scores.shape[1], lists) + votes
+            np.add.at(scores.numpy().reshape(-1), cells, np.repeat(weight, lists) * self.rarity[votes])
         return scores
 
 

@@ -17,7 +17,7 @@ from segue.evaluation.settings import MOST_DAYS
 DAY = 86_400 * MICROSECONDS
 
 Positive = Callable[[Batch], np.ndarray]
-"""Which events of a batch are targets, as a mask [T]."""
+"""A batch → the mask of the events that are targets [T]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +58,9 @@ def window_cases(
     with_history = first_at(sequences, time if oldest is None else oldest) > offsets[:-1]
     counts = np.where(with_history, beyond - begins, 0)
     window, user = gather(sequences, begins, begins + counts), np.repeat(np.arange(len(counts)), counts)
-    wanted = np.ones(len(user), dtype=bool) if positive is None else positive(window)
+    is_target = np.ones(len(user), dtype=bool) if positive is None else positive(window)
     n_numbers = int(window.items.max(initial=0)) + 1
-    pairs = np.unique(user[wanted] * n_numbers + window.items[wanted])
+    pairs = np.unique(user[is_target] * n_numbers + window.items[is_target])
     users, owner = np.unique(pairs // n_numbers, return_inverse=True)
     return WindowCases(
         time=time,

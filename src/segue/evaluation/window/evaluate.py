@@ -39,7 +39,7 @@ Values = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetWindow:
-    """What is measured."""
+    """The days after the split to evaluate, the ages of the histories, and the events that are targets."""
 
     days: float
     ages: Sequence[float] = (0,)
@@ -83,7 +83,7 @@ def rank_targets(
     for chosen, batch in evaluator.batches(histories, progress=progress):
         batch = replace(batch, query_times=np.full(len(chosen), time // MICROSECONDS))
         seen = None
-        if evaluator.seen == "excluded":  # what was seen before the window, whatever the age of the history
+        if evaluator.seen == "excluded":  # items seen before the window, whatever the age of the history
             lengths = cases.ends[chosen] - cases.starts[chosen]
             items = evaluator.sequences.items[ragged_rows(cases.starts[chosen], lengths)]
             seen = Exclusions(rows=np.repeat(np.arange(len(chosen)), lengths), items=items.astype(np.int64))

@@ -18,7 +18,7 @@ TILE = 1 << 17  # numbers in a tile: half a megabyte of float32 stays in the pro
 
 
 class _AdditiveScores(torch.autograd.Function):
-    """The backward pass computes each tile again, which is faster than reading it from memory."""
+    """Additive scores; the backward pass computes each tile again, which is faster than reading it from memory."""
 
     @staticmethod
     def forward(
@@ -32,9 +32,9 @@ class _AdditiveScores(torch.autograd.Function):
         ctx.save_for_backward(queries, keys, vector)
         ctx.activation, ctx.causal = activation, causal
         scores = queries.new_zeros(*queries.shape[:2], keys.shape[1])
-        for rows, reach in _tiles(queries, keys, causal=causal):
-            tile = _pair_sums(queries[:, rows], keys[:, :reach])
-            scores[:, rows, :reach] = (tile.tanh_() if activation == "tanh" else tile.clamp_(0, 1)) @ vector
+        for rows, n_keys in _tiles(queries, keys, causal=causal):
+            tile = _pair_sums(queries[:, rows], keys[:, :n_keys])
+            scores[:, rows, :n_keys] = (tile.tanh_() if activation == "tanh" else tile.clamp_(0, 1)) @ vector
         return scores
 
     @staticmethod
@@ -42,17 +42,17 @@ class _AdditiveScores(torch.autograd.Function):
         queries, keys, vector = ctx.saved_tensors
         d_queries, d_keys, d_vector = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(vector)
         ones = queries.new_ones(1, queries.shape[1])  # a matrix product is the faster sum over rows
-        for rows, reach in _tiles(queries, keys, causal=ctx.causal):
-            tile = _pair_sums(queries[:, rows], keys[:, :reach])  # [B, r, n, D]
-            gradient = gradients[0][:, rows, :reach, None].expand_as(tile)
+        for rows, n_keys in _tiles(queries, keys, causal=ctx.causal):
+            tile = _pair_sums(queries[:, rows], keys[:, :n_keys])  # [B, r, n, D]
+            gradient = gradients[0][:, rows, :n_keys, None].expand_as(tile)
             if ctx.activation == "tanh":
                 d_sums = torch.ops.aten.tanh_backward(gradient, tile.tanh_())
             else:
                 d_sums = torch.ops.aten.hardtanh_backward(gradient, tile, 0, 1)
                 tile.clamp_(0, 1)
-            d_vector += gradients[0][:, rows, :reach].reshape(-1) @ tile.view(-1, tile.shape[-1])
+            d_vector += gradients[0][:, rows, :n_keys].reshape(-1) @ tile.view(-1, tile.shape[-1])
             d_queries[:, rows] = d_sums.sum(2)
-            d_keys[:, :reach] += (ones[:, : d_sums.shape[1]] @ d_sums.flatten(2)).view(len(keys), reach, -1)
+            d_keys[:, :n_keys] += (ones[:, : d_sums.shape[1]] @ d_sums.flatten(2)).view(len(keys), n_keys, -1)
         return d_queries * vector, d_keys * vector, d_vector, None, None
 
 
@@ -67,15 +67,15 @@ def additive_scores(
         sums = queries[..., :, None, :] + keys[..., None, :, :]
         return (sums.tanh() if activation == "tanh" else sums.clamp(0, 1)) @ vector
     (m, n), width = (queries.shape[-2], keys.shape[-2]), keys.shape[-1]
-    before = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])  # type: ignore[no-untyped-call]
+    leading = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])  # type: ignore[no-untyped-call]
     flat: Tensor = _AdditiveScores.apply(  # type: ignore[no-untyped-call]
-        queries.expand(*before, m, width).reshape(-1, m, width),
-        keys.expand(*before, n, width).reshape(-1, n, width),
+        queries.expand(*leading, m, width).reshape(-1, m, width),
+        keys.expand(*leading, n, width).reshape(-1, n, width),
         vector,
         activation,
         causal,
     )
-    return flat.view(*before, m, n)
+    return flat.view(*leading, m, n)
 
 
 def _tiles(queries: Tensor, keys: Tensor, *, causal: bool) -> Iterator[tuple[slice, int]]:

@@ -30,9 +30,9 @@ class _SiluAttention(torch.autograd.Function):
         products = q.new_empty(*q.shape[:3], q.shape[2])  # [B, H, N, N]
         mixed = torch.empty_like(v)
         for users in _user_chunks(q):
-            here = torch.matmul(q[users], k[users].transpose(-1, -2), out=products[users])
-            here += time_bias(times, buckets[users]).add_(bias)[:, None]
-            mixed[users] = functional.silu(here).mul_(mask) @ v[users]
+            scores = torch.matmul(q[users], k[users].transpose(-1, -2), out=products[users])
+            scores += time_bias(times, buckets[users]).add_(bias)[:, None]
+            mixed[users] = functional.silu(scores).mul_(mask) @ v[users]
         ctx.save_for_backward(q, k, v, products, buckets)
         ctx.length, ctx.positions = length, len(positions)
         return mixed
@@ -45,13 +45,13 @@ class _SiluAttention(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         by_pair, by_bucket = q.new_zeros(q.shape[2], q.shape[2]), q.new_zeros(BUCKETS)
         for users in _user_chunks(q):
-            here, incoming = products[users], gradient[users]
-            dv[users] = functional.silu(here).mul_(mask).transpose(-1, -2) @ incoming
-            through = (incoming @ v[users].transpose(-1, -2)).mul_(mask)
-            through = torch.ops.aten.silu_backward(through, here)
-            dq[users] = through @ k[users]
-            dk[users] = through.transpose(-1, -2) @ q[users]
-            shared = through.sum(1)  # heads share the bias
+            scores, d_mixed = products[users], gradient[users]
+            dv[users] = functional.silu(scores).mul_(mask).transpose(-1, -2) @ d_mixed
+            d_scores = (d_mixed @ v[users].transpose(-1, -2)).mul_(mask)
+            d_scores = torch.ops.aten.silu_backward(d_scores, scores)
+            dq[users] = d_scores @ k[users]
+            dk[users] = d_scores.transpose(-1, -2) @ q[users]
+            shared = d_scores.sum(1)  # heads share the bias
             by_pair += shared.sum(0)
             by_bucket += torch.bincount(buckets[users].flatten(), weights=shared.flatten(), minlength=BUCKETS)
         by_distance = q.new_zeros(ctx.positions).index_add_(

@@ -15,7 +15,7 @@ def earlier(x: Tensor, batch: PackedBatch, by: int) -> Tensor:
     """The token `by` positions before each token [T, D]; zeros if its user has none there."""
     if by == 0:
         return x
-    return x.roll(by, 0) * (batch.position >= by)[:, None]  # rows that roll round from the end are among the zeros
+    return x.roll(by, 0) * (batch.position >= by)[:, None]  # also zeros for rows rolled in from the end
 
 
 def windows(x: Tensor, batch: PackedBatch, count: int, step: int = 1) -> Tensor:
@@ -55,7 +55,7 @@ class DilatedBlock(WithoutAttention):
 
 
 class CaserBlock(WithoutAttention):
-    """Caser's convolutions at every token, over the image of its user's last `events` tokens, one a row.
+    """Caser's convolutions at every token, over the image of its user's last `events` tokens, one per row.
 
     A horizontal filter spans one to all rows; its output is its maximum over the image. Its value at a token does not
     depend on the image, so it is computed once, and then the maximum is taken in each image. A vertical filter is a
@@ -87,10 +87,10 @@ class CaserBlock(WithoutAttention):
             functional.relu(filters(images[:, (self.events - height) * width :]))
             for height, filters in enumerate(self.horizontal, start=1)
         ]
-        each = outputs[0].shape[1]
+        n_filters = outputs[0].shape[1]
         joined = torch.cat(outputs, dim=1)
         shifted = [
-            functional.pad(earlier(joined[:, : (self.events - by) * each], batch, by), (0, by * each))
+            functional.pad(earlier(joined[:, : (self.events - by) * n_filters], batch, by), (0, by * n_filters))
             for by in range(self.events)
         ]
         return torch.stack(shifted).amax(0)

@@ -27,7 +27,7 @@ class RelativeBias(nn.Module):
         self.target_time = target_time
 
     def buckets(self, batch: PackedBatch) -> Tensor:
-        """Time buckets of all pairs of a user's tokens [B, N, N] int32; computed once a batch."""
+        """Time buckets of all pairs of a user's tokens [B, N, N] int32; computed once per batch."""
         return batch.buckets_at_next if self.target_time else batch.buckets_at_own
 
     def newest(self, batch: PackedBatch) -> Tensor:
@@ -57,15 +57,8 @@ class HSTUBlock(nn.Module):
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         u, q, v, k = self._project(x, batch)
-        mixed = silu_attention(
-            q,
-            k,
-            v,
-            positions=self.bias.positions,
-            times=self.bias.times,
-            buckets=self.bias.buckets(batch),
-            length=self.length,
-        )
+        bias, buckets = self.bias, self.bias.buckets(batch)
+        mixed = silu_attention(q, k, v, positions=bias.positions, times=bias.times, buckets=buckets, length=self.length)
         joined = mixed.transpose(1, 2).reshape(batch.size, batch.longest, -1)
         return self._update(x, u, pack(joined, batch))
 

@@ -103,10 +103,5 @@ class NarmBlock(nn.Module):
 
     def _select(self, logits: Tensor, mask: Tensor | None) -> AttentionWeights:
         return select_weights(
-            logits,
-            mask,
-            self.choice,
-            temperature=self.temperature,
-            training=self.training,
-            generator=self.generator,
+            logits, mask, self.choice, temperature=self.temperature, training=self.training, generator=self.generator
         )

@@ -67,14 +67,7 @@ class SASRecBlock(_AttentionBlock):
     weights."""
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        hidden: int,
-        dropout: float,
-        *,
-        output: bool = False,
-        weighted_norms: bool = True,
+        self, width: int, heads: int, hidden: int, dropout: float, *, output: bool = False, weighted_norms: bool = True
     ) -> None:
         super().__init__()
         self.norm_query = nn.LayerNorm(width, eps=1e-8, elementwise_affine=weighted_norms)
@@ -109,15 +102,15 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, stream: Tensor, gate: Tensor, update: Tensor) -> Tensor:
-        opening = torch.sigmoid(gate)
-        ctx.save_for_backward(opening, update)
-        return torch.addcmul(stream, opening, update)
+        weight = torch.sigmoid(gate)
+        ctx.save_for_backward(weight, update)
+        return torch.addcmul(stream, weight, update)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        opening, update = ctx.saved_tensors
+        weight, update = ctx.saved_tensors
         gradient = gradients[0]
-        return gradient, torch.ops.aten.sigmoid_backward(gradient * update, opening), gradient * opening
+        return gradient, torch.ops.aten.sigmoid_backward(gradient * update, weight), gradient * weight
 
 
 def gated(stream: Tensor, gate: Tensor, update: Tensor) -> Tensor:

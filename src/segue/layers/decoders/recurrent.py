@@ -23,7 +23,7 @@ class BidirectionalGRU(WithoutAttention):
         self.gru = nn.GRU(width, width, depth, batch_first=True, bidirectional=True)
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        # Without padding: from padding, the backward GRU would learn how much of it there is.
+        # Packed: with padding, the state of the backward GRU would depend on the number of padding tokens.
         inside = pack_padded_sequence(pad(x, batch), batch.lengths.cpu(), batch_first=True, enforce_sorted=False)
         states, _ = pad_packed_sequence(self.gru(inside)[0], batch_first=True)  # [B, N, 2D]
         return pack(states, batch)

@@ -50,8 +50,8 @@ class SinusoidalPositions(Positions):
 
 
 class NoPositions(Positions):
-    """Nothing is added, for models that know distances or order by other means: a prefix is encoded as it is within the
-    whole history."""
+    """No position embeddings, for models that use distances or order in another way. The states of a prefix are the
+    same as within the whole history."""
 
     def __init__(self, length: int) -> None:
         super().__init__()

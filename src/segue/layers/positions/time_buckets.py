@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 BUCKETS = 129
-STEP = 0.301  # of the natural logarithm: each bucket begins at 1.351 times the start of the one before it
+STEP = 0.301  # of the natural logarithm: the lower edge of a bucket is 1.351 times that of the bucket before it
 
 
 def time_buckets(seconds: Tensor) -> Tensor:

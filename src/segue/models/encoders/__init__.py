@@ -1,4 +1,4 @@
-"""Encoders, one a file, each with its settings. `ModelSettings` is the choice among them: a new one is a line here."""
+"""Encoders, one per file, each with its settings. `ModelSettings` is the choice among them; a new one is added here."""
 
 from __future__ import annotations
 

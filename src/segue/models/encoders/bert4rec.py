@@ -19,7 +19,7 @@ from segue.models.weight_init import truncated_normal_init
 
 
 class MaskedHead(nn.Module):
-    """Applied to the states that make a query, before they are compared with items."""
+    """The transform of query states before they are compared with items: a linear map, GELU and a layer norm."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ NOISE = 1e-3  # of the length of the clustered features: equal items are spread 
 PIECE = 10  # consecutive events of a history that count as close together
 FEATURES_A_PART = 4  # twice as many were no better on MovieLens-1M
 POPULARITY_WEIGHT = 2.0  # of the log count of an item against any other feature
-ROUNDS, MEMBERS = 25, 64  # rounds of k-means, and sampled items a cluster
+ROUNDS, MEMBERS = 25, 64  # rounds of k-means, and sampled items per cluster
 ROTATIONS = 50  # rounds that fit a rotation and clusters alternately
 PUSHES = 3  # rounds that separate items with equal codes; the rest is counted in the manifest
 
@@ -32,7 +32,7 @@ def assigned_codes(
     """Codes [V + 1, parts] uint8 by clusters of items that are close together in histories before `ends` [U].
 
     The matrix has a row for each piece of a history. A part has several features and its code is the item's cluster
-    among them, as in product quantisation: with one feature a part, most of the code would go to a few features.
+    among them, as in product quantisation: with one feature per part, most of the code would go to a few features.
     """
     begins, ends = np.asarray(sequences.offsets)[:-1], np.asarray(ends)
     counts = -(-(ends - begins) // PIECE)  # the last piece of a history may be shorter
@@ -93,8 +93,8 @@ def _nearest(of_part: Sequence[Tensor], clusters: Sequence[Clusters], rng: np.ra
         repeated = np.delete(np.arange(len(codes)), np.unique(_joined(codes), return_index=True)[1])
         part_of = (first_part[repeated] + push) % parts
         for part, each in enumerate(clusters):
-            moved = repeated[part_of == part]
-            codes[moved, part] = each.second_nearest(of_part[part][moved])
+            items = repeated[part_of == part]
+            codes[items, part] = each.second_nearest(of_part[part][items])
     return codes
 
 

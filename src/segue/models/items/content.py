@@ -23,9 +23,9 @@ TextEncoderSettings = HashedTextSettings | SentenceTextSettings
 
 
 class ContentTable(ItemTable):
-    """Content through a small network; with `ids`, a learned vector for each item is added: zero at initialisation, so
-    that an item unseen in training has its content alone, and left out for a share `id_dropout` of the items in each
-    training step."""
+    """Vectors that a small network computes from content. With `ids`, a learned vector for each item is added: zero at
+    initialisation, so that an item unseen in training has its content alone, and left out for a share `id_dropout` of
+    the items in each training step."""
 
     content: Tensor
     centre: Tensor
@@ -84,16 +84,16 @@ class ContentTable(ItemTable):
 
     def extended(self, facts: DataFacts) -> ContentTable:
         assert facts.content is not None
-        added = torch.from_numpy(facts.content[1:]).to(self.content)
+        new_content = torch.from_numpy(facts.content[1:]).to(self.content)
         learned: dict[str, nn.Parameter] = {}
         if self.ids:
-            rows = torch.cat((self.into.detach(), self.into.new_zeros(len(added), self.width)))
+            rows = torch.cat((self.into.detach(), self.into.new_zeros(len(new_content), self.width)))
             learned = {"into": nn.Parameter(rows, requires_grad=self.into.requires_grad)}
-        return lengthened(self, {"content": torch.cat((self.content, added))}, learned)
+        return lengthened(self, {"content": torch.cat((self.content, new_content))}, learned)
 
     def _read(self, numbers: Tensor) -> Tensor:
         if self.training and self.ids and self.id_dropout:
-            # Sampled once a step, so that input and output drop the same ids.
+            # Sampled once per step, so that input and output drop the same ids.
             dropped = min(round(self.id_dropout * STEPS), STEPS - 1)
             self._id_mask = byte_mask(torch.Size((self.n_items + 1, 1)), dropped, self.content.device, self.generator)
         return self._vectors(numbers)

@@ -17,7 +17,7 @@ EVENTS = 1 << 22  # of consecutive histories in one block, whose pairs are sorte
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """Some consecutive histories by rows and by columns, each item once a history."""
+    """Some consecutive histories by rows and by columns, each item once per history."""
 
     histories: slice
     items: Tensor  # [P] int32, history after history
@@ -29,8 +29,8 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Occurrences:
-    """A matrix of histories, or pieces of them, and items: one if a history contains an item. It takes twelve bytes an
-    event, and twelve for each item of a block."""
+    """A matrix of histories, or pieces of them, and items: one if a history contains an item. It takes twelve bytes
+    per event, and twelve for each item of a block."""
 
     blocks: list[_Block]
     shape: tuple[int, int]
@@ -41,8 +41,8 @@ class Occurrences:
         while first < len(total):  # about `EVENTS` events in a block; at least one history
             before = total[first - 1] if first else 0
             last = max(first + 1, int(np.searchsorted(total, before + EVENTS, side="right")))
-            some = slice(first, last)
-            blocks.append(_block(items, begins[some], ends[some], some))
+            rows = slice(first, last)
+            blocks.append(_block(items, begins[rows], ends[rows], rows))
             first = last
         return cls(blocks, (len(ends), n_items + 1))
 
@@ -83,8 +83,8 @@ def torch_generator(rng: np.random.Generator) -> torch.Generator:
 
 def _sums(rows: Tensor, numbers: Tensor, begins: Tensor, weights: Tensor | None = None) -> Tensor:
     """The sums of rows, by number, from each beginning to the next, times their weights."""
-    each = None if weights is None else weights[numbers]
-    return functional.embedding_bag(numbers, rows, begins, mode="sum", per_sample_weights=each)
+    entry_weights = None if weights is None else weights[numbers]
+    return functional.embedding_bag(numbers, rows, begins, mode="sum", per_sample_weights=entry_weights)
 
 
 def _block(items: np.ndarray, begins: np.ndarray, ends: np.ndarray, histories: slice) -> _Block:

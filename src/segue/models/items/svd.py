@@ -25,16 +25,16 @@ def right_directions(
     """The right singular vectors of the largest singular values [columns, width], and these values [width]; zeros
     beyond the rank."""
     rows, columns = shape
-    wanted = min(width, rows, columns)
-    if not wanted:
+    n_values = min(width, rows, columns)
+    if not n_values:
         return torch.zeros(columns, width), torch.zeros(width)
-    some = min(wanted + SPARE, rows, columns)
-    basis = _orthonormal(times(torch.randn(columns, some, generator=generator)))
+    n_features = min(n_values + SPARE, rows, columns)
+    basis = _orthonormal(times(torch.randn(columns, n_features, generator=generator)))
     for _ in range(ITERATIONS):
         basis = _orthonormal(transposed_times(basis))
         basis = _orthonormal(times(basis))
     left, values = _left(transposed_times(basis))
-    rank = min(wanted, int((values > LEAST_VALUE * values[0]).sum()))
+    rank = min(n_values, int((values > LEAST_VALUE * values[0]).sum()))
     directions, strengths = torch.zeros(columns, width), torch.zeros(width)
     directions[:, :rank], strengths[:rank] = left[:, :rank], values[:rank]
     return directions, strengths

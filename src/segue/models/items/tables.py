@@ -23,8 +23,8 @@ from segue.models.text.encoder import TextEncoder
 
 @dataclass(frozen=True, eq=False)
 class DataFacts:
-    """What a model is built from besides its settings: facts of the log and of its catalogue. Only those that the
-    settings need are present.
+    """The facts of the log and of its catalogue that a model is built from. Only those that its settings need are
+    present.
 
     Content and the text encoder become buffers of the item table, so a run encodes new texts without the catalogue."""
 
@@ -151,8 +151,8 @@ class CategoryTable(IdTable):
     def extended(self, facts: DataFacts) -> CategoryTable:
         """`facts.categories` are numbers of this table's categories."""
         assert facts.categories is not None and facts.categories.max() < len(self.into)
-        added = torch.from_numpy(facts.categories[1:]).to(self.categories.device)
-        return lengthened(self, {"categories": torch.cat((self.categories, added))}, {})
+        new_categories = torch.from_numpy(facts.categories[1:]).to(self.categories.device)
+        return lengthened(self, {"categories": torch.cat((self.categories, new_categories))}, {})
 
     def output(self, numbers: Tensor | None = None) -> Tensor:
         return self._rows(self.outward, self.categories if numbers is None else self.categories[numbers])
@@ -165,7 +165,7 @@ T = TypeVar("T", bound=ItemTable)
 
 
 def lengthened(table: T, buffers: dict[str, Tensor], parameters: dict[str, nn.Parameter]) -> T:
-    """A copy with more items. It shares all tensors but the given ones, so a large table is not copied."""
+    """A copy with more items. It shares all tensors but `buffers` and `parameters`, so no large table is copied."""
     longer = copy.copy(table)
     longer._buffers = {**table._buffers, **buffers}
     longer._parameters = {**table._parameters, **parameters}
@@ -185,8 +185,8 @@ class ItemTableSettings(Kind, frozen=True):
         """Refuse a catalogue without the content that these settings need."""
 
     def facts(self, vocabulary: Vocabulary, known: DataFacts = NO_FACTS) -> DataFacts:  # noqa: ARG002
-        """`known` and what a table of this kind needs of the catalogue. `known` are the event kinds, the items' codes
-        and the text encoder of a trained model; without one, this fits one to the catalogue."""
+        """`known` and the facts of the catalogue that a table of this kind needs. `known` are the event kinds, the
+        items' codes and the text encoder of a trained model; without one, this fits one to the catalogue."""
         return known
 
     def table(self, facts: DataFacts, n_items: int, width: int, *, mask: bool, bias: bool) -> ItemTable:

@@ -42,7 +42,7 @@ class Similarity(Protocol):
 
 
 class Dot(nn.Module):
-    """The inner product; with `normal`, vectors are scaled to length one and it is the cosine.
+    """The inner product; with `normal`, vectors are scaled to length one and the score is the cosine.
 
     Losses divide cosines by a temperature, which may be learned. Recommendations do not: it does not change their
     order, and exported queries stay of length one.

@@ -25,18 +25,18 @@ KEPT_PAIRS = 1 << 18  # half a gigabyte; of more pairs, activations are recomput
 LEAST_GATE = 1e-6  # added to a gate before its logarithm; the least sum that gates are divided by
 
 
-def gates(openness: Tensor, mask: Tensor | None = None) -> Tensor:
+def gates(gate_inputs: Tensor, mask: Tensor | None = None) -> Tensor:
     """The weight of each pair of components [..., P]: a softmax of w · σ(w), over the gates of the dropout `mask`."""
-    shares = functional.silu(openness).softmax(-1)
+    shares = functional.silu(gate_inputs).softmax(-1)
     if mask is None:
         return shares
     shares = shares * mask
     return shares / shares.sum(-1, keepdim=True).clamp(min=LEAST_GATE)
 
 
-def mixed(logits: Tensor, openness: Tensor, mask: Tensor | None = None) -> Tensor:
+def mixed(logits: Tensor, gate_inputs: Tensor, mask: Tensor | None = None) -> Tensor:
     """The mean of the logits [..., P], weighted by their `gates` → [...]."""
-    shares = functional.silu(openness).softmax(-1)
+    shares = functional.silu(gate_inputs).softmax(-1)
     if mask is None:
         return (shares * logits).sum(-1)
     shares = shares * mask
@@ -44,8 +44,8 @@ def mixed(logits: Tensor, openness: Tensor, mask: Tensor | None = None) -> Tenso
 
 
 def imbalance(shares: Tensor) -> Tensor:
-    """The negative mutual information between pairs and gates [N, P]: low if each pair has few open gates and all gates
-    are used equally."""
+    """The negative mutual information between pairs and gates [N, P]: low if each pair has few large gates and all
+    gates are used equally."""
     usage = shares.mean(0)
     return (usage * (usage + LEAST_GATE).log()).sum() - (shares * (shares + LEAST_GATE).log()).sum(1).mean()
 
@@ -122,13 +122,13 @@ class Mixture(nn.Module):
 
     def gates(self, queries: Side, items: Side) -> Tensor:
         """The weight of each pair of components [M, K, P], for K items of each of M queries."""
-        _, openness = self._opened(*queries, *items, *self.gate.parameters())
-        return gates(openness, self._mask(openness.shape, openness.device))
+        _, gate_inputs = self._logits_and_gate_inputs(*queries, *items, *self.gate.parameters())
+        return gates(gate_inputs, self._mask(gate_inputs.shape, gate_inputs.device))
 
     def _tile(self, queries: Side, items: Side) -> Tensor:
         """The scores of a few pairs."""
-        logits, openness = self._opened(*queries, *items, *self.gate.parameters())
-        return mixed(logits, openness, self._mask(logits.shape, logits.device))
+        logits, gate_inputs = self._logits_and_gate_inputs(*queries, *items, *self.gate.parameters())
+        return mixed(logits, gate_inputs, self._mask(logits.shape, logits.device))
 
     def _recomputed_tile(self, queries: Side, items: Side) -> Tensor:
         """The scores of a few pairs, with activations recomputed for the gradient."""
@@ -138,7 +138,7 @@ class Mixture(nn.Module):
         mask = self._mask(shape, queries.gate.device)
 
         def part(*tensors: Tensor) -> Tensor:
-            return mixed(*self._opened(*tensors), mask)
+            return mixed(*self._logits_and_gate_inputs(*tensors), mask)
 
         inputs = *queries, *items, *self.gate.parameters()
         scores: Tensor = _Recomputed.apply(part, *inputs)  # type: ignore[no-untyped-call]
@@ -150,7 +150,7 @@ class Mixture(nn.Module):
             return None
         return byte_mask(shape, self.drop.dropped, device, self.drop.generator)
 
-    def _opened(
+    def _logits_and_gate_inputs(
         self, queries: Tensor, query_gate: Tensor, items: Tensor, item_gate: Tensor, *weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Logits, the products of all pairs of components, and the inputs of their gates, each [b, k, P]: of b queries

@@ -43,17 +43,17 @@ class HashedTexts(TextEncoder):
     @classmethod
     def fitted(cls, texts: Sequence[str], width: int) -> HashedTexts:
         """Fit an encoder to the texts of a catalogue, at most `MAX_FITTED` at even distances."""
-        some = texts[:: -(-len(texts) // MAX_FITTED)] if texts else texts
-        counts = _count_terms(some)
+        sample = texts[:: -(-len(texts) // MAX_FITTED)] if texts else texts
+        counts = _count_terms(sample)
         terms, frequency = np.unique(counts.terms, return_counts=True)
         shared = frequency >= min(2, frequency.max(initial=0))  # a term of one text relates it to no other
         known = np.flatnonzero(shared)[np.argsort(-frequency[shared], kind="stable")[:MAX_TERMS]]
         known.sort()
         terms, frequency = terms[known], frequency[known]
-        weights = np.log((1 + len(some)) / (1 + frequency)) + 1
+        weights = np.log((1 + len(sample)) / (1 + frequency)) + 1
         blank = torch.zeros(len(terms), 0)
         encoder = cls(torch.from_numpy(terms), torch.from_numpy(weights.astype(np.float32)), blank)
-        matrix, generator = encoder._tf_idf(counts, len(some)), torch.Generator().manual_seed(SEED)
+        matrix, generator = encoder._tf_idf(counts, len(sample)), torch.Generator().manual_seed(SEED)
         products = matrix.times, matrix.transposed.times
         encoder.directions, _ = right_directions(*products, matrix.shape, width, generator=generator)
         return encoder
@@ -149,7 +149,7 @@ def _count_terms(texts: Sequence[str]) -> _TermCounts:
 
 
 def _characters(texts: Sequence[str]) -> np.ndarray:
-    """Code points: one line a text, in lower case, with one space around every word."""
+    """Code points: one line per text, in lower case, with one space around every word."""
     plain = pl.Series(texts, dtype=pl.String).str.normalize("NFKC").str.to_lowercase()
     lines = plain.str.replace_all(r"[^\p{L}\p{N}]+", " ").str.strip_chars()
     joined = " \n ".join(lines.to_list())

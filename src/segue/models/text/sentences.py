@@ -60,8 +60,8 @@ class SentenceTexts(TextEncoder):
     def fitted(cls, texts: Sequence[str], width: int) -> SentenceTexts:
         if width == SENTENCE_WIDTH:
             return cls(torch.eye(width))
-        some = texts[:: -(-len(texts) // MAX_FITTED)] if texts else texts
-        matrix = _vectors(some)
+        sample = texts[:: -(-len(texts) // MAX_FITTED)] if texts else texts
+        matrix = _vectors(sample)
         generator = torch.Generator().manual_seed(SEED)
         shape = (len(matrix), SENTENCE_WIDTH)
         return cls(right_directions(matrix.matmul, matrix.T.matmul, shape, width, generator=generator)[0])
@@ -80,10 +80,10 @@ def _vectors(texts: Sequence[str]) -> Tensor:
     tokenizer, weights = _sentence_model()
     numbers = [tokenizer.numbers(text, MAX_PIECES) for text in texts]
     marks = {tokenizer.begin, tokenizer.end, tokenizer.unknown}
-    known = [index for index, pieces in enumerate(numbers) if not marks.issuperset(pieces)]
+    encodable = [index for index, pieces in enumerate(numbers) if not marks.issuperset(pieces)]
     vectors = torch.zeros(len(texts), SENTENCE_WIDTH)
-    for begin in range(0, len(known), AT_A_TIME):
-        some = known[begin : begin + AT_A_TIME]
+    for begin in range(0, len(encodable), AT_A_TIME):
+        some = encodable[begin : begin + AT_A_TIME]
         with torch.no_grad():
             states = _states(weights, [numbers[index] for index in some])
             means = torch.stack([text.mean(dim=0) for text in states])

@@ -19,7 +19,7 @@ from segue.objective.tasks.examples import Examples
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossParts:
-    """What a loss needs besides a batch."""
+    """The settings and candidates of a loss."""
 
     n_items: int
     candidates: Tensor | None  # [C] int64 item numbers, ascending; None: all items

@@ -31,14 +31,14 @@ def with_reinforce(loss: Tensor, weights: Tensor, samples: SampledAttention, sta
     baseline of a state is the mean loss over the queries of all other states. It does not depend on the state's own
     sample, so the gradient is unbiased. In a batch of one state the baseline is 0.
     """
-    (above,) = torch.autograd.grad(loss, weights, retain_graph=True)
+    (centred,) = torch.autograd.grad(loss, weights, retain_graph=True)
     share = weights.detach()
-    of_state = torch.zeros(int(states.max()) + 1, dtype=share.dtype, device=share.device)
-    others = 1 - of_state.index_add(0, states, share)[states]
-    own = of_state.index_add(0, states, share * above)[states]  # of all queries of the state
+    zeros = torch.zeros(int(states.max()) + 1, dtype=share.dtype, device=share.device)
+    others = 1 - zeros.index_add(0, states, share)[states]
+    own = zeros.index_add(0, states, share * centred)[states]  # of all queries of the state
     baseline = torch.where(others > LEAST_OTHERS, -own / others, -loss.detach())
     scale = share * len(share)  # the plain mean of `reinforce_loss` becomes the weighted mean
     extra = reinforce_loss(
-        scale * above, samples.log_probability, scale * baseline, entropy=scale * samples.entropy, bonus=samples.bonus
+        scale * centred, samples.log_probability, scale * baseline, entropy=scale * samples.entropy, bonus=samples.bonus
     )
     return loss + (extra - extra.detach())

@@ -1,4 +1,4 @@
-"""Softmax losses: over the whole catalogue or over negatives that the batch shares, in tiles; or of given scores."""
+"""Softmax losses: over the whole catalogue or over negatives that the batch shares, in tiles; or of computed scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GradientFunction(torch.autograd.Function):
 
 
 class _FullSoftmax(GradientFunction):
-    """Each tile's share of both gradients is computed while its probabilities are in the cache."""
+    """The full softmax; each tile's part of both gradients is computed while its probabilities are in the cache."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Samplers: negatives for the losses that do not score every item, and the log of their probabilities.
 
-All sample independently and with replacement, so that each row of samples [M, K] is a sample of its own. `present` [P]
-are the items of the batch that may be sampled, as `observe` returns them.
+All samplers sample independently and with replacement, so each row of samples [M, K] is a sample of its own.
+`present` [P] are the items of the batch that may be sampled, as `observe` returns them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Sampler:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Counts made in training, by name, to be saved with the training state."""
+        """Counts from training, by name, to be saved with the training state."""
         return {}
 
     def observe(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """`present`, from a batch's inputs and targets with repeats and special tokens. Called first, once a batch."""
+        """The items `present` in a batch, with repeats and special tokens. Called first, once per batch."""
         return torch.cat((inputs, targets))
 
     def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class UniformSampler(Sampler):
     def __init__(self, n_items: int, candidates: Tensor | None = None) -> None:
         self._candidates = candidates
         self._count = n_items if candidates is None else len(candidates)
-        self._possible = torch.ones(n_items + 1, dtype=torch.bool)  # one byte an item: catalogues may be large
+        self._possible = torch.ones(n_items + 1, dtype=torch.bool)  # one byte per item: catalogues may be large
         self._possible[0] = False
         if candidates is not None:
             self._possible.zero_()[candidates] = True
@@ -70,8 +70,8 @@ class PopularitySampler(Sampler):
             self._log_q = torch.from_numpy(np.log(weight / weight.sum()).astype(np.float32))
 
     def sample(self, count: int, generator: torch.Generator, present: Tensor) -> Tensor:  # noqa: ARG002
-        at = torch.rand(count, dtype=torch.float64, generator=generator) * self._cumulative[-1]
-        return torch.searchsorted(self._cumulative, at, right=True).clamp_(max=len(self._cumulative) - 1)
+        thresholds = torch.rand(count, dtype=torch.float64, generator=generator) * self._cumulative[-1]
+        return torch.searchsorted(self._cumulative, thresholds, right=True).clamp_(max=len(self._cumulative) - 1)
 
     def log_q(self, items: Tensor, present: Tensor) -> Tensor:  # noqa: ARG002  # the batch changes nothing
         return self._log_q[items]

@@ -1,4 +1,4 @@
-"""Tasks: a batch of histories → what to encode, which states are queries, and their targets."""
+"""Tasks: a batch of histories → inputs, the queries among their states, and the targets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Examples:
     targets: np.ndarray  # [M] int64, item numbers
     positions: np.ndarray | None = None  # [M] int64, the input tokens whose states are queries; None: all, in order
     weights: np.ndarray | None = None  # [M] float32; None: equal
-    own: tuple[np.ndarray, np.ndarray] | None = None  # rows [P] of the inputs, items [P] int64: no negatives of theirs
+    own: tuple[np.ndarray, np.ndarray] | None = None  # rows [P] of the inputs, items [P] int64, no negatives of these
     grouped: bool = False  # whether the targets of one token are no negatives of each other
 
     @property
@@ -31,7 +31,7 @@ class Examples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskFacts:
-    """What tasks need to know about the log and the model."""
+    """The facts of the log and of the model that tasks need."""
 
     mask: int = 0  # number of the mask token
     positive: PositiveEvents = ALL_EVENTS

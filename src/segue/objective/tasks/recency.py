@@ -72,7 +72,7 @@ class Recency(Task, frozen=True, tag="recency"):
         last = (np.cumsum(inputs) - 1)[begins[user] + before - 1]  # the last input before the cut, or another user's
         own = last >= (np.cumsum(lengths) - lengths)[user]
         valid = own[cut] & ~inputs[samples]
-        pairs = np.unique(last[cut[valid]] * tokens + samples[valid])  # each target once a state
+        pairs = np.unique(last[cut[valid]] * tokens + samples[valid])  # each target once per state
         return Examples(
             inputs=batch.tokens(inputs, lengths, query_times=batch.times[ends - 1], users=batch.users),
             targets=batch.items[pairs % tokens],
@@ -85,10 +85,10 @@ class Recency(Task, frozen=True, tag="recency"):
         users = np.arange(len(lengths))
         if self.cuts == 1:
             return users, lengths
-        inside = np.maximum(0, lengths - 2)  # cuts after 2 … n - 1 events
-        sampled = sample_without_replacement(inside, np.minimum(self.cuts - 1, inside), rng)
-        user = np.repeat(users, inside)[sampled]
-        before = sampled - (np.cumsum(inside) - inside)[user] + 2
+        possible = np.maximum(0, lengths - 2)  # cuts after 2 … n - 1 events
+        sampled = sample_without_replacement(possible, np.minimum(self.cuts - 1, possible), rng)
+        user = np.repeat(users, possible)[sampled]
+        before = sampled - (np.cumsum(possible) - possible)[user] + 2
         return np.concatenate((users, user)), np.concatenate((lengths, before))
 
 

@@ -47,7 +47,7 @@ LEGEND = (0.01, 0.05, 0.2, 0.5, 1.0)  # shares of the largest weight
 
 
 def html(explanation: Explanation) -> str:
-    """The whole page."""
+    """The explanation as an HTML page."""
     parts = [f"<h1>{_text(headline(explanation))}</h1>"]
     if explanation.fallback:
         parts.append(f"<p>{POPULARITY}</p>")
@@ -112,7 +112,7 @@ def _attention(explanation: Explanation) -> str:
 
 
 def _own_tokens(explanation: Explanation) -> str:
-    """What the rows and columns are that are not entries, and which row the answer is computed from."""
+    """A sentence on the rows and columns that are not entries, and on the row that the answer is computed from."""
     steps = max(len(layer.rows) if of_steps(layer) else 0 for layer in explanation.attention)
     if steps > 1:
         chosen = f", which choose {', '.join(_text(item.id) for item in explanation.plan)}" if explanation.plan else ""

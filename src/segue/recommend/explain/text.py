@@ -119,7 +119,7 @@ def of_steps(layer: Attention) -> bool:
 
 
 def attention_lines(explanation: Explanation, view: View) -> Iterator[str]:
-    """Yield the part that `view` chooses; an InputError lists the choices if it does not exist."""
+    """Yield the attention weights that `view` selects; if there are none, an InputError lists the choices."""
     heads = _chosen_heads(explanation, view)
     if explanation.plan and any(of_steps(layer) for layer, _ in heads):
         yield ""

@@ -27,7 +27,7 @@ PART_ROWS = 1_000_000  # of one Parquet file, about
 
 
 class BatchReport(msgspec.Struct, frozen=True):
-    """What a batch job wrote."""
+    """The counts of a batch job."""
 
     users: int
     """Rows of the users file."""

@@ -43,7 +43,7 @@ COUNTS = b"segue"  # metadata key of a part's counts
 
 
 class EmbedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an embedding job wrote."""
+    """The counts of an embedding job."""
 
     users: int
     """Users of the data."""
@@ -127,7 +127,7 @@ def embed_users(
 
 
 def run_digest(recommender: Recommender) -> str:
-    """One digest of what embeddings depend on: the model, its weights and the ids of the items."""
+    """One digest of all that embeddings depend on: the model, its weights and the ids of the items."""
     if "files" not in recommender.manifest or recommender.changed:
         raise FolderError("This Recommender differs from its run folder: save it, and open the folder that was saved.")
     parts = [recommender.manifest["files"][name]["sha256"] for name in (SETTINGS, WEIGHTS, ITEMS)]

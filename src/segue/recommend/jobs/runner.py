@@ -21,8 +21,8 @@ Arrays = dict[str, np.ndarray]
 
 
 class JobContext:
-    """What every process of a job opens: a run, and a data folder, whose histories it reads in the run's item numbers.
-    The run may have been trained on other data."""
+    """A run and a data folder, which every process of a job opens. It reads the folder's histories in the run's item
+    numbers; the run may have been trained on other data."""
 
     def __init__(self, recommender: Recommender, data: Data) -> None:
         self.recommender = recommender
@@ -73,7 +73,7 @@ Results = Generator[tuple[T, Arrays], None, None]
 
 
 class JobRunner(Protocol):
-    """Applies a function to chunks."""
+    """Applies a function to chunks of users."""
 
     def map(self, function: ChunkFunction, chunks: Iterable[tuple[T, Arrays]]) -> Results[T]:
         """Yield each chunk's label with its result, in the order of the chunks.

@@ -61,7 +61,7 @@ class SparkRunner:
 
     def map(self, function: ChunkFunction, chunks: Iterable[tuple[T, Arrays]]) -> Results[T]:
         """See `JobRunner.map`. At least two chunks for each core of the cluster are submitted at a time; fewer if their
-        results would not fit in memory, judged by the largest result so far."""
+        results would not fit in memory, estimated from the largest result so far."""
         from pyspark.sql import functions as columns
 
         pending: deque[tuple[T, Future[Arrays]]] = deque()
@@ -133,29 +133,31 @@ def _unpacked(packed: bytes) -> Arrays:
 # --- on an executor ---------------------------------------------------------------------------------------------------
 
 
-def _run_chunk(there: _Folders, function: ChunkFunction, chunk: bytes) -> tuple[bytes | None, str | None]:
-    """The result, or the message of the error: Spark would retry after an exception, and bury it in a trace."""
+def _run_chunk(expected: _Folders, function: ChunkFunction, chunk: bytes) -> tuple[bytes | None, str | None]:
+    """The result, or the message of the error: after an exception, Spark would retry and show only a stack trace."""
     try:
-        return _packed(function(_context(there), _unpacked(chunk))), None
+        return _packed(function(_context(expected), _unpacked(chunk))), None
     except SegueError as error:
         return None, str(error)
 
 
 @lru_cache(maxsize=1)
-def _context(there: _Folders) -> JobContext:
-    """Open the folders, once in a process; those of an earlier job are closed. `there`: as the command sees them."""
+def _context(expected: _Folders) -> JobContext:
+    """Open the folders, once in a process; those of an earlier job are closed. `expected`: as the command sees them."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
     torch.set_num_threads(context.cpus())
     here = f"the Spark executor on {socket.gethostname()}"
-    if version("segue") != there.segue:
-        raise InputError(f"Python on {here} has segue {version('segue')}, this is {there.segue}; install the same.")
+    if version("segue") != expected.segue:
+        raise InputError(f"Python on {here} has segue {version('segue')}, this is {expected.segue}; install the same.")
     try:
-        recommender, data = Recommender.open(there.run), Data.open(there.data)
+        recommender, data = Recommender.open(expected.run), Data.open(expected.data)
     except SegueError as error:
         raise FolderError(f"On {here}: {error} Every executor must see the run and the data at these paths.") from error
-    if _folders(recommender, data) != there:
-        raise FolderError(f"On {here}, {there.run} or {there.data} differs from the one here; share the same folders.")
+    if _folders(recommender, data) != expected:
+        raise FolderError(
+            f"On {here}, {expected.run} or {expected.data} differs from the one here; share the same folders."
+        )
     return JobContext(recommender, data)

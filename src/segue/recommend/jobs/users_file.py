@@ -84,10 +84,10 @@ def _time_rule(log: Log, data: Data) -> TimeRule | None:
         return None
     label, column, facts = log.inputs[0].label, log.columns.names["time"], data.manifest["log"]["time"]
     if facts["form"] == "row order":
-        raise InputError(f"{label} asks about times ({column!r}), but {data.folder} has none; leave the column out.")
-    look = decide_times(log, PrepareSettings(time_zone=facts.get("zone")), lambda: count_forms(log))
-    rule = look.rule
-    if "format" in facts and look.counts and not any(look.counts.get(form) for form in ("iso", *UNITS)):
+        raise InputError(f"{label} has times ({column!r}), but {data.folder} has none; leave the column out.")
+    decision = decide_times(log, PrepareSettings(time_zone=facts.get("zone")), lambda: count_forms(log))
+    rule = decision.rule
+    if "format" in facts and decision.counts and not any(decision.counts.get(form) for form in ("iso", *UNITS)):
         return TimeRule(form="format", format=facts["format"], zone=facts.get("zone"))
     if rule is not None and rule.dated != (facts["form"] != "order"):
         meant = "an order" if facts["form"] == "order" else "dates"

@@ -85,9 +85,9 @@ class Batcher(Generic[Job, Result]):
     async def run(self, job: Job, *, deadline: float) -> Result:
         """The job's result. Raises `OverloadedError` after `deadline` seconds, or at once if too many jobs wait."""
         if self._stopping:
-            raise OverloadedError("stopping", "The service is stopping; ask another replica, or again in a moment.")
+            raise OverloadedError("stopping", "The service is stopping; retry in a moment, or use another replica.")
         if self.waiting >= self._max_waiting:
-            raise OverloadedError("queue", f"{self.waiting} requests wait already; ask again in a moment.")
+            raise OverloadedError("queue", f"{self.waiting} requests wait already; retry in a moment.")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self.waiting += 1
@@ -105,7 +105,7 @@ class Batcher(Generic[Job, Result]):
                 self._queue.remove(entry)
             if not isinstance(error, TimeoutError):
                 raise
-            sentence = f"There was no answer within {deadline:g} s; ask again in a moment."
+            sentence = f"There was no answer within {deadline:g} s; retry in a moment."
             raise OverloadedError("deadline", sentence) from None
         finally:
             self.waiting -= 1

@@ -116,7 +116,7 @@ class EngineProcess:
             self._pending[channel] = asyncio.ensure_future(self._receive(endpoints[channel]))
             result = await asyncio.shield(self._pending[channel])
         except (EOFError, OSError):
-            # A caller that is cancelled must not stop the restart half way.
+            # The restart must finish even if the caller is cancelled.
             raise await asyncio.shield(self._restart(endpoints)) from None
         if isinstance(result, Exception):
             raise result
@@ -158,7 +158,7 @@ class EngineProcess:
 
     async def _restart(self, broken: Endpoints) -> OverloadedError:
         """Start a new process, unless another channel has tried it meanwhile; returns the error for the callers."""
-        attempts, sentence = self._restarts, "The engine of the service is starting again; ask again in a moment."
+        attempts, sentence = self._restarts, "The engine of the service is starting again; retry in a moment."
         refusal = OverloadedError("restarting", sentence)
         async with self._restarting:
             if self._closed or self._endpoints is not broken or self._restarts != attempts:

@@ -87,13 +87,13 @@ class Models:
             elif selection.previous is not None:
                 name = selection.previous
             else:
-                raise CannotSwitchError("There is no run to go back to: none was switched away from.")
+                raise CannotSwitchError("There is no run to go back to: no switch was made.")
             model = self._load(name)
             if name != selection.run:  # otherwise it may have failed to load before
                 version = selection.version
                 selection = RunSelection(name, selection.run, selection.started_with, version + 1)
                 if not self._store.activate(selection, expected=version):
-                    raise CannotSwitchError("Another switch came first; see GET /model, then ask again.")
+                    raise CannotSwitchError("Another switch came first; see GET /model, then try again.")
             self._serve(model, selection)
             return ActiveRun(active=name, previous=selection.previous)
 
@@ -139,7 +139,7 @@ class Models:
         return bool(items)
 
     def _serve(self, model: ServedModel, selection: RunSelection) -> None:
-        """Serve a model from the next query on. If it was the second of two, the two change places."""
+        """Serve a model from the next query on. If it was the second of two, the two are exchanged."""
         before, *others = self.all
         self.all = (model, *(before if other is model else other for other in others))
         self._selection = selection

@@ -61,8 +61,7 @@ class AnswerRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
     where: Annotated[Where | None, described("Filters on the catalogue.")] = None
     now: Annotated[
-        float | str | None,
-        described("The request time, for models that use it: seconds since 1970, or ISO 8601."),
+        float | str | None, described("The request time, for models that use it: seconds since 1970, or ISO 8601.")
     ] = None
     model: Annotated[str | None, described("The name of a served model; null is the active one.")] = None
 

@@ -42,7 +42,7 @@ METHODS = SAFE | {"POST", "PUT", "PATCH", "DELETE"}
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 # By the method, the first piece of the path and the number of pieces. A route that is missing here needs `read` if its
-# method is safe and `admin` if not, so a forgotten route is closed and not open.
+# method is safe and `admin` if not, so a forgotten route is never open to everybody.
 OPEN = frozenset({b"", b"page", b"schema", b"health"})
 ROLES: dict[tuple[str, bytes, int], Role] = {
     ("POST", b"recommendations", 1): "read",
@@ -101,7 +101,7 @@ def refusal(status: HTTPStatus, detail: str, *headers: Header) -> Reply:
 class RateLimit:
     """A token bucket for each client, refilled at `per_second`, with room for one second's tokens and at least one.
 
-    For one thread. The least recently active clients are dropped, so their next request meets a full bucket.
+    For one thread. The least recently active clients are dropped, so their next request has a full bucket.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class RateLimit:
     def wait(self, client: Hashable) -> float:
         """Take a token and return 0; if there is none, return the seconds until there is."""
         now = self._clock()
-        tokens, counted = self._buckets.pop(client, (self._full, now))
-        tokens = min(self._full, tokens + (now - counted) * self._rate)
+        tokens, last = self._buckets.pop(client, (self._full, now))
+        tokens = min(self._full, tokens + (now - last) * self._rate)
         passes = tokens >= 1
         self._buckets[client] = (tokens - 1 if passes else tokens, now)
         if len(self._buckets) > self._max_clients:
@@ -243,10 +243,10 @@ class Guard:
             return refusal(
                 HTTPStatus.FORBIDDEN, f"This needs a key with the role {role}; the key sent has another role."
             )
-        sent = "the one sent is not known" if b"authorization" in headers else "none was sent"
+        reason = "the one sent is not known" if b"authorization" in headers else "none was sent"
         return refusal(
             HTTPStatus.UNAUTHORIZED,
-            f"This needs a key, and {sent}; send one as Authorization: Bearer KEY.",
+            f"This needs a key, and {reason}; send one as Authorization: Bearer KEY.",
             (b"www-authenticate", b"Bearer"),
         )
 
@@ -272,8 +272,7 @@ class Guard:
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if has_body and method in WITH_BODY and content_type != b"application/json":
             return refusal(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                "The body must be JSON; send it with Content-Type: application/json.",
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body must be JSON; send it with Content-Type: application/json."
             )
         return None
 

@@ -38,7 +38,7 @@ class KeyHolder(msgspec.Struct, frozen=True):
     """A client with one of the keys."""
 
     number: int
-    """Identifies the key without holding it."""
+    """The number of the key, which does not reveal it."""
     roles: frozenset[Role]
 
 

@@ -19,7 +19,6 @@ MEDIA_TYPES = {
     ".txt": "text/plain; charset=utf-8",
 }
 
-
 # Name → (content, media type) of every file, so that no request reads a path.
 FILES = {
     file.name: (file.read_bytes(), MEDIA_TYPES[suffix])

@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 
 def problem(status: int, detail: str, *, headers: Mapping[str, str] | None = None) -> Response[Problem]:
-    """A problem as a response."""
     body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
     return Response(body, status_code=status, media_type=PROBLEM_TYPE, headers=headers)
 

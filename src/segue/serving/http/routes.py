@@ -48,7 +48,7 @@ NOT_JSON = problem_spec("The body is not JSON")
 BUSY = problem_spec("The service is overloaded; Retry-After has the seconds to wait")
 CONFLICT = problem_spec("The run cannot be served; the active run stays")
 
-# Responses of the guard, which stands before the application. bodies.Health checks need no key and have no rate limit.
+# Responses of the guard, which runs before the application. Health checks need no key and have no rate limit.
 PROBED = {
     403: problem_spec("The key has another role, or the request comes from a site that is not allowed"),
     414: problem_spec("The path or the query string is too long"),

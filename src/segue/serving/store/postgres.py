@@ -195,9 +195,8 @@ class PostgresStore(HistoryStore):
                 except (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout) as error:
                     if done and error.sqlstate in TRANSIENT:
                         raise StoreError(
-                            f"The connection to the PostgreSQL store at {self._address} was lost at the very moment of "
-                            "saving; whether it was saved is not known. Send events again with the same event ids: "
-                            "those that are there stay single."
+                            f"The connection to the PostgreSQL store at {self._address} was lost during a commit; "
+                            "whether it was saved is not known. Resend events with the same ids: none is stored twice."
                         ) from error
                     if isinstance(error, PoolTimeout) or error.sqlstate not in (*TRANSIENT, IDLE) or not attempts_left:
                         raise

@@ -72,7 +72,7 @@ class HistoryStore(ABC):
     """All users' events, and the items added since training. Several threads and any number of processes may use it.
 
     Every method raises `StoreError` if the store cannot be used, and `InputError` for text that is not valid Unicode.
-    The statements below, and connections, are those of one database.
+    The SQL statements below and all connections are those of the subclass's database.
     """
 
     ANY_EVENT: ClassVar[str]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 RESTARTS = 3  # the default of torch's launcher
 TIMEOUT = timedelta(hours=6)  # process 0 may learn codes or build an index; a death is noticed without a timeout
-LONGEST_MESSAGE = 1 << 16  # bytes; messages have some hundred
+LONGEST_MESSAGE = 1 << 16  # bytes; messages have a few hundred
 RUN_ID = "TORCHELASTIC_RUN_ID"  # set by torch's launcher
 LONGEST_FOLDER = 60  # characters: the address of a socket in a folder below it may have about a hundred
 LAUNCHER_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing")
@@ -136,8 +136,8 @@ def run_on_processes(
         except SignalException as caught:
             outcome: BaseException | signal.Signals | None = caught.sigval
         except ChildFailedError as failure:
-            died = f"The processes died {restarts + 1} times, the last time with: {_first_message(failure)}."
-            outcome = ProcessesDiedError(died)
+            sentence = f"The processes died {restarts + 1} times, the last time with: {_first_message(failure)}."
+            outcome = ProcessesDiedError(sentence)
         else:
             outcome = next((error for error in errors.values() if error is not None), None)
     if receiver.error is not None:

@@ -1,6 +1,6 @@
-"""The rules between an engine's reader and its writer: written once for both engines.
+"""The rules for rows and the k-core, shared by both engines.
 
-`judge` runs over polars blocks, on Spark's executors too; `k_core` is of narwhals expressions, which Spark runs itself.
+`check_rows` runs on polars blocks, also on Spark's executors; `k_core` uses narwhals expressions, which Spark runs itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_WHOLE = 2.0**63  # below it a whole number fits into 64 bits
 NUMBER = r"^[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?$"
 
 
-def judge(frame: pl.DataFrame, roles: Collection[Role], rule: TimeRule | None) -> pl.DataFrame:
+def check_rows(frame: pl.DataFrame, roles: Collection[Role], rule: TimeRule | None) -> pl.DataFrame:
     """Add `reason`, null for a good row, and the numbers: `microseconds`, `amount` (value), `order_number` (order)."""
     reasons: list[pl.Expr] = [
         pl.when(_missing(frame["user"])).then(pl.lit("no user")),
@@ -45,7 +45,7 @@ def judge(frame: pl.DataFrame, roles: Collection[Role], rule: TimeRule | None) -
 
 
 def _missing(column: pl.Series) -> pl.Series:
-    """Whether a cell is empty: null, no text, or not a number."""
+    """Mask of empty cells: null, empty text or NaN."""
     if column.dtype.is_float():
         return column.is_null() | column.is_nan()
     return column.is_null() | (column == "") if column.dtype == pl.String else column.is_null()
@@ -68,9 +68,9 @@ def _number(column: pl.Series, pattern: str, dtype: DataTypeClass) -> pl.Series:
 def k_core(
     events: nw.LazyFrame[Any], *, min_user: int, min_item: int, settle: Settle
 ) -> tuple[nw.LazyFrame[Any], nw.LazyFrame[Any]]:
-    """Users and items with enough events among each other, each with its `events`.
+    """The users and the items of the k-core, each with its number of `events`.
 
-    Leaving out an item can put a user below the minimum and so on, so it is repeated until nothing changes. Counts
+    Removing an item can put a user below the minimum, and so on, so both steps repeat until nothing changes. Counts
     only fall, so no user or item comes back, and each count needs only the survivors of the other side.
     """
     users = settle(_frequent(events, "user", min_user))
@@ -85,8 +85,8 @@ def k_core(
 
 
 def _frequent(events: nw.LazyFrame[Any], column: str, least: int) -> nw.LazyFrame[Any]:
-    counted = events.group_by(column).agg(nw.len().alias("events")).filter(nw.col("events") >= least)
-    return counted.with_columns(nw.col("events").cast(nw.Int64))
+    counts = events.group_by(column).agg(nw.len().alias("events")).filter(nw.col("events") >= least)
+    return counts.with_columns(nw.col("events").cast(nw.Int64))
 
 
 def _size(frame: nw.LazyFrame[Any]) -> int:
@@ -94,7 +94,7 @@ def _size(frame: nw.LazyFrame[Any]) -> int:
 
 
 def no_user_left(events: int, items: int, user_counts: np.ndarray, settings: PrepareSettings) -> InputError:
-    """The error of a core without users. user_counts: [all users] the events of each."""
+    """The error of an empty k-core. user_counts: [all users] the events of each."""
     enough = int((user_counts >= settings.min_user).sum())
     return InputError(
         f"No user is left: of {len(user_counts)} users and {items} items with {events} events, "
