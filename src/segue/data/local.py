@@ -27,8 +27,8 @@ from segue.data.read.log import (
     read_blocks,
 )
 from segue.data.read.times import TimeRule, mixture
-from segue.data.rules.rows import check_rows, k_core, no_user_left, refuse_many_kinds, stored_values
 from segue.data.rules.rejected import Rejected
+from segue.data.rules.rows import check_rows, k_core, no_user_left, refuse_many_kinds, stored_values
 from segue.data.settings import PrepareSettings
 from segue.data.timestamps import MICROSECONDS
 from segue.data.write.events import Chunk, EventTable, Numbering, repeated, tied

@@ -1,6 +1,7 @@
 """The rules for rows and the k-core, shared by both engines.
 
-`check_rows` runs on polars blocks, also on Spark's executors; `k_core` uses narwhals expressions, which Spark runs itself.
+`check_rows` runs on polars blocks, also on Spark's executors; `k_core` uses narwhals expressions, which Spark runs
+itself.
 """
 
 from __future__ import annotations

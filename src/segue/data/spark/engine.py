@@ -19,8 +19,8 @@ import pyarrow as pa
 from segue.data.read.blocks import ROW
 from segue.data.read.log import Log, ProgressCallback, TimeDecision, log_of_inputs
 from segue.data.read.times import mixture
-from segue.data.rules.rows import MAX_KINDS, k_core, no_user_left, refuse_many_kinds
 from segue.data.rules.rejected import Rejected, example
+from segue.data.rules.rows import MAX_KINDS, k_core, no_user_left, refuse_many_kinds
 from segue.data.settings import PrepareSettings
 from segue.data.spark.reader import SparkSource, open_source
 from segue.data.spark.session import explained, open_session
