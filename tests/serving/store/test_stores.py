@@ -792,7 +792,7 @@ def test_a_commit_whose_answer_is_lost_is_not_tried_again(postgres_url: str) -> 
             "CREATE CONSTRAINT TRIGGER leaving AFTER INSERT ON segue_events DEFERRABLE INITIALLY DEFERRED "
             "FOR EACH ROW EXECUTE FUNCTION leave()"
         )
-    with pytest.raises(StoreError, match=r"not known.*same event ids"):
+    with pytest.raises(StoreError, match=r"not known.*Resend events with the same ids"):
         store.append([Event("u", "fatal", 1, id="x")])
     assert store.append([Event("u", "fine", 2)]) == [True]
     store.close()
