@@ -46,6 +46,7 @@ def kind_of(variant: Struct | type[Struct]) -> str:
     return tag
 
 
+@functools.cache
 def variants_of(annotation: Any) -> dict[str, type[Kind]]:
     """The variants of a choice by name; empty if the annotation is no choice."""
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
