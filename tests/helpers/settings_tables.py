@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from segue.index.settings import AutoSettings, IndexSettings
@@ -31,6 +32,17 @@ def index_settings(**keys: Any) -> IndexSettings:
 
 
 def _decoded(keys: dict[str, Any], annotation: Any, path: str, default: Any) -> Any:
+    """The settings; as they never change, those of the same keys are decoded once."""
+    items = tuple((key, type(value), value) for key, value in keys.items())  # by type, because True == 1
+    try:
+        return _decoded_once(items, annotation, path, default)
+    except TypeError:  # a list or a table among the values
+        return _decoded_once.__wrapped__(items, annotation, path, default)
+
+
+@functools.cache
+def _decoded_once(items: tuple[tuple[str, type, Any], ...], annotation: Any, path: str, default: Any) -> Any:
+    keys = {key: value for key, _, value in items}
     table: dict[str, Any] = {}
     for key in sorted(keys, key=lambda key: (key.count("__"), key != "kind")):
         table = override(table, annotation, key.split("__"), keys[key], path=path, default=default)
