@@ -12,24 +12,24 @@ from typing import Any
 import pdoc
 
 MODULES = ("segue", "segue.errors", "segue.testing", "segue.testing.laws", "segue.serving.embedded", "segue.slim")
-"""What programs of others import: the verbs, the errors, the laws of models, the service to embed, and answers without
-torch."""
+"""The modules that other programs import: the public functions, the errors, the laws of models, the service to embed,
+and answers without torch."""
 
 
 def documented() -> dict[str, pdoc.doc.Module]:
     """Each module as pdoc sees it. The first leads to the others."""
-    found = {}
+    pages = {}
     for name in MODULES:
         module = importlib.import_module(name)
         for public in getattr(module, "__all__", ()):
-            getattr(module, public)  # verbs are loaded when they are asked for; else pdoc would find the room so called
-        found[name] = pdoc.doc.Module(module)
-        found[name].submodules = []
-        for one in public_names(found[name]):
+            getattr(module, public)  # loaded on first use: pdoc sees only what is loaded
+        pages[name] = pdoc.doc.Module(module)
+        pages[name].submodules = []
+        for one in public_names(pages[name]):
             if isinstance(one, pdoc.doc.Class) and not issubclass(one.obj, Exception):
                 adopt_inherited(one)
             one.docstring = listed(one.docstring)
-    first, *others = found.values()
+    first, *others = pages.values()
     first.submodules = others
     return found
 
