@@ -31,7 +31,7 @@ def documented() -> dict[str, pdoc.doc.Module]:
             one.docstring = listed(one.docstring)
     first, *others = pages.values()
     first.submodules = others
-    return found
+    return pages
 
 
 def adopt_inherited(one: pdoc.doc.Class) -> None:
